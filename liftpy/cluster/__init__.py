@@ -1,0 +1,1 @@
+"""The control plane: records, image, decide and replay, placement. Pure."""

@@ -1,0 +1,157 @@
+"""Configuration of streams and of replication: frozen, units in the names, validated as a whole, everything bounded.
+
+No environment and no files here: ``sidecar/settings.py`` is the one place that reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from liftpy.errors import ConfigError
+
+NS_PER_S = 1_000_000_000
+
+
+class AckPolicy(Enum):
+    """When a publisher with a reply inbox is answered."""
+
+    NONE = "none"
+    LEADER = "leader"
+    ALL = "all"
+
+
+class CommitPolicy(Enum):
+    """What commits a record: every in-sync replica, or a majority of the replica set."""
+
+    ISR = "isr"
+    QUORUM = "quorum"
+
+
+class FlushMode(Enum):
+    """When appended bytes are made durable."""
+
+    ALWAYS = "always"
+    INTERVAL = "interval"
+    NONE = "none"
+
+
+class Codec(Enum):
+    """Compression of a batch's body; the values are those of the attribute bits 0-2."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """``always`` (group commit), ``interval:<ms>`` or ``none``."""
+
+    mode: FlushMode = FlushMode.ALWAYS
+    interval_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> FlushPolicy:
+        """From ``always``, ``none`` or ``interval:<ms>`` (1 to 60,000 ms); raise ConfigError otherwise."""
+        if text in ("always", "none"):
+            return cls(FlushMode(text))
+        kind, _, milliseconds = text.partition(":")
+        if kind == "interval" and milliseconds.isascii() and milliseconds.isdigit() and 1 <= int(milliseconds) <= 60_000:
+            return cls(FlushMode.INTERVAL, int(milliseconds) / 1000)
+        raise ConfigError(f"flush policy {text!r}: use 'always', 'none' or 'interval:<ms>' with 1 to 60000 ms")
+
+    def __str__(self) -> str:
+        return f"interval:{round(self.interval_s * 1000)}" if self.mode is FlushMode.INTERVAL else self.mode.value
+
+
+def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
+    for name, (low, high) in bounds.items():
+        value = getattr(what, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Settings of one stream, fixed at its creation. 0 means unlimited for every ``retention_*``.
+
+    ``min_isr`` 0 means the default: 2, or 1 when there is only one replica.
+    """
+
+    ack_policy: AckPolicy = AckPolicy.ALL
+    min_isr: int = 0
+    flush: FlushPolicy = FlushPolicy()
+    commit_policy: CommitPolicy = CommitPolicy.ISR
+    segment_bytes: int = 256 * 1024 * 1024
+    segment_age_s: float = 0.0
+    retention_age_s: float = 0.0
+    retention_bytes: int = 0
+    retention_records: int = 0
+    compaction: bool = False
+    delete_retention_s: float = 86_400.0
+    codec: Codec = Codec.NONE
+    failover_standby: bool = True
+    dedup_window_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        year_s = 366 * 86_400.0
+        _bounded(
+            self,
+            {
+                "min_isr": (0, 32),
+                "segment_bytes": (4096, 1 << 31),
+                "segment_age_s": (0, year_s),
+                "retention_age_s": (0, 100 * year_s),
+                "retention_bytes": (0, 1 << 62),
+                "retention_records": (0, 1 << 62),
+                "delete_retention_s": (0, 100 * year_s),
+                "dedup_window_s": (0, 86_400.0),
+            },
+        )
+
+    def effective_min_isr(self, replica_count: int) -> int:
+        """``min_isr`` for a partition of ``replica_count`` replicas: 2 by default, never more than there are replicas."""
+        return min(self.min_isr or 2, replica_count)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationConfig:
+    """Time-outs and bounds of replication on one node; the defaults are the specification's."""
+
+    heartbeat_s: float = 0.25
+    session_s: float = 2.0
+    lease_s: float = 1.5
+    max_leader_timeout_s: float = 2.0
+    max_lag_time_s: float = 5.0
+    max_lag_records: int = 0
+    max_idle_wait_s: float = 1.0
+    fetch_timeout_s: float = 1.0
+    fetch_backoff_min_s: float = 0.05
+    fetch_backoff_max_s: float = 1.0
+    candidate_timeout_s: float = 2.0
+    replication_max_bytes: int = 1024 * 1024 - 4096
+    hw_checkpoint_s: float = 1.0
+    notice_interval_s: float = 1.0
+    ingest_queue_bytes: int = 64 * 1024 * 1024
+    ingest_queue_records: int = 262_144
+    batch_max_bytes: int = 512 * 1024
+    batch_max_records: int = 4096
+
+    def __post_init__(self) -> None:
+        _bounded(self, {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")})
+        _bounded(
+            self,
+            {
+                "max_lag_records": (0, 1 << 62),
+                "replication_max_bytes": (4096, 64 << 20),
+                "ingest_queue_bytes": (4096, 4 << 30),
+                "ingest_queue_records": (16, 1 << 26),
+                "batch_max_bytes": (4096, 64 << 20),
+                "batch_max_records": (1, 65_536),
+            },
+        )
+        if not self.heartbeat_s < self.lease_s < self.session_s:
+            raise ConfigError("heartbeat_s < lease_s < session_s must hold: a leader gives up before it is replaced")
+        if not self.max_idle_wait_s < self.max_lag_time_s:
+            raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")

@@ -1,0 +1,146 @@
+"""The one tree of errors. Each says who is to blame, what to do, and whether to retry.
+
+Foreign exceptions (OSError, nats.errors.*, protobuf's DecodeError) stop at the edge and become one of these.
+Expected conditions of the protocol are events, not exceptions.
+"""
+
+from __future__ import annotations
+
+
+class LiftError(Exception):
+    """Base of every error of this project. ``retryable``: the same call may succeed later; ``code``: stable, for machines."""
+
+    retryable = False
+    code = "LIFT_ERROR"
+
+
+class ConfigError(LiftError):
+    """A setting is wrong; the text names it and what is allowed. Blame: the operator."""
+
+    code = "CONFIG"
+
+
+class InvalidNameError(ConfigError):
+    """A stream, node or subject name is not allowed. Blame: the caller."""
+
+    code = "INVALID_NAME"
+
+
+class ProtocolError(LiftError):
+    """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
+
+    code = "PROTOCOL"
+
+
+class StorageError(LiftError):
+    """The disk or the log refused. Blame: the machine."""
+
+    code = "STORAGE"
+
+
+class CorruptionError(StorageError):
+    """Stored bytes are not what was written; the text names file and position."""
+
+    code = "CORRUPTION"
+
+
+class UnknownFormatError(StorageError):
+    """Data of another format version: refused, never rewritten [S11]. Do: start the version that wrote it."""
+
+    code = "UNKNOWN_FORMAT"
+
+
+class NoSpaceError(StorageError):
+    """The disk is full. Publishers get a negative ack; the node steps down for the partition [S8]."""
+
+    code = "NO_SPACE"
+    retryable = True
+
+
+class LogClosedError(StorageError):
+    """The log was closed, by request or by a final flush error [S4]."""
+
+    code = "LOG_CLOSED"
+
+
+class FolderLockedError(StorageError):
+    """Another process holds the data folder [S10]. Do: stop it, or choose another folder."""
+
+    code = "FOLDER_LOCKED"
+
+
+class OffsetOutOfRangeError(LiftError):
+    """The offset is below the log start (retention) or above the end. Do: choose one inside the bounds that the text gives."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+
+
+class DataLossError(LiftError):
+    """Records that were promised are gone; never raised for a short read, never hidden by one [R5]."""
+
+    code = "DATA_LOSS"
+
+
+class NotLeaderError(LiftError):
+    """The asked node does not lead; ``leader`` is the hint ('' when there is none)."""
+
+    code = "NOT_LEADER"
+    retryable = True
+
+    def __init__(self, text: str, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
+
+
+class FencedError(LiftError):
+    """An older incarnation or epoch spoke. Blame: the speaker; it must learn the new state first."""
+
+    code = "FENCED"
+
+
+class UnavailableError(LiftError):
+    """Nobody could answer in time; nothing was done. Retry."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+
+
+class OutcomeUnknownError(LiftError):
+    """It may or may not have been done. Retry with the same operation id, which is applied at most once."""
+
+    code = "OUTCOME_UNKNOWN"
+    retryable = True
+
+
+class StaleRequestError(LiftError):
+    """A compare-and-set failed: the state moved on. Look at it and decide anew."""
+
+    code = "STALE"
+
+
+class NotFoundError(LiftError):
+    """No such stream, partition or node."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExistsError(LiftError):
+    """The name is taken."""
+
+    code = "EXISTS"
+
+
+class PublishRejectedError(LiftError):
+    """A negative ack: the message is not, and will never be, visible [A2]. ``reason`` is the name of the ack's error."""
+
+    code = "PUBLISH_REJECTED"
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class InvariantError(LiftError):
+    """A named invariant does not hold: a bug in this project. The process stops rather than go on."""
+
+    code = "INVARIANT"

@@ -1,0 +1,57 @@
+"""Names and identities: node ids, stream names, partition keys, and the rules that make them safe.
+
+A name becomes a NATS subject token and a folder name, so it is checked here, once, at the edge: one token of
+``[A-Za-z0-9_-]{1,64}``. Everything behind the edge may rely on it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from liftpy.errors import InvalidNameError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
+MAX_SUBJECT_LENGTH = 255
+
+NO_OFFSET = -1
+"""Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidNameError(f"{what} {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def check_data_subject(subject: str, namespace: str) -> str:
+    """Return ``subject`` if a stream may be attached to it, else raise InvalidNameError.
+
+    Wildcards ``*`` and a trailing ``>`` are allowed. The cluster's own namespace, ``$`` subjects and inboxes are not:
+    a stream there would feed on the protocol's own traffic.
+    """
+    tokens = subject.split(".") if isinstance(subject, str) else [""]
+    well_formed = all(
+        t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
+    )
+    if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
+        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
+    if tokens[0] in (namespace, "_INBOX", "*", ">") or tokens[0].startswith("$"):
+        raise InvalidNameError(
+            f"subject {subject!r} would overlap with {namespace}.>, _INBOX.> or $-subjects; choose another first token"
+        )
+    return subject
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionKey:
+    """Identity of one partition of one incarnation of a stream; a stream made again under its name has another uid [R9]."""
+
+    stream: str
+    uid: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"

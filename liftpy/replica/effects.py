@@ -1,0 +1,271 @@
+"""Effects: what the shell must do, in the imperative. ``Replica.step`` returns them in order.
+
+THE ORDERING CONTRACT. The shell carries out the effects of one step in order, and finishes the synchronous part of one step
+before it feeds the next event. In particular:
+
+1. ``AppendBatch`` and ``AppendFetched`` write (not flush) before anything after them in the list happens, and start a flush
+   by the stream's policy. Nobody hears of the records before ``LogFlushed`` has been fed back and the core has said so.
+2. ``SendFetch`` says ``offset``: only what ``LogFlushed`` has reported. ``SendAcks(LEADER)`` and ``SendAcks(ALL)`` likewise.
+3. ``SendFetchResponse`` reads the log and the HW when it is sent, and sends nothing if the role has changed since.
+4. ``TruncateLog`` and ``ResetLog`` are durable before ``LogTruncated`` is fed back; the core fetches nothing in between.
+5. ``RaiseHighWatermark`` is applied to the log before any later read is served; its checkpoint may come later.
+6. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from liftpy.config import AckPolicy
+from liftpy.replica.events import Deadline, RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBatch:
+    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it."""
+
+    token: int
+    base_offset: int
+    leader_epoch: int
+    timestamp_ns: int
+
+
+class RejectReason(Enum):
+    """Why a publish is refused; the numbers are those of ``Ack.Error``."""
+
+    UNKNOWN = 1
+    INCORRECT_OFFSET = 2
+    TOO_LARGE = 3
+    READ_ONLY = 5
+    BELOW_MIN_ISR = 6
+    NO_SPACE = 7
+    NOT_LEADER = 8
+    OVERLOADED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RejectPublishes:
+    """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
+
+    token: int
+    reason: RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class SendAcks:
+    """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
+
+    policy: AckPolicy
+    through_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPendingAcks:
+    """Forget the waiting publishers without an answer: their records may or may not survive the change of leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFetched:
+    """Follower: append the batches kept under ``token`` as they are, through ``last_offset``."""
+
+    token: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFetched:
+    """Follower: the answer under ``token`` is not used (stale, gap); free it. ``why`` is counted."""
+
+    token: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Cut the log so that its log end is ``end_offset``; answer LogTruncated."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetLog:
+    """Throw the local log away and begin an empty one at ``start_offset`` (behind the leader's log start) [D26]."""
+
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropLogPrefix:
+    """Follower: the leader's log starts at ``log_start_offset``; delete whole segments below it."""
+
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseHighWatermark:
+    """Records through ``high_watermark`` are committed: serve them, wake readers, checkpoint by the interval."""
+
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFetch:
+    """Follower: ReplicationRequest to the leader on ``.replicate``; RequestFailed after the core's own deadline is the core's."""
+
+    request_id: int
+    leader: str
+    offset: int
+    offset_epoch: int
+    leader_epoch: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendEpochQuery:
+    """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
+
+    request_id: int
+    leader: str
+    asked_epoch: int
+    current_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFetchResponse:
+    """Leader: answer ``token`` with whole batches from ``from_offset`` on, at most ``max_bytes`` (one batch at least)."""
+
+    token: int
+    from_offset: int
+    max_bytes: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFetchRefusal:
+    """Leader: answer ``token`` with a ReplicationRefusal."""
+
+    token: int
+    reason: RefusalReason
+    leader_epoch: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendEpochAnswer:
+    """Leader: answer ``token`` with a LeaderEpochOffsetResponse."""
+
+    token: int
+    leader_epoch: int
+    last_offset: int
+    current_epoch: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyReplica:
+    """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendNotice:
+    """Leader: one LeaderNotice to each of ``replicas``."""
+
+    replicas: tuple[str, ...]
+    leader_epoch: int
+    epoch: int
+    epoch_start_offset: int
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeIsr:
+    """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
+
+    isr: frozenset[str]
+    leader_epoch: int
+    epoch: int
+    incarnations: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLeader:
+    """Follower: the leader can't be reached; tell the metadata group, with this log's position."""
+
+    leader: str
+    leader_epoch: int
+    last_epoch: int
+    newest_offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLog:
+    """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartServing:
+    """Leader: listen on ``.replicate`` and ``.offset``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSubject:
+    """Leader: subscribe to the stream's data subject and take publishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSubject:
+    """Stop taking publishes, and stop listening on ``.replicate`` and ``.offset``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline:
+    """Feed DeadlineReached(kind) at ``at_ns`` (monotonic), replacing an earlier one; None cancels it."""
+
+    kind: Deadline
+    at_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """For status and logs: what this replica is now, and the phase in it (LEADER_READY, FOLLOWER_FETCH...)."""
+
+    role: str
+    phase: str
+    leader_epoch: int
+
+
+Effect = (
+    AppendBatch
+    | RejectPublishes
+    | SendAcks
+    | DropPendingAcks
+    | AppendFetched
+    | DropFetched
+    | TruncateLog
+    | ResetLog
+    | DropLogPrefix
+    | RaiseHighWatermark
+    | SendFetch
+    | SendEpochQuery
+    | SendFetchResponse
+    | SendFetchRefusal
+    | SendEpochAnswer
+    | NotifyReplica
+    | SendNotice
+    | ProposeIsr
+    | ReportLeader
+    | ReplayLog
+    | StartServing
+    | OpenSubject
+    | CloseSubject
+    | SetDeadline
+    | RoleChanged
+)

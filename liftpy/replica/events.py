@@ -1,0 +1,251 @@
+"""Events: what happened, in the past tense. ``Replica.step(event, now)`` takes one at a time.
+
+Offsets are inclusive unless the name says ``end_offset`` (exclusive: the offset of the next record). ``token`` is a handle of
+the shell's (a reply subject, a buffer of payloads); the core only hands it back in an effect. Times are monotonic ns, but
+for ``*_wall_ns``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from liftpy.replica.partition import PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class LogOpened:
+    """The log is open and recovered. First event of a replica, before any PartitionChanged."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    epochs: tuple[tuple[int, int], ...]
+    """(LeaderEpoch, offset of its first record), ascending: a scan of the log [D13]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChanged:
+    """The metadata image shows this partition in a new state, or the set of live nodes changed."""
+
+    state: PartitionState
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    """Node id -> incarnation of every node that is registered and not fenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataHeard:
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22]."""
+
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishesReceived:
+    """Messages arrived on the data subject; together they become one batch of ``record_count`` records."""
+
+    token: int
+    record_count: int
+    size_bytes: int
+    received_wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReceived:
+    """A ReplicationRequest on ``.replicate``. ``stream_uid`` '' and ``incarnation`` 0: a peer of the published protocol."""
+
+    token: int
+    replica: str
+    offset: int
+    leader_epoch: int
+    offset_epoch: int
+    incarnation: int
+    request_id: int
+    max_bytes: int
+    stream_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOffsetReceived:
+    """A LeaderEpochOffsetRequest on ``.offset``."""
+
+    token: int
+    replica: str
+    asked_epoch: int
+    current_epoch: int
+    stream_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpan:
+    """What the core needs to know of one received record batch (its CRC has been checked)."""
+
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswered:
+    """A ReplicationResponse to ``request_id``; ``spans`` in the order of the bytes kept under ``token``, empty: caught up."""
+
+    token: int
+    request_id: int
+    leader_epoch: int
+    high_watermark: int
+    spans: tuple[BatchSpan, ...]
+
+
+class RefusalReason(Enum):
+    """Why a leader does not serve a fetch; the numbers are those of ``ReplicationRefusal.Reason``."""
+
+    UNKNOWN = 0
+    NOT_LEADER = 1
+    STALE_EPOCH = 2
+    STALE_INCARNATION = 3
+    DIVERGED = 4
+    BEFORE_LOG_START = 5
+    NOT_A_REPLICA = 6
+    WRONG_STREAM = 7
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRefused:
+    """A ReplicationRefusal to ``request_id``."""
+
+    request_id: int
+    reason: RefusalReason
+    leader_epoch: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """No answer to ``request_id`` (a fetch or an epoch query): time-out, no responders, disconnected, unreadable."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOffsetAnswered:
+    """A LeaderEpochOffsetResponse: the largest epoch <= the asked one on the leader's log and its last offset."""
+
+    request_id: int
+    leader_epoch: int
+    """0 when the leader's log has no such epoch."""
+    last_offset: int
+    """-1 when there is none."""
+    current_epoch: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogFlushed:
+    """Everything below ``end_offset`` is on disk (or counts as such by the stream's flush policy)."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTruncated:
+    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and durable."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartMoved:
+    """Retention or truncate-before moved the log start."""
+
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFailed:
+    """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
+
+    reason: str
+    no_space: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WokenUp:
+    """A PartitionNotification for this partition: there is something to fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``."""
+
+    leader: str
+    leader_epoch: int
+    epoch: int
+    epoch_start_offset: int
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChangeAnswered:
+    """The metadata group answered ProposeIsr of partition epoch ``epoch``. ``accepted`` None: the outcome is unknown."""
+
+    epoch: int
+    accepted: bool | None
+
+
+class Deadline(Enum):
+    """What a deadline is for; one of each kind runs at a time, setting it again replaces it."""
+
+    FETCH = "fetch"  # follower: end of the idle sleep or of a back-off
+    REQUEST = "request"  # follower: no answer to the outstanding request
+    LEADER = "leader"  # follower: the leader has been silent too long
+    LAG = "lag"  # leader: look for followers that lag
+    LEASE = "lease"  # leader: the lease runs out
+    NOTICE = "notice"  # leader: repeat CommitPosition
+    ISR_CHANGE = "isr-change"  # leader: no answer from the metadata group
+    PROMOTION = "promotion"  # candidate: progress
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The time given by SetDeadline has come."""
+
+    kind: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFinished:
+    """Derived state covers the log up to ``end_offset`` (answer to ReplayLog)."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The node stops: give up the role in good order. Last event of a replica."""
+
+
+Event = (
+    LogOpened
+    | PartitionChanged
+    | MetadataHeard
+    | PublishesReceived
+    | FetchReceived
+    | EpochOffsetReceived
+    | FetchAnswered
+    | FetchRefused
+    | RequestFailed
+    | EpochOffsetAnswered
+    | LogFlushed
+    | LogTruncated
+    | LogStartMoved
+    | StorageFailed
+    | WokenUp
+    | NoticeReceived
+    | IsrChangeAnswered
+    | DeadlineReached
+    | ReplayFinished
+    | StopRequested
+)

@@ -1,0 +1,34 @@
+"""A partition as the metadata group sees it: the value that a replica is told, without the rest of the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from liftpy.config import CommitPolicy
+from liftpy.ids import PartitionKey
+
+
+class PartitionStatus(Enum):
+    """Numbers of ``cluster.proto``."""
+
+    OFFLINE = 0
+    ONLINE = 1
+    ELECTION = 2
+    CANDIDATE_FOUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition in the metadata. ``replicas``: preferred leader first; ``leader``: '' when there is none."""
+
+    key: PartitionKey
+    replicas: tuple[str, ...]
+    isr: frozenset[str]
+    leader: str
+    leader_epoch: int
+    epoch: int
+    status: PartitionStatus
+    min_isr: int
+    commit_policy: CommitPolicy = CommitPolicy.ISR
+    candidate: str = ""

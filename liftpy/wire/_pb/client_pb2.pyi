@@ -1,0 +1,178 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AckPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEADER: _ClassVar[AckPolicy]
+    ALL: _ClassVar[AckPolicy]
+    NONE: _ClassVar[AckPolicy]
+LEADER: AckPolicy
+ALL: AckPolicy
+NONE: AckPolicy
+
+class Message(_message.Message):
+    __slots__ = ("offset", "key", "value", "timestamp", "stream", "partition", "subject", "replySubject", "headers", "ackInbox", "correlationId", "ackPolicy")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    REPLYSUBJECT_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    ACKINBOX_FIELD_NUMBER: _ClassVar[int]
+    CORRELATIONID_FIELD_NUMBER: _ClassVar[int]
+    ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    key: bytes
+    value: bytes
+    timestamp: int
+    stream: str
+    partition: int
+    subject: str
+    replySubject: str
+    headers: _containers.ScalarMap[str, bytes]
+    ackInbox: str
+    correlationId: str
+    ackPolicy: AckPolicy
+    def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Mapping[str, bytes]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail")
+    class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OK: _ClassVar[Ack.Error]
+        UNKNOWN: _ClassVar[Ack.Error]
+        INCORRECT_OFFSET: _ClassVar[Ack.Error]
+        TOO_LARGE: _ClassVar[Ack.Error]
+        ENCRYPTION: _ClassVar[Ack.Error]
+        READ_ONLY: _ClassVar[Ack.Error]
+        BELOW_MIN_ISR: _ClassVar[Ack.Error]
+        NO_SPACE: _ClassVar[Ack.Error]
+        NOT_LEADER: _ClassVar[Ack.Error]
+        MALFORMED: _ClassVar[Ack.Error]
+        OVERLOADED: _ClassVar[Ack.Error]
+    OK: Ack.Error
+    UNKNOWN: Ack.Error
+    INCORRECT_OFFSET: Ack.Error
+    TOO_LARGE: Ack.Error
+    ENCRYPTION: Ack.Error
+    READ_ONLY: Ack.Error
+    BELOW_MIN_ISR: Ack.Error
+    NO_SPACE: Ack.Error
+    NOT_LEADER: Ack.Error
+    MALFORMED: Ack.Error
+    OVERLOADED: Ack.Error
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ACKINBOX_FIELD_NUMBER: _ClassVar[int]
+    CORRELATIONID_FIELD_NUMBER: _ClassVar[int]
+    ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
+    RECEPTIONTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    COMMITTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ACKERROR_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitionSubject: str
+    msgSubject: str
+    offset: int
+    ackInbox: str
+    correlationId: str
+    ackPolicy: AckPolicy
+    receptionTimestamp: int
+    commitTimestamp: int
+    ackError: Ack.Error
+    leaderEpoch: int
+    partition: int
+    leader: str
+    epoch: int
+    detail: str
+    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly")
+    class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMITTED: _ClassVar[ReadRequest.Isolation]
+        UNCOMMITTED: _ClassVar[ReadRequest.Isolation]
+    COMMITTED: ReadRequest.Isolation
+    UNCOMMITTED: ReadRequest.Isolation
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    WAITMS_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    BYTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    MINHIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    BOUNDSONLY_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    maxBytes: int
+    isolation: ReadRequest.Isolation
+    waitMs: int
+    streamUid: str
+    timestamp: int
+    byTimestamp: bool
+    minHighWatermark: int
+    boundsOnly: bool
+    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ...) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp")
+    class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OK: _ClassVar[ReadResponse.Error]
+        UNKNOWN: _ClassVar[ReadResponse.Error]
+        NO_SUCH_PARTITION: _ClassVar[ReadResponse.Error]
+        WRONG_STREAM: _ClassVar[ReadResponse.Error]
+        OFFSET_OUT_OF_RANGE: _ClassVar[ReadResponse.Error]
+        NOT_READY: _ClassVar[ReadResponse.Error]
+        BAD_REQUEST: _ClassVar[ReadResponse.Error]
+        NOT_LEADER: _ClassVar[ReadResponse.Error]
+    OK: ReadResponse.Error
+    UNKNOWN: ReadResponse.Error
+    NO_SUCH_PARTITION: ReadResponse.Error
+    WRONG_STREAM: ReadResponse.Error
+    OFFSET_OUT_OF_RANGE: ReadResponse.Error
+    NOT_READY: ReadResponse.Error
+    BAD_REQUEST: ReadResponse.Error
+    NOT_LEADER: ReadResponse.Error
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRSTTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    error: ReadResponse.Error
+    detail: str
+    streamUid: str
+    node: str
+    leaderEpoch: int
+    highWatermark: int
+    logStartOffset: int
+    nextOffset: int
+    firstTimestamp: int
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ...) -> None: ...

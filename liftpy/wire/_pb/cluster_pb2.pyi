@@ -1,0 +1,476 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PartitionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OFFLINE: _ClassVar[PartitionStatus]
+    ONLINE: _ClassVar[PartitionStatus]
+    ELECTION: _ClassVar[PartitionStatus]
+    CANDIDATE_FOUND: _ClassVar[PartitionStatus]
+OFFLINE: PartitionStatus
+ONLINE: PartitionStatus
+ELECTION: PartitionStatus
+CANDIDATE_FOUND: PartitionStatus
+
+class StreamConfig(_message.Message):
+    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS")
+    ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
+    MINISR_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    COMMITPOLICY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTBYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTAGES_FIELD_NUMBER: _ClassVar[int]
+    RETENTIONAGES_FIELD_NUMBER: _ClassVar[int]
+    RETENTIONBYTES_FIELD_NUMBER: _ClassVar[int]
+    RETENTIONRECORDS_FIELD_NUMBER: _ClassVar[int]
+    COMPACTION_FIELD_NUMBER: _ClassVar[int]
+    DELETERETENTIONS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    FAILOVERSTANDBY_FIELD_NUMBER: _ClassVar[int]
+    DEDUPWINDOWS_FIELD_NUMBER: _ClassVar[int]
+    ackPolicy: str
+    minIsr: int
+    flush: str
+    commitPolicy: str
+    segmentBytes: int
+    segmentAgeS: float
+    retentionAgeS: float
+    retentionBytes: int
+    retentionRecords: int
+    compaction: bool
+    deleteRetentionS: float
+    codec: str
+    failoverStandby: bool
+    dedupWindowS: float
+    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATUSADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMENS_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    rack: str
+    weight: float
+    version: str
+    statusAddress: str
+    fenced: bool
+    sessionTimeNs: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ISR_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    UNCLEANELECTED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    PASSEDOVER_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    isr: _containers.RepeatedScalarFieldContainer[str]
+    leader: str
+    leaderEpoch: int
+    epoch: int
+    status: PartitionStatus
+    uncleanElected: bool
+    candidate: str
+    passedOver: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Stream(_message.Message):
+    __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    CREATEDTIMENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    subject: str
+    config: StreamConfig
+    partitions: _containers.RepeatedCompositeFieldContainer[Partition]
+    createdTimeNs: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ...) -> None: ...
+
+class CreateStream(_message.Message):
+    __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    MANUAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    subject: str
+    partitions: int
+    replicationFactor: int
+    config: StreamConfig
+    placement: str
+    manual: _containers.RepeatedCompositeFieldContainer[ReplicaList]
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., partitions: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ...) -> None: ...
+
+class ReplicaList(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteStream(_message.Message):
+    __slots__ = ("name", "uid")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class RegisterNode(_message.Message):
+    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CLEANSTOP_FIELD_NUMBER: _ClassVar[int]
+    FLUSHEDALWAYS_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATUSADDRESS_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    previousIncarnation: int
+    cleanStop: bool
+    flushedAlways: bool
+    rack: str
+    weight: float
+    version: str
+    statusAddress: str
+    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("nodeId", "incarnation")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class FenceNode(_message.Message):
+    __slots__ = ("nodeId", "incarnation")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class UnfenceNode(_message.Message):
+    __slots__ = ("nodeId", "incarnation")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class RemoveNode(_message.Message):
+    __slots__ = ("nodeId",)
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    def __init__(self, nodeId: _Optional[str] = ...) -> None: ...
+
+class ChangeIsr(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "leader", "leaderEpoch", "epoch", "isr", "incarnations")
+    class IncarnationsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ISR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    leader: str
+    leaderEpoch: int
+    epoch: int
+    isr: _containers.RepeatedScalarFieldContainer[str]
+    incarnations: _containers.ScalarMap[str, int]
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., isr: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ReportLeader(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    WITNESSINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    LASTEPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEWESTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    witness: str
+    witnessIncarnation: int
+    leader: str
+    leaderEpoch: int
+    lastEpoch: int
+    newestOffset: int
+    highWatermark: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ...) -> None: ...
+
+class Barrier(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeCluster(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster")
+    OPERATIONID_FIELD_NUMBER: _ClassVar[int]
+    TIMENS_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    LINEARIZABLE_FIELD_NUMBER: _ClassVar[int]
+    CREATESTREAM_FIELD_NUMBER: _ClassVar[int]
+    DELETESTREAM_FIELD_NUMBER: _ClassVar[int]
+    REGISTERNODE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FENCENODE_FIELD_NUMBER: _ClassVar[int]
+    UNFENCENODE_FIELD_NUMBER: _ClassVar[int]
+    REMOVENODE_FIELD_NUMBER: _ClassVar[int]
+    CHANGEISR_FIELD_NUMBER: _ClassVar[int]
+    REPORTLEADER_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBECLUSTER_FIELD_NUMBER: _ClassVar[int]
+    operationId: bytes
+    timeNs: int
+    sender: str
+    linearizable: bool
+    createStream: CreateStream
+    deleteStream: DeleteStream
+    registerNode: RegisterNode
+    heartbeat: Heartbeat
+    fenceNode: FenceNode
+    unfenceNode: UnfenceNode
+    removeNode: RemoveNode
+    changeIsr: ChangeIsr
+    reportLeader: ReportLeader
+    barrier: Barrier
+    describeCluster: DescribeCluster
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ...) -> None: ...
+
+class ControlResponse(_message.Message):
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster")
+    class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OK: _ClassVar[ControlResponse.Error]
+        UNKNOWN: _ClassVar[ControlResponse.Error]
+        INVALID: _ClassVar[ControlResponse.Error]
+        EXISTS: _ClassVar[ControlResponse.Error]
+        NOT_FOUND: _ClassVar[ControlResponse.Error]
+        STALE: _ClassVar[ControlResponse.Error]
+        FENCED: _ClassVar[ControlResponse.Error]
+        UNAVAILABLE: _ClassVar[ControlResponse.Error]
+        OUTCOME_UNKNOWN: _ClassVar[ControlResponse.Error]
+        NOT_ENOUGH_NODES: _ClassVar[ControlResponse.Error]
+        NOT_METADATA_LEADER: _ClassVar[ControlResponse.Error]
+    OK: ControlResponse.Error
+    UNKNOWN: ControlResponse.Error
+    INVALID: ControlResponse.Error
+    EXISTS: ControlResponse.Error
+    NOT_FOUND: ControlResponse.Error
+    STALE: ControlResponse.Error
+    FENCED: ControlResponse.Error
+    UNAVAILABLE: ControlResponse.Error
+    OUTCOME_UNKNOWN: ControlResponse.Error
+    NOT_ENOUGH_NODES: ControlResponse.Error
+    NOT_METADATA_LEADER: ControlResponse.Error
+    OPERATIONID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    METADATALEADER_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    operationId: bytes
+    error: ControlResponse.Error
+    detail: str
+    index: int
+    metadataLeader: str
+    stream: Stream
+    node: Node
+    partition: Partition
+    cluster: ClusterDescription
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ...) -> None: ...
+
+class ClusterDescription(_message.Message):
+    __slots__ = ("image", "metadataLeader", "controllers")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    METADATALEADER_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    image: Image
+    metadataLeader: str
+    controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
+    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ...) -> None: ...
+
+class ControllerStatus(_message.Message):
+    __slots__ = ("nodeId", "leader", "term", "commitIndex", "appliedIndex", "lag", "connected")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    COMMITINDEX_FIELD_NUMBER: _ClassVar[int]
+    APPLIEDINDEX_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    leader: bool
+    term: int
+    commitIndex: int
+    appliedIndex: int
+    lag: int
+    connected: bool
+    def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved")
+    STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
+    STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
+    NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
+    NODEREMOVED_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONCHANGED_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONDONE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSMOVED_FIELD_NUMBER: _ClassVar[int]
+    streamCreated: Stream
+    streamDeleted: StreamDeleted
+    nodeRegistered: Node
+    nodeRemoved: NodeRemoved
+    partitionChanged: PartitionStateChanged
+    operationDone: OperationDone
+    countersMoved: CountersMoved
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ...) -> None: ...
+
+class StreamDeleted(_message.Message):
+    __slots__ = ("name", "uid")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class NodeRemoved(_message.Message):
+    __slots__ = ("nodeId",)
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    def __init__(self, nodeId: _Optional[str] = ...) -> None: ...
+
+class PartitionStateChanged(_message.Message):
+    __slots__ = ("stream", "uid", "partition")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: Partition
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+
+class OperationDone(_message.Message):
+    __slots__ = ("operationId", "timeNs", "response")
+    OPERATIONID_FIELD_NUMBER: _ClassVar[int]
+    TIMENS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    operationId: bytes
+    timeNs: int
+    response: bytes
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., response: _Optional[bytes] = ...) -> None: ...
+
+class CountersMoved(_message.Message):
+    __slots__ = ("nextIncarnation", "nextStreamUid", "nextLeaderEpoch", "nextEpoch", "placementIndex")
+    NEXTINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NEXTSTREAMUID_FIELD_NUMBER: _ClassVar[int]
+    NEXTLEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEXTEPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTINDEX_FIELD_NUMBER: _ClassVar[int]
+    nextIncarnation: int
+    nextStreamUid: int
+    nextLeaderEpoch: int
+    nextEpoch: int
+    placementIndex: int
+    def __init__(self, nextIncarnation: _Optional[int] = ..., nextStreamUid: _Optional[int] = ..., nextLeaderEpoch: _Optional[int] = ..., nextEpoch: _Optional[int] = ..., placementIndex: _Optional[int] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    streams: _containers.RepeatedCompositeFieldContainer[Stream]
+    counters: CountersMoved
+    operations: _containers.RepeatedCompositeFieldContainer[OperationDone]
+    timeNs: int
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ...) -> None: ...
+
+class FeedEntry(_message.Message):
+    __slots__ = ("index", "previousIndex", "records")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUSINDEX_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    previousIndex: int
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, index: _Optional[int] = ..., previousIndex: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+
+class FeedSnapshotRequest(_message.Message):
+    __slots__ = ("nodeId", "offsetBytes", "snapshotIndex")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    OFFSETBYTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTINDEX_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    offsetBytes: int
+    snapshotIndex: int
+    def __init__(self, nodeId: _Optional[str] = ..., offsetBytes: _Optional[int] = ..., snapshotIndex: _Optional[int] = ...) -> None: ...
+
+class FeedSnapshotResponse(_message.Message):
+    __slots__ = ("index", "sizeBytes", "offsetBytes", "chunk", "crc")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SIZEBYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETBYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    sizeBytes: int
+    offsetBytes: int
+    chunk: bytes
+    crc: int
+    def __init__(self, index: _Optional[int] = ..., sizeBytes: _Optional[int] = ..., offsetBytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., crc: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,108 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReplicationRequest(_message.Message):
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid")
+    REPLICAID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSETEPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    replicaID: str
+    offset: int
+    leaderEpoch: int
+    offsetEpoch: int
+    incarnation: int
+    requestId: int
+    maxBytes: int
+    streamUid: str
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ...) -> None: ...
+
+class ReplicationRefusal(_message.Message):
+    __slots__ = ("reason", "leaderEpoch", "logStartOffset")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[ReplicationRefusal.Reason]
+        NOT_LEADER: _ClassVar[ReplicationRefusal.Reason]
+        STALE_EPOCH: _ClassVar[ReplicationRefusal.Reason]
+        STALE_INCARNATION: _ClassVar[ReplicationRefusal.Reason]
+        DIVERGED: _ClassVar[ReplicationRefusal.Reason]
+        BEFORE_LOG_START: _ClassVar[ReplicationRefusal.Reason]
+        NOT_A_REPLICA: _ClassVar[ReplicationRefusal.Reason]
+        WRONG_STREAM: _ClassVar[ReplicationRefusal.Reason]
+    UNKNOWN: ReplicationRefusal.Reason
+    NOT_LEADER: ReplicationRefusal.Reason
+    STALE_EPOCH: ReplicationRefusal.Reason
+    STALE_INCARNATION: ReplicationRefusal.Reason
+    DIVERGED: ReplicationRefusal.Reason
+    BEFORE_LOG_START: ReplicationRefusal.Reason
+    NOT_A_REPLICA: ReplicationRefusal.Reason
+    WRONG_STREAM: ReplicationRefusal.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    reason: ReplicationRefusal.Reason
+    leaderEpoch: int
+    logStartOffset: int
+    def __init__(self, reason: _Optional[_Union[ReplicationRefusal.Reason, str]] = ..., leaderEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ...) -> None: ...
+
+class LeaderEpochOffsetRequest(_message.Message):
+    __slots__ = ("leaderEpoch", "currentEpoch", "replicaID", "streamUid")
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENTEPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPLICAID_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    leaderEpoch: int
+    currentEpoch: int
+    replicaID: str
+    streamUid: str
+    def __init__(self, leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., replicaID: _Optional[str] = ..., streamUid: _Optional[str] = ...) -> None: ...
+
+class LeaderEpochOffsetResponse(_message.Message):
+    __slots__ = ("endOffset", "leaderEpoch", "currentEpoch", "logStartOffset")
+    ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENTEPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    endOffset: int
+    leaderEpoch: int
+    currentEpoch: int
+    logStartOffset: int
+    def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ...) -> None: ...
+
+class PartitionNotification(_message.Message):
+    __slots__ = ("stream", "partition")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partition: int
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class LeaderNotice(_message.Message):
+    __slots__ = ("stream", "partition", "leader", "leaderEpoch", "epoch", "epochStartOffset", "highWatermark", "logStartOffset", "streamUid")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partition: int
+    leader: str
+    leaderEpoch: int
+    epoch: int
+    epochStartOffset: int
+    highWatermark: int
+    logStartOffset: int
+    streamUid: str
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., epochStartOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ...) -> None: ...

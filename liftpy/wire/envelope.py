@@ -1,0 +1,107 @@
+"""The envelope: the header before every payload on a ``<ns>`` subject, and before an enveloped publish.
+
+Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
+CRC-32C present (1) | message type (1) | [CRC-32C of what follows the header (4)] | payload.
+Source: the published Liftbridge envelope; vectors in ``tests/vectors/wire.json``.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import google_crc32c
+
+from liftpy.errors import ProtocolError
+
+MAGIC = b"\xb9\x0e\x43\xb4"
+VERSION = 0
+HEADER_SIZE_BYTES = 8
+CRC_HEADER_SIZE_BYTES = 12
+_FLAG_CRC = 1
+_HEADER = struct.Struct(">4sBBBB")
+_CRC = struct.Struct(">I")
+
+
+class MessageType(IntEnum):
+    """What an envelope holds. 0-14 are the published protocol's, the others ours."""
+
+    PUBLISH = 0
+    ACK = 1
+    REPLICATION_REQUEST = 2
+    REPLICATION_RESPONSE = 3
+    LEADER_EPOCH_OFFSET_REQUEST = 6
+    LEADER_EPOCH_OFFSET_RESPONSE = 7
+    PROPAGATED_REQUEST = 8
+    PROPAGATED_RESPONSE = 9
+    SERVER_INFO_REQUEST = 10
+    SERVER_INFO_RESPONSE = 11
+    PARTITION_STATUS_REQUEST = 12
+    PARTITION_STATUS_RESPONSE = 13
+    PARTITION_NOTIFICATION = 14
+    REPLICATION_REFUSAL = 15
+    LEADER_NOTICE = 16
+    READ_REQUEST = 17
+    READ_RESPONSE = 18
+    CONTROL_REQUEST = 19
+    CONTROL_RESPONSE = 20
+    FEED_ENTRY = 21
+    FEED_SNAPSHOT_REQUEST = 22
+    FEED_SNAPSHOT_RESPONSE = 23
+    STATUS_REQUEST = 24
+    STATUS_RESPONSE = 25
+    BATCH_PUBLISH = 26
+
+
+class EnvelopeError(ProtocolError):
+    """The frame is not an envelope of the expected type; the text says why. Blame: the sender."""
+
+    code = "ENVELOPE"
+
+
+def header(message_type: MessageType) -> bytes:
+    """The 8 header bytes of an envelope without a CRC, for payloads that are sent in pieces."""
+    return _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_BYTES, 0, message_type)
+
+
+def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
+    """An envelope around ``payload``; ``crc`` adds the CRC-32C (not needed between nodes: NATS runs on TCP or TLS)."""
+    if not crc:
+        return header(message_type) + payload
+    head = _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, _FLAG_CRC, message_type)
+    return head + _CRC.pack(google_crc32c.value(payload)) + payload
+
+
+def looks_enveloped(frame: bytes) -> bool:
+    """Whether a publish begins with the magic number, so that it is worth ``decode``; anything else is plain bytes."""
+    return frame[:4] == MAGIC
+
+
+def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
+    """Type and payload (a view into ``frame``) of an envelope; raise EnvelopeError for anything that is not one.
+
+    ``expected``: the only type that is accepted, None for any.
+    """
+    view = memoryview(frame)
+    if len(view) < HEADER_SIZE_BYTES:
+        raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header")
+    magic, version, header_size_bytes, flags, number = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise EnvelopeError("the magic number is missing")
+    if version != VERSION:
+        raise EnvelopeError(f"version {version} is unknown, this side speaks {VERSION}")
+    if not HEADER_SIZE_BYTES <= header_size_bytes <= len(view):
+        raise EnvelopeError(f"header length {header_size_bytes} is outside 8..{len(view)}")
+    payload = view[header_size_bytes:]
+    if flags & _FLAG_CRC:
+        if header_size_bytes != CRC_HEADER_SIZE_BYTES:
+            raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
+        if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != google_crc32c.value(bytes(payload)):
+            raise EnvelopeError("the CRC-32C does not match the payload")
+    try:
+        message_type = MessageType(number)
+    except ValueError:
+        raise EnvelopeError(f"message type {number} is unknown") from None
+    if expected is not None and message_type is not expected:
+        raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected")
+    return message_type, payload

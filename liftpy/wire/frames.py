@@ -1,0 +1,107 @@
+"""Replication frames <-> values. The only module that knows that requests are protobuf and responses are binary.
+
+Every ``decode_*`` takes a whole NATS payload and raises ProtocolError (EnvelopeError included) for bytes that are not the
+expected frame; nothing else escapes. Values are the generated protobuf messages, except ReplicationResponse, whose payload
+is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then record batches.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from liftpy.errors import ProtocolError
+from liftpy.wire import envelope
+from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2
+from liftpy.wire.envelope import MessageType
+
+_RESPONSE = struct.Struct(">Qq")
+_LENGTH = struct.Struct(">I")
+RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
+RESPONSE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + RESPONSE_HEADER_SIZE_BYTES
+
+_TYPES: dict[type[Message], MessageType] = {
+    client_pb2.Message: MessageType.PUBLISH,
+    client_pb2.Ack: MessageType.ACK,
+    client_pb2.ReadRequest: MessageType.READ_REQUEST,
+    replication_pb2.ReplicationRequest: MessageType.REPLICATION_REQUEST,
+    replication_pb2.ReplicationRefusal: MessageType.REPLICATION_REFUSAL,
+    replication_pb2.LeaderEpochOffsetRequest: MessageType.LEADER_EPOCH_OFFSET_REQUEST,
+    replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
+    replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
+    replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
+    cluster_pb2.ControlRequest: MessageType.CONTROL_REQUEST,
+    cluster_pb2.ControlResponse: MessageType.CONTROL_RESPONSE,
+    cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,
+    cluster_pb2.FeedSnapshotRequest: MessageType.FEED_SNAPSHOT_REQUEST,
+    cluster_pb2.FeedSnapshotResponse: MessageType.FEED_SNAPSHOT_RESPONSE,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationResponse:
+    """A leader's answer to a fetch. ``batches``: record batches back to back, empty when the follower is caught up."""
+
+    leader_epoch: int
+    high_watermark: int
+    batches: memoryview
+
+
+def encode(message: Message) -> bytes:
+    """The envelope of a protobuf frame; its message type follows from the class."""
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString())
+
+
+def decode(frame: bytes | memoryview, expected: type[M]) -> M:
+    """The protobuf frame of class ``expected`` in ``frame``, else ProtocolError."""
+    _, payload = envelope.decode(frame, _TYPES[expected])
+    return parse(payload, expected)
+
+
+def parse(payload: bytes | memoryview, expected: type[M]) -> M:
+    """A protobuf message from bytes that have no envelope, else ProtocolError."""
+    try:
+        return expected.FromString(bytes(payload))
+    except (DecodeError, ValueError) as error:
+        raise ProtocolError(f"not a {expected.__name__}: {error}") from None
+
+
+def replication_response_header(leader_epoch: int, high_watermark: int) -> bytes:
+    """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before."""
+    return envelope.header(MessageType.REPLICATION_RESPONSE) + _RESPONSE.pack(leader_epoch, high_watermark)
+
+
+def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
+    """Parse a ReplicationResponse; the 16 bytes are always there. The batches are not looked into."""
+    _, payload = envelope.decode(frame, MessageType.REPLICATION_RESPONSE)
+    return parse_replication_response(payload)
+
+
+def parse_replication_response(payload: memoryview) -> ReplicationResponse:
+    """As ``decode_replication_response``, for a payload whose envelope has been read."""
+    if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
+        raise ProtocolError(f"a ReplicationResponse has at least 16 bytes after its envelope, not {len(payload)}")
+    leader_epoch, high_watermark = _RESPONSE.unpack_from(payload)
+    return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
+
+
+def read_response_header(head: client_pb2.ReadResponse) -> bytes:
+    """Envelope, length and header of a ReadResponse; the batches follow."""
+    body = head.SerializeToString()
+    return envelope.header(MessageType.READ_RESPONSE) + _LENGTH.pack(len(body)) + body
+
+
+def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
+    """Header and batches (back to back, a view into ``frame``) of a ReadResponse, else ProtocolError."""
+    _, payload = envelope.decode(frame, MessageType.READ_RESPONSE)
+    if len(payload) < _LENGTH.size:
+        raise ProtocolError("a ReadResponse has at least 4 bytes after its envelope")
+    end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+    if end > len(payload):
+        raise ProtocolError("the header of a ReadResponse is longer than the frame")
+    return parse(payload[_LENGTH.size : end], client_pb2.ReadResponse), payload[end:]

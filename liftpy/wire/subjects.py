@@ -1,0 +1,66 @@
+"""Every NATS subject that this project uses is built here, from names that ``liftpy.ids`` has checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftpy.ids import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The subjects of one cluster. ``namespace``: one token, the cluster's own."""
+
+    namespace: str = "liftpy"
+
+    def __post_init__(self) -> None:
+        check_name(self.namespace, "namespace")
+
+    def replicate(self, stream: str, partition: int) -> str:
+        """Followers fetch here; the partition's leader listens."""
+        return f"{self.namespace}.{stream}.{partition}.replicate"
+
+    def offset(self, stream: str, partition: int) -> str:
+        """Followers reconcile here; the partition's leader listens."""
+        return f"{self.namespace}.{stream}.{partition}.offset"
+
+    def read(self, stream: str, partition: int) -> str:
+        """Reads; every ISR member listens in the queue group of the same name."""
+        return f"{self.namespace}.{stream}.{partition}.read"
+
+    def read_from(self, stream: str, partition: int, node_id: str) -> str:
+        """Reads from one named node."""
+        return f"{self.namespace}.{stream}.{partition}.read.{node_id}"
+
+    def notify(self, node_id: str) -> str:
+        """Wakes the idle followers of a node; also the leaders' notices."""
+        return f"{self.namespace}.notify.{node_id}"
+
+    def control(self) -> str:
+        """Metadata requests; every node listens, only the metadata leader answers."""
+        return f"{self.namespace}.control"
+
+    def raft(self, to: str, sender: str) -> str:
+        """A frame of the metadata group; the sender is in the subject so that NATS rights can hold it."""
+        return f"{self.namespace}.raft.{to}.{sender}"
+
+    def raft_inbox(self, node_id: str) -> str:
+        """What a member of the metadata group subscribes to."""
+        return f"{self.namespace}.raft.{node_id}.*"
+
+    def feed(self) -> str:
+        """Applied records, published by the metadata leader for nodes that are not controllers."""
+        return f"{self.namespace}.feed"
+
+    def feed_snapshot(self) -> str:
+        """Requests for chunks of the image."""
+        return f"{self.namespace}.feed.snapshot"
+
+    def status(self, node_id: str) -> str:
+        """A node's own view of its partitions (`liftpy status`)."""
+        return f"{self.namespace}.status.{node_id}"
+
+
+def data_subject(stream_subject: str, partition: int) -> str:
+    """The subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
+    return stream_subject if partition == 0 else f"{stream_subject}.{partition}"

@@ -1,0 +1,1 @@
+"""The daemon beside each application: it does what ``liftpy`` decides."""

@@ -1,0 +1,1 @@
+"""The console script ``liftpy``: one module per group of commands."""
