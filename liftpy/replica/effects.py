@@ -112,7 +112,7 @@ class RaiseHighWatermark:
 
 @dataclass(frozen=True, slots=True)
 class SendFetch:
-    """Follower: ReplicationRequest to the leader on ``.replicate``; RequestFailed after the core's own deadline is the core's."""
+    """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
 
     request_id: int
     leader: str
