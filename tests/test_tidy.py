@@ -1,0 +1,198 @@
+"""The style of the project, held by a test: layers, banned imports, sizes, docstrings, names, the top level.
+
+An exception is listed here by name with its reason; there is no other way around a rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 70
+
+TOP_LEVEL = {
+    "pyproject.toml", "liftpy", "protos", "sidecar", "tests", "compose.yaml",
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", ".ci", ".gitignore",
+    "Dockerfile",         # compose.yaml builds its one image from it
+    ".dockerignore",      # what that image leaves out
+    "pyspark_liftpy.py",  # Spark finds data sources only in top-level modules named pyspark_*
+}  # fmt: skip
+
+PURE = ("liftpy.wire", "liftpy.log", "liftpy.replica", "liftpy.cluster")
+BANNED_IN_PURE = {
+    "asyncio", "socket", "threading", "time", "random", "os", "pathlib", "nats", "pysyncobj", "pyspark", "tenacity",
+    "secrets", "uuid", "subprocess", "concurrent", "tempfile", "shutil", "signal",
+}  # fmt: skip
+BANNED_EVERYWHERE = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+
+PICKLE_EXCEPTIONS: dict[str, str] = {}
+"""Module -> why it may import pickle. The shipped code has none; tests that prove a refusal import it themselves."""
+
+FILE_SIZE_EXCEPTIONS: dict[str, str] = {}
+FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
+
+LAYERS = (
+    ("sidecar",),
+    ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.testing", "pyspark_liftpy"),
+    ("liftpy.replica", "liftpy.cluster"),
+    ("liftpy.log",),
+    ("liftpy.wire",),
+    ("liftpy.ids", "liftpy.errors", "liftpy.config", "liftpy.invariants"),
+)
+NOT_EACH_OTHER = {("liftpy.replica", "liftpy.cluster"), ("liftpy.cluster", "liftpy.replica")}
+
+
+def _sources() -> list[Path]:
+    found = [
+        *(ROOT / "liftpy").rglob("*.py"),
+        *(ROOT / "sidecar").rglob("*.py"),
+        *ROOT.glob("*.py"),
+        *(ROOT / "protos").glob("*.py"),
+    ]
+    return sorted(p for p in found if "_pb" not in p.parts)
+
+
+def _module(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = _sources()
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+IDS = [str(p.relative_to(ROOT)) for p in SOURCES]
+every_source = pytest.mark.parametrize("path", SOURCES, ids=IDS)
+
+
+def _imports(tree: ast.AST) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def _layer(module: str) -> int | None:
+    for number, packages in enumerate(LAYERS):
+        if any(module == p or module.startswith(p + ".") for p in packages):
+            return number
+    return None
+
+
+def _package(module: str) -> str:
+    return next((p for packages in LAYERS for p in packages if module == p or module.startswith(p + ".")), "")
+
+
+@every_source
+def test_layers_import_only_downwards(path: Path) -> None:
+    own = _layer(_module(path))
+    if own is None:
+        return
+    for name, line in _imports(TREES[path]):
+        other = _layer(name)
+        if other is None:
+            continue
+        assert other >= own, f"{path}:{line} imports {name}, which is a layer above"
+        assert (_package(_module(path)), _package(name)) not in NOT_EACH_OTHER, f"{path}:{line} imports {name}"
+
+
+@every_source
+def test_the_core_does_not_touch_the_world(path: Path) -> None:
+    module = _module(path)
+    if not module.startswith(PURE):
+        return
+    for name, line in _imports(TREES[path]):
+        assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: the pure set may not import {name}"
+
+
+@every_source
+def test_nothing_is_pickled(path: Path) -> None:
+    for name, line in _imports(TREES[path]):
+        if _module(path) not in PICKLE_EXCEPTIONS:
+            assert name.split(".")[0] not in BANNED_EVERYWHERE, f"{path}:{line} imports {name}"
+
+
+@every_source
+def test_spark_and_the_library_keep_apart(path: Path) -> None:
+    module = _module(path)
+    if not module.startswith(("liftpy", "sidecar")) or module.startswith("liftpy.spark"):
+        return
+    for node in TREES[path].body:  # at the top of the module only: the demo imports Spark when it gets there
+        names = [name for name, _ in _imports(node)] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        assert not any(n.split(".")[0] == "pyspark" for n in names), f"{path} imports pyspark when it is imported"
+
+
+@every_source
+def test_sizes(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if _module(path) not in FILE_SIZE_EXCEPTIONS:
+        assert lines <= MAX_FILE_LINES, f"{path} has {lines} lines: several rooms in one file?"
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if f"{_module(path)}.{node.name}" not in FUNCTION_SIZE_EXCEPTIONS:
+                assert size <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {size} lines"
+
+
+@every_source
+def test_docstrings(path: Path) -> None:
+    tree = TREES[path]
+    assert ast.get_docstring(tree), f"{path} does not say what it is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path}:{node.lineno} class {node.name} has no docstring"
+
+
+@every_source
+def test_names_say_what_they_are(path: Path) -> None:
+    assert path.stem not in {"utils", "util", "helpers", "helper", "misc", "common", "manager"}, (
+        f"{path}: name it for what it holds"
+    )
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.ClassDef):
+            assert not re.search(r"(Manager|Helper|Utils?)$", node.name), f"{path}:{node.lineno} {node.name}"
+
+
+def test_the_top_level_is_as_given() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = {line.split("/")[0] for line in tracked.stdout.splitlines() if (ROOT / line).exists()}
+    assert names <= TOP_LEVEL, f"unexpected at the top level: {sorted(names - TOP_LEVEL)}"
+
+
+def test_the_generated_protobuf_modules_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, "protos/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_the_library_imports_no_spark_no_nats_and_no_daemon() -> None:
+    code = "import sys, liftpy; print([m for m in ('pyspark', 'nats', 'sidecar', 'pysyncobj') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ruff_and_mypy_are_content() -> None:
+    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = next(
+        line for line in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines() if "pytest" in line and line[0] != "#"
+    )
+    assert command.strip() in readme

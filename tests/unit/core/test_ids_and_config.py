@@ -1,0 +1,86 @@
+"""Names at the edge, and settings validated as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import FlushMode, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.errors import ConfigError, InvalidNameError, InvariantError
+from liftpy.ids import check_data_subject, check_name
+from liftpy.invariants import check
+from liftpy.wire.subjects import Subjects, data_subject
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
+def test_names_that_would_leave_their_folder_or_subject_are_refused(name: str) -> None:
+    with pytest.raises(InvalidNameError, match="stream name"):
+        check_name(name, "stream name")
+    with pytest.raises(InvalidNameError):
+        Subjects(name)
+
+
+@pytest.mark.parametrize("name", ["orders", "A-1_b", "x" * 64])
+def test_names_of_one_token_pass(name: str) -> None:
+    assert check_name(name, "stream name") == name
+
+
+@pytest.mark.parametrize("subject", ["orders", "orders.eu.>", "orders.*.new", "ordrés.x"])
+def test_subjects_that_pass(subject: str) -> None:
+    assert check_data_subject(subject, "liftpy") == subject
+
+
+@pytest.mark.parametrize(
+    "subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256]
+)
+def test_subjects_that_are_malformed_or_not_the_users_are_refused(subject: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_data_subject(subject, "liftpy")
+
+
+def test_the_subjects_of_the_specification() -> None:
+    subjects = Subjects("ns")
+    assert subjects.replicate("s", 0) == "ns.s.0.replicate"
+    assert subjects.offset("s", 1) == "ns.s.1.offset"
+    assert subjects.notify("b") == "ns.notify.b"
+    assert subjects.read_from("s", 0, "b") == "ns.s.0.read.b"
+    assert subjects.raft("to", "me") == "ns.raft.to.me"
+    assert (data_subject("x", 0), data_subject("x", 3)) == ("x", "x.3")
+
+
+@pytest.mark.parametrize("text", ["always", "none", "interval:250"])
+def test_flush_policies_are_read_and_written(text: str) -> None:
+    assert str(FlushPolicy.parse(text)) == text
+
+
+def test_the_interval_is_in_seconds() -> None:
+    assert FlushPolicy.parse("interval:250") == FlushPolicy(FlushMode.INTERVAL, 0.25)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "always:1", "interval:²"]
+)
+def test_other_flush_policies_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="flush policy"):
+        FlushPolicy.parse(text)
+
+
+def test_settings_out_of_bounds_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="segment_bytes"):
+        StreamConfig(segment_bytes=1)
+    with pytest.raises(ConfigError, match="heartbeat_s < lease_s < session_s"):
+        ReplicationConfig(lease_s=2.5)
+    with pytest.raises(ConfigError, match="max_idle_wait_s"):
+        ReplicationConfig(max_idle_wait_s=6.0)
+    with pytest.raises(ConfigError, match="fetch_timeout_s"):
+        ReplicationConfig(fetch_timeout_s=float("nan"))
+
+
+@pytest.mark.parametrize(("configured", "replicas", "effective"), [(0, 3, 2), (0, 1, 1), (3, 3, 3), (3, 2, 2), (1, 3, 1)])
+def test_min_isr(configured: int, replicas: int, effective: int) -> None:
+    assert StreamConfig(min_isr=configured).effective_min_isr(replicas) == effective
+
+
+def test_a_broken_invariant_names_itself() -> None:
+    check(True, "D7")
+    with pytest.raises(InvariantError, match="D7 does not hold: hw 5"):
+        check(False, "D7", "hw", 5)

@@ -1,0 +1,118 @@
+"""The wire against the published vectors, and bytes that are not frames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.errors import ProtocolError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2, replication_pb2
+from liftpy.wire.envelope import MessageType
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "wire.json").read_text())
+
+
+def _encode(vector: dict) -> bytes:
+    fields = {k: v for k, v in vector.items() if k not in ("what", "hex", "crc", "hw", "value")}
+    match vector["what"]:
+        case "ReplicationRequest":
+            return frames.encode(replication_pb2.ReplicationRequest(**fields))
+        case "ReplicationResponse header only":
+            return frames.replication_response_header(vector["leaderEpoch"], vector["hw"])
+        case "LeaderEpochOffsetRequest":
+            return frames.encode(replication_pb2.LeaderEpochOffsetRequest(**fields))
+        case "LeaderEpochOffsetResponse":
+            return frames.encode(replication_pb2.LeaderEpochOffsetResponse(**fields))
+        case "PartitionNotification":
+            return frames.encode(replication_pb2.PartitionNotification(**fields))
+        case "Publish":
+            message = client_pb2.Message(value=vector["value"].encode())
+            return envelope.encode(MessageType.PUBLISH, message.SerializeToString(), crc=vector["crc"])
+    raise AssertionError(vector["what"])
+
+
+@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
+def test_published_bytes_are_written(vector: dict) -> None:
+    assert _encode(vector).hex() == vector["hex"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
+def test_published_bytes_are_read(vector: dict) -> None:
+    frame = bytes.fromhex(vector["hex"])
+    if vector["what"].startswith("ReplicationResponse"):
+        response = frames.decode_replication_response(frame)
+        assert (response.leader_epoch, response.high_watermark, len(response.batches)) == (
+            vector["leaderEpoch"],
+            vector["hw"],
+            0,
+        )
+        return
+    if vector["what"] == "Publish":
+        assert frames.decode(frame, client_pb2.Message).value == vector["value"].encode()
+        return
+    message = frames.decode(frame, getattr(replication_pb2, vector["what"]))
+    for name, value in vector.items():
+        if name not in ("what", "hex"):
+            assert getattr(message, name) == value
+
+
+def test_message_types_are_the_published_ones() -> None:
+    by_name = {t.name.replace("_", "").lower(): t.value for t in MessageType}
+    for name, number in VECTORS["types"].items():
+        assert by_name[name.lower()] == number
+
+
+@pytest.mark.parametrize("vector", VECTORS["bad"], ids=lambda v: v["why"])
+def test_bad_frames_are_refused(vector: dict) -> None:
+    frame = bytes.fromhex(vector["hex"])
+    parse = frames.decode_replication_response if vector["why"].startswith("response") else envelope.decode
+    with pytest.raises(ProtocolError):
+        parse(frame)
+
+
+def test_a_frame_of_another_type_is_refused() -> None:
+    frame = frames.encode(replication_pb2.PartitionNotification(stream="s"))
+    with pytest.raises(ProtocolError, match="PARTITION_NOTIFICATION where REPLICATION_REQUEST"):
+        frames.decode(frame, replication_pb2.ReplicationRequest)
+
+
+@given(st.binary(max_size=64), st.sampled_from(["", "b90e43b40008", "b90e43b4000800", "b90e43b400080002", "b90e43b400080012"]))
+def test_no_bytes_raise_anything_but_a_protocol_error(tail: bytes, head: str) -> None:
+    frame = bytes.fromhex(head) + tail
+    for parse in (
+        envelope.decode,
+        frames.decode_replication_response,
+        frames.decode_read_response,
+        lambda f: frames.decode(f, replication_pb2.ReplicationRequest),
+        lambda f: frames.decode(f, client_pb2.Message),
+    ):
+        try:
+            parse(frame)
+        except ProtocolError:
+            pass
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_an_envelope_gives_back_its_payload(payload: bytes, crc: bool) -> None:
+    message_type, body = envelope.decode(envelope.encode(MessageType.PUBLISH, payload, crc=crc), MessageType.PUBLISH)
+    assert (message_type, bytes(body)) == (MessageType.PUBLISH, payload)
+
+
+@given(st.binary(min_size=1, max_size=50), st.integers(0, 10_000))
+def test_one_flipped_bit_under_a_crc_is_seen(payload: bytes, position: int) -> None:
+    frame = bytearray(envelope.encode(MessageType.PUBLISH, payload, crc=True))
+    bit = position % ((len(frame) - 8) * 8)  # CRC and payload; the header's own fields are checked one by one
+    frame[8 + bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(ProtocolError):
+        envelope.decode(bytes(frame))
+
+
+def test_a_read_response_carries_its_batches() -> None:
+    head = client_pb2.ReadResponse(node="a", highWatermark=-1, nextOffset=5)
+    parsed, batches = frames.decode_read_response(frames.read_response_header(head) + b"batches")
+    assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")
