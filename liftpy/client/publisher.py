@@ -1,0 +1,283 @@
+"""Publishing with acks: many messages in flight, a window as the bound, every message answered or failed.
+
+A message travels as the published envelope ``Message`` on the stream's own subject, its reply subject names it, the Ack
+envelope comes back there. What the other side certainly did not store (no subscriber, "not leader", "overloaded") is sent
+again until ``patience_s``; a missing ack is OutcomeUnknownError and is never repeated here, since the record may be stored.
+Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from liftpy.client.transport import Transport
+from liftpy.config import AckPolicy
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+
+_Ack = client_pb2.Ack
+_POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED})
+_SWEEP_S = 0.05
+_TICKS_PER_DEADLINE_CHECK = 10
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 1.0
+_NO_RESPONDERS = "503"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAck:
+    """Where a message was stored. ``offset``: its own, in its partition; ``leader_epoch``: in which it was appended."""
+
+    stream: str
+    partition: int
+    offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """``window``: messages in flight before ``send`` waits. ``timeout_s``: for an ack. ``patience_s``: for sending again."""
+
+    window: int = 4096
+    timeout_s: float = 10.0
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600)}.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
+
+    payload: bytes
+    answer: asyncio.Future[PublishAck]
+    give_up: float
+    deadline: float
+    resend_at: float = 0.0
+    wait_s: float = _FIRST_WAIT_S
+    refusal: LiftError | None = None
+
+
+class Publisher:
+    """Publishes on one partition's subject. Use as ``async with``: leaving it waits for every ack (``flush``).
+
+    Order: messages are sent in call order and stored in that order, except where one had to be sent again; use a window of 1
+    where that matters.
+    """
+
+    def __init__(self, transport: Transport, stream: str, partition: int, subject: str, options: PublishOptions) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._partition = partition
+        self._subject = subject
+        self._options = options
+        self._room = asyncio.Semaphore(options.window)
+        self._in_flight: dict[int, _InFlight] = {}
+        self._refused: set[int] = set()
+        self._next_id = 0
+        self._first_error: LiftError | None = None
+        self._inbox = ""
+        self._subscription: Any = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def send(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        ack: AckPolicy = AckPolicy.ALL,
+    ) -> asyncio.Future[PublishAck]:
+        """Send and return a future of the ack; waits only while ``window`` messages are in flight. Not for AckPolicy.NONE.
+
+        The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it) or
+        OutcomeUnknownError (no ack in ``timeout_s``).
+        """
+        if ack is AckPolicy.NONE:
+            raise ConfigError("a message without an ack has no future: use post()")
+        if self._sweeper is None:
+            await self._open()
+        await self._room.acquire()
+        number = self._next_id
+        self._next_id += 1
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        message = _InFlight(
+            self._encode(value, key, headers, ack), loop.create_future(), now + self._options.patience_s, now + self._options.timeout_s
+        )
+        self._in_flight[number] = message
+        self._idle.clear()
+        await self._put_on_the_wire(number, message)
+        return message.answer
+
+    async def post(
+        self, value: bytes, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key."""
+        if key is not None:
+            await self._transport.publish(self._subject, self._encode(value, key, headers, AckPolicy.NONE))
+            return
+        try:
+            text = {name: content.decode() for name, content in (headers or {}).items()}
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"a header that travels as a NATS header must be UTF-8; send it with an ack: {error}") from error
+        await self._transport.publish(self._subject, value, headers=text or None)
+
+    async def publish(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        ack: AckPolicy = AckPolicy.ALL,
+    ) -> PublishAck | None:
+        """Send one message and wait for its ack; None with AckPolicy.NONE. Errors as of ``send``."""
+        if ack is AckPolicy.NONE:
+            await self.post(value, key=key, headers=headers)
+            return None
+        return await (await self.send(value, key=key, headers=headers, ack=ack))
+
+    async def flush(self) -> None:
+        """Wait until everything sent is answered; raise the first error since the last flush."""
+        await self._idle.wait()
+        error, self._first_error = self._first_error, None
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Stop without waiting; what is in flight fails with OutcomeUnknownError."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        if self._subscription is not None:
+            with contextlib.suppress(Exception):
+                await self._subscription.unsubscribe()
+            self._subscription = None
+        for number in list(self._in_flight):
+            self._fail(number, OutcomeUnknownError("the publisher was closed before the ack came"))
+
+    async def __aenter__(self) -> Publisher:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            await self.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    async def _open(self) -> None:
+        connection = self._transport.connection
+        self._inbox = connection.new_inbox()
+        self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
+        self._subscription = await connection.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+
+    def _encode(
+        self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy
+    ) -> bytes:
+        message = client_pb2.Message(
+            offset=-1,
+            key=key or b"",
+            value=value,
+            stream=self._stream,
+            partition=self._partition,
+            headers=dict(headers or {}),
+            ackPolicy=_POLICIES[ack],
+        )
+        return frames.encode(message)
+
+    async def _put_on_the_wire(self, number: int, message: _InFlight) -> None:
+        try:
+            await self._transport.publish(self._subject, message.payload, reply=f"{self._inbox}.{number}")
+        except ProtocolError as error:
+            self._fail(number, PublishRejectedError(str(error), "TOO_LARGE"))
+        except UnavailableError as error:
+            self._send_again(number, message, error)
+
+    async def _on_ack(self, message: Any) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        waiting = self._in_flight.get(number)
+        if waiting is None:
+            return
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            nobody = UnavailableError(f"nobody listens on {self._subject}: does {self._stream} have a leader?")
+            self._send_again(number, waiting, nobody)
+            return
+        try:
+            ack = frames.decode(message.data, _Ack)
+        except ProtocolError as error:
+            self._fail(number, OutcomeUnknownError(f"the answer on {self._subject} is not an ack of ours: {error}"))
+            return
+        if ack.ackError == _Ack.OK:
+            self._done(number).set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
+            return
+        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        refusal = PublishRejectedError(f"{self._stream}/{self._partition} refused: {reason} {ack.detail}".rstrip(), reason)
+        if ack.ackError in _AGAIN:
+            self._send_again(number, waiting, refusal)
+        else:
+            self._fail(number, refusal)
+
+    def _send_again(self, number: int, message: _InFlight, refusal: LiftError) -> None:
+        message.refusal = refusal
+        message.resend_at = asyncio.get_running_loop().time() + message.wait_s
+        message.wait_s = min(message.wait_s * 2, _LONGEST_WAIT_S)
+        self._refused.add(number)
+
+    def _done(self, number: int) -> asyncio.Future[PublishAck]:
+        message = self._in_flight.pop(number)
+        self._refused.discard(number)
+        self._room.release()
+        if not self._in_flight:
+            self._idle.set()
+        if message.answer.done():  # cancelled by who waits for it: the ack is of no use to anyone
+            return asyncio.get_running_loop().create_future()
+        return message.answer
+
+    def _fail(self, number: int, error: LiftError) -> None:
+        self._first_error = self._first_error or error
+        answer = self._done(number)
+        answer.set_exception(error)
+        answer.exception()  # it counts as seen: flush() raises it where nobody awaits the future
+
+    async def _sweep(self) -> None:
+        """Every tick what was refused is sent again, every tenth what was not answered is given up."""
+        loop = asyncio.get_running_loop()
+        for tick in itertools.count():
+            await asyncio.sleep(_SWEEP_S)
+            now = loop.time()
+            for number in list(self._refused):
+                await self._try_again(number, self._in_flight[number], now)
+            if tick % _TICKS_PER_DEADLINE_CHECK == 0:
+                late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
+                for number in late:
+                    self._fail(number, OutcomeUnknownError(f"no ack on {self._subject} within {self._options.timeout_s:g} s"))
+
+    async def _try_again(self, number: int, message: _InFlight, now: float) -> None:
+        if now >= message.give_up:
+            self._fail(number, message.refusal or UnavailableError(f"nobody took it on {self._subject}"))
+        elif now >= message.resend_at:
+            message.resend_at, message.deadline = 0.0, now + self._options.timeout_s
+            self._refused.discard(number)
+            await self._put_on_the_wire(number, message)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.transport import Transport
+from liftpy.config import AckPolicy
+from liftpy.errors import ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+
+_Ack = client_pb2.Ack
+
+
+class Leader:
+    """Answers publishes the way its script says; without a script, with the next offset."""
+
+    def __init__(self, transport: Transport, subject: str) -> None:
+        self.transport, self.subject = transport, subject
+        self.stored: list[client_pb2.Message] = []
+        self.script: list[_Ack | bytes | None] = []
+        self.seen = 0
+
+    async def start(self) -> Leader:
+        self.subscription = await self.transport.connection.subscribe(self.subject, cb=self.on_message)
+        await self.transport.connection.flush()
+        return self
+
+    async def on_message(self, message: Any) -> None:
+        self.seen += 1
+        answer = self.script.pop(0) if self.script else _Ack()
+        if answer is None:
+            return
+        if isinstance(answer, _Ack):
+            if answer.ackError == _Ack.OK:
+                published = frames.decode(message.data, client_pb2.Message)
+                answer = _Ack(stream=published.stream, partition=published.partition, offset=len(self.stored), leaderEpoch=7)
+                self.stored.append(published)
+            answer = frames.encode(answer)
+        await message.respond(answer)
+
+
+@pytest.fixture
+async def leader(server_side: Transport, request: pytest.FixtureRequest) -> Leader:
+    return await Leader(server_side, f"data.{request.node.name}").start()
+
+
+def publisher(transport: Transport, leader: Leader, **options: float) -> Publisher:
+    return Publisher(transport, "flights", 0, leader.subject, PublishOptions(**options))  # type: ignore[arg-type]
+
+
+async def test_an_ack_names_the_record(transport: Transport, leader: Leader) -> None:
+    async with publisher(transport, leader) as p:
+        assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
+        assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
+    first, second = leader.stored
+    assert (first.key, first.value, dict(first.headers), first.offset) == (b"k", b"a", {"h": b"\xff"}, -1)
+    assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
+
+
+async def test_many_in_flight_stay_in_order_and_inside_the_window(transport: Transport, leader: Leader) -> None:
+    async with publisher(transport, leader, window=8) as p:
+        futures = []
+        for i in range(500):
+            futures.append(await p.send(str(i).encode()))
+            assert len(p._in_flight) <= 8
+        await p.flush()
+    assert [f.result().offset for f in futures] == list(range(500))
+    assert [m.value for m in leader.stored] == [str(i).encode() for i in range(500)]
+
+
+async def test_what_was_certainly_not_stored_is_sent_again(transport: Transport, leader: Leader) -> None:
+    leader.script = [_Ack(ackError=_Ack.OVERLOADED), _Ack(ackError=_Ack.NOT_LEADER, leader="node-2")]
+    async with publisher(transport, leader) as p:
+        ack = await p.publish(b"x")
+    assert ack is not None
+    assert ack.offset == 0
+    assert leader.seen == 3
+    assert len(leader.stored) == 1
+
+
+async def test_a_refusal_that_stays_is_raised_with_its_reason(transport: Transport, leader: Leader) -> None:
+    leader.script = [_Ack(ackError=_Ack.READ_ONLY, detail="retired")]
+    async with publisher(transport, leader) as p:
+        with pytest.raises(PublishRejectedError, match="READ_ONLY retired") as caught:
+            await p.publish(b"x")
+        assert caught.value.reason == "READ_ONLY"
+        leader.script = [_Ack(ackError=_Ack.OVERLOADED)] * 50
+        hasty = publisher(transport, leader, patience_s=0.2)
+        with pytest.raises(PublishRejectedError, match="OVERLOADED"):
+            await hasty.publish(b"x")
+        await hasty.close()
+        with pytest.raises(PublishRejectedError):  # flush tells what nobody awaited
+            await p.flush()
+
+
+async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transport: Transport, leader: Leader) -> None:
+    leader.script = [None]
+    p = publisher(transport, leader, timeout_s=0.1)
+    with pytest.raises(OutcomeUnknownError, match="no ack"):
+        await p.publish(b"x")
+    assert leader.seen == 1
+    await p.close()
+
+
+async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport: Transport, server_side: Transport) -> None:
+    late = Leader(server_side, "data.late")
+    p = publisher(transport, late, patience_s=0.15)
+    with pytest.raises(UnavailableError, match="nobody listens on data.late"):
+        await p.publish(b"x")
+    await p.close()
+    async with publisher(transport, late) as patient:
+        future = await patient.send(b"y")
+        while not patient._refused:  # the server has said that nobody listens
+            await asyncio.sleep(0)
+        await late.start()
+        assert (await future).offset == 0
+
+
+async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
+    leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
+    p = publisher(transport, leader)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknownError, match="not an ack of ours"):
+            await p.publish(b"x")
+    await p.close()
+
+
+async def test_without_an_ack_the_bytes_go_out_as_they_are(transport: Transport, server_side: Transport) -> None:
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    await server_side.connection.subscribe("data.plain", cb=heard.put)
+    await server_side.connection.flush()
+    p = Publisher(transport, "flights", 0, "data.plain", PublishOptions())
+    assert await p.publish(b"bare", headers={"a": b"1"}, ack=AckPolicy.NONE) is None
+    message = await asyncio.wait_for(heard.get(), 5)
+    assert (message.data, message.headers, message.reply) == (b"bare", {"a": "1"}, "")
+    await p.post(b"keyed", key=b"k")
+    message = await asyncio.wait_for(heard.get(), 5)
+    assert frames.decode(message.data, client_pb2.Message).ackPolicy == client_pb2.NONE
+    with pytest.raises(ConfigError, match="UTF-8"):
+        await p.post(b"v", headers={"a": b"\xff"})
+
+
+async def test_too_large_a_message_is_refused_at_once(transport: Transport, leader: Leader) -> None:
+    async with publisher(transport, leader) as p:
+        with pytest.raises(PublishRejectedError) as caught:
+            await p.publish(b"x" * (transport.max_payload_bytes + 1))
+        assert caught.value.reason == "TOO_LARGE"
+        p._first_error = None
+
+
+async def test_closing_fails_what_is_in_flight(transport: Transport, leader: Leader) -> None:
+    leader.script = [None]
+    p = publisher(transport, leader)
+    future = await p.send(b"x")
+    await p.close()
+    with pytest.raises(OutcomeUnknownError, match="closed"):
+        await future
+
+
+def test_options_are_bounded() -> None:
+    with pytest.raises(ConfigError, match="window"):
+        PublishOptions(window=0)
