@@ -1,0 +1,92 @@
+"""The console script ``liftpy``: finds the command, and turns errors into a message and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (nobody answered: retry), 130 interrupted. A command's
+module is imported only when the command is called, so that ``liftpy --help`` needs neither NATS nor Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import click
+
+from liftpy import __version__
+from liftpy.errors import ConfigError, LiftError, UnavailableError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 3
+EXIT_INTERRUPTED = 130
+
+COMMANDS = {
+    "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars here, in the foreground."),
+    "sidecar": ("sidecar.cli.sidecar", "Run one node."),
+    "stream": ("sidecar.cli.stream", "Create, list, show and delete streams."),
+    "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
+    "consume": ("sidecar.cli.consume", "Print the records of a stream."),
+    "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
+    "controllers": ("sidecar.cli.controllers", "Show the metadata group."),
+    "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
+    "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
+}
+"""Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
+
+
+class _LazyGroup(click.Group):
+    """A group that knows its commands' names and imports each only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="liftpy", message="%(prog)s %(version)s")
+def liftpy() -> None:
+    """Durable, replicated, replayable streams on top of plain NATS."""
+
+
+def exit_code(error: LiftError) -> int:
+    """The exit code that says whose fault it is: 2 the caller's, 3 nobody answered (retry), 1 anything else."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILED
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; always leaves by SystemExit."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone (`liftpy consume s | head`): nothing to say, nobody to say it to
+        sys.exit(0)
+    except LiftError as error:
+        _show(error, as_json="--json" in given)
+        sys.exit(exit_code(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(error: LiftError, *, as_json: bool) -> None:
+    if as_json:
+        text = json.dumps({"error": {"code": error.code, "detail": str(error), "retryable": error.retryable}})
+    else:
+        text = f"Error: {error}" + (" (try again)" if error.retryable else "")
+    click.echo(text, err=True)

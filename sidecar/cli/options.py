@@ -1,0 +1,46 @@
+"""Options that every command shares: how to reach the cluster, and ``--json``.
+
+``@connection_options`` gives a command the keyword argument ``target``, ``@json_option`` gives ``as_json``. A flag wins over
+the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS...), which wins over the default.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from sidecar.settings import Target, target_from
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CREDENTIALS = {
+    "creds_file": ("--creds", "File with a NATS JWT and its nkey seed."),
+    "nkey_seed_file": ("--nkey", "File with a NATS nkey seed."),
+    "user": ("--user", "NATS user; the password comes from LIFTPY_PASSWORD."),
+    "tls_ca_file": ("--tls-ca", "Certificates to trust (PEM)."),
+    "tls_cert_file": ("--tls-cert", "Own certificate (PEM)."),
+    "tls_key_file": ("--tls-key", "Key of the own certificate (PEM)."),
+}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+
+
+def connection_options(function: F) -> F:
+    """Add --nats, --namespace and the credentials; the command gets ``target: sidecar.settings.Target``."""
+
+    @functools.wraps(function)
+    def command(*args: Any, nats: str | None, namespace: str | None, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in _CREDENTIALS}
+        target: Target = target_from(nats, namespace, given)
+        return function(*args, target=target, **kwargs)
+
+    for name, (flag, text) in reversed(_CREDENTIALS.items()):
+        command = click.option(flag, name, default=None, metavar="FILE" if name != "user" else "NAME", help=text)(command)
+    command = click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.  [default: liftpy]")(
+        command
+    )
+    url = "NATS server, or several, comma separated.  [default: nats://127.0.0.1:4222]"
+    return click.option("--nats", default=None, metavar="URL", help=url)(command)  # type: ignore[return-value]

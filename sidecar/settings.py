@@ -1,0 +1,220 @@
+"""Settings of a node and of the commands: a TOML file, the environment, flags. The only file that reads the environment.
+
+A flag wins over the environment (``LIFTPY_*``), which wins over the file, which wins over the default. Everything is
+checked as a whole before anything starts, and an error names the setting and where it came from.
+
+The file::
+
+    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id
+    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data
+    nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated)
+    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace
+    controllers = ["n1", "n2", "n3"]        # LIFTPY_CONTROLLERS; the nodes that form the metadata group
+    rack = ""                               # LIFTPY_RACK
+    weight = 1.0                            # LIFTPY_WEIGHT
+    status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
+    inbox_prefixes = ["_INBOX."]            # LIFTPY_INBOX_PREFIXES; only these are answered
+    [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
+    creds_file = "/etc/liftpy/node.creds"
+    [replication]                           # LIFTPY_REPLICATION_<NAME>; fields of liftpy.config.ReplicationConfig
+    max_lag_time_s = 5.0
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from liftpy.client.credentials import Credentials
+from liftpy.config import ReplicationConfig
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+DEFAULT_NAMESPACE = "liftpy"
+STATUS_OFF = -1
+_PREFIX = "LIFTPY_"
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How a command reaches a cluster: servers, namespace, credentials."""
+
+    nats: tuple[str, ...] = (DEFAULT_NATS,)
+    namespace: str = DEFAULT_NAMESPACE
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        check_name(self.namespace, "namespace")
+        _check_urls(self.nats)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Everything that one sidecar needs to know before it starts.
+
+    ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
+    partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off.
+    """
+
+    node_id: str
+    data: Path
+    nats: tuple[str, ...] = (DEFAULT_NATS,)
+    namespace: str = DEFAULT_NAMESPACE
+    credentials: Credentials = field(default_factory=Credentials)
+    controllers: tuple[str, ...] = ()
+    rack: str = ""
+    weight: float = 1.0
+    status_port: int = STATUS_OFF
+    log_level: str = "info"
+    inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
+
+    def __post_init__(self) -> None:
+        check_name(self.node_id, "node_id")
+        check_name(self.namespace, "namespace")
+        _check_urls(self.nats)
+        for controller in self.controllers:
+            check_name(controller, "controllers:")
+        if len(set(self.controllers)) != len(self.controllers):
+            raise ConfigError("controllers names a node twice")
+        if self.rack:
+            check_name(self.rack, "rack")
+        if not 0 <= self.weight <= 1000:
+            raise ConfigError(f"weight = {self.weight} is outside 0..1000")
+        if not STATUS_OFF <= self.status_port <= 65_535:
+            raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
+        if self.log_level not in _LOG_LEVELS:
+            raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
+        if not self.inbox_prefixes or not all(p.endswith(".") and len(p) > 1 for p in self.inbox_prefixes):
+            raise ConfigError("inbox_prefixes: every one ends with a dot, as '_INBOX.' does; at least one")
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node is a member of the metadata group."""
+        return self.node_id in self.controllers
+
+
+def load_node_settings(
+    config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> NodeSettings:
+    """The settings of a node; raise ConfigError for anything unknown, missing or wrong.
+
+    ``flags``: setting -> value as given on the command line, None where it was not given; credentials flat among them.
+    """
+    environment = os.environ if environment is None else environment
+    table = _read_file(config_file)
+    credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
+    replication = _merge(
+        ReplicationConfig, table.pop("replication", {}), environment, {}, _PREFIX + "REPLICATION_", "[replication]"
+    )
+    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=("credentials", "replication"))
+    missing = [name for name in ("node_id", "data") if not values.get(name)]
+    if missing:
+        name = missing[0]
+        raise ConfigError(f"{name} is missing: give --{name.replace('_', '-')}, {_PREFIX}{name.upper()} or set it in the file")
+    return NodeSettings(**values, credentials=credentials, replication=replication)
+
+
+def target_from(
+    nats: str | None, namespace: str | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
+) -> Target:
+    """How to reach the cluster, from flags (None: not given) and the environment."""
+    environment = os.environ if environment is None else environment
+    urls = nats or environment.get(_PREFIX + "NATS") or DEFAULT_NATS
+    space = namespace or environment.get(_PREFIX + "NAMESPACE") or DEFAULT_NAMESPACE
+    return Target(_split(urls), space, _merge(Credentials, {}, environment, flags, _PREFIX, "credentials"))
+
+
+def search_path() -> str:
+    """The PATH, for finding nats-server."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def _check_urls(urls: tuple[str, ...]) -> None:
+    known = ("nats://", "tls://", "ws://", "wss://")
+    for url in urls:
+        if not url.startswith(known):
+            raise ConfigError(f"nats: {url!r} is not a NATS URL such as {DEFAULT_NATS}")
+    if not urls:
+        raise ConfigError("nats: at least one URL is needed")
+
+
+def _read_file(config_file: Path | None) -> dict[str, Any]:
+    if config_file is None:
+        return {}
+    try:
+        table = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file can't be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{config_file}: {error}") from None
+    for name in ("credentials", "replication"):
+        if not isinstance(table.get(name, {}), dict):
+            raise ConfigError(f"{config_file}: {name} must be a section")
+    return table
+
+
+def _merge(
+    cls: type[Any], table: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, Any], prefix: str, where: str
+) -> Any:
+    try:
+        return cls(**_values(cls, table, environment, flags, prefix))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _values(
+    cls: type[Any],
+    table: Mapping[str, Any],
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    prefix: str,
+    skip: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    known = {f.name: f for f in fields(cls) if f.name not in skip}
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name, known_field in known.items():
+        sources = (flags.get(name), environment.get(prefix + name.upper()) or None, table.get(name))
+        raw = next((value for value in sources if value is not None), None)
+        if raw is not None:
+            values[name] = _convert(name, raw, known_field)
+    return values
+
+
+def _convert(name: str, raw: Any, field: Any) -> Any:
+    """``raw`` (text, or TOML's own type) as the type of ``field``, which its default shows; raise ConfigError if it can't."""
+    default = "" if field.default is MISSING else field.default
+    try:
+        if name == "data":
+            return Path(raw).expanduser()
+        if isinstance(default, tuple):
+            return _split(raw) if isinstance(raw, str) else tuple(str(item) for item in raw)
+        if isinstance(default, bool) or isinstance(raw, bool):
+            raise ValueError("true and false have no meaning here")
+        if isinstance(default, int):
+            return int(raw) if isinstance(raw, str) or raw == int(raw) else _refuse(raw)
+        return float(raw) if isinstance(default, float) else str(raw)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} = {raw!r} is not a {type(default).__name__}: {error}") from None
+
+
+def _refuse(raw: Any) -> Any:
+    raise ValueError(f"{raw} is not a whole number")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
