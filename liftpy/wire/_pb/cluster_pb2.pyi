@@ -51,7 +51,7 @@ class StreamConfig(_message.Message):
     def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs")
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Node(_message.Message):
     STATUSADDRESS_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     SESSIONTIMENS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     rack: str
@@ -68,10 +69,11 @@ class Node(_message.Message):
     statusAddress: str
     fenced: bool
     sessionTimeNs: int
-    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ...) -> None: ...
+    previousIncarnation: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,7 @@ class Partition(_message.Message):
     UNCLEANELECTED_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     PASSEDOVER_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -92,7 +95,8 @@ class Partition(_message.Message):
     uncleanElected: bool
     candidate: str
     passedOver: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ...) -> None: ...
+    incomplete: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs")
@@ -360,7 +364,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +372,7 @@ class Record(_message.Message):
     PARTITIONCHANGED_FIELD_NUMBER: _ClassVar[int]
     OPERATIONDONE_FIELD_NUMBER: _ClassVar[int]
     COUNTERSMOVED_FIELD_NUMBER: _ClassVar[int]
+    LEADERREPORTED_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -375,7 +380,8 @@ class Record(_message.Message):
     partitionChanged: PartitionStateChanged
     operationDone: OperationDone
     countersMoved: CountersMoved
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ...) -> None: ...
+    leaderReported: LeaderReported
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ...) -> None: ...
 
 class StreamDeleted(_message.Message):
     __slots__ = ("name", "uid")
@@ -425,21 +431,47 @@ class CountersMoved(_message.Message):
     placementIndex: int
     def __init__(self, nextIncarnation: _Optional[int] = ..., nextStreamUid: _Optional[int] = ..., nextLeaderEpoch: _Optional[int] = ..., nextEpoch: _Optional[int] = ..., placementIndex: _Optional[int] = ...) -> None: ...
 
+class LeaderReported(_message.Message):
+    __slots__ = ("uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "timeNs")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    WITNESSINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    LASTEPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEWESTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    TIMENS_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    partition: int
+    witness: str
+    witnessIncarnation: int
+    leader: str
+    leaderEpoch: int
+    lastEpoch: int
+    newestOffset: int
+    highWatermark: int
+    timeNs: int
+    def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ...) -> None: ...
+
 class Image(_message.Message):
-    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs")
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     streams: _containers.RepeatedCompositeFieldContainer[Stream]
     counters: CountersMoved
     operations: _containers.RepeatedCompositeFieldContainer[OperationDone]
     timeNs: int
-    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[LeaderReported]
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ...) -> None: ...
 
 class FeedEntry(_message.Message):
     __slots__ = ("index", "previousIndex", "records")
@@ -452,25 +484,29 @@ class FeedEntry(_message.Message):
     def __init__(self, index: _Optional[int] = ..., previousIndex: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
 
 class FeedSnapshotRequest(_message.Message):
-    __slots__ = ("nodeId", "offsetBytes", "snapshotIndex")
+    __slots__ = ("nodeId", "offsetBytes", "snapshotIndex", "afterIndex")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     OFFSETBYTES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTINDEX_FIELD_NUMBER: _ClassVar[int]
+    AFTERINDEX_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     offsetBytes: int
     snapshotIndex: int
-    def __init__(self, nodeId: _Optional[str] = ..., offsetBytes: _Optional[int] = ..., snapshotIndex: _Optional[int] = ...) -> None: ...
+    afterIndex: int
+    def __init__(self, nodeId: _Optional[str] = ..., offsetBytes: _Optional[int] = ..., snapshotIndex: _Optional[int] = ..., afterIndex: _Optional[int] = ...) -> None: ...
 
 class FeedSnapshotResponse(_message.Message):
-    __slots__ = ("index", "sizeBytes", "offsetBytes", "chunk", "crc")
+    __slots__ = ("index", "sizeBytes", "offsetBytes", "chunk", "crc", "entries")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SIZEBYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSETBYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CRC_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     index: int
     sizeBytes: int
     offsetBytes: int
     chunk: bytes
     crc: int
-    def __init__(self, index: _Optional[int] = ..., sizeBytes: _Optional[int] = ..., offsetBytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., crc: _Optional[int] = ...) -> None: ...
+    entries: _containers.RepeatedCompositeFieldContainer[FeedEntry]
+    def __init__(self, index: _Optional[int] = ..., sizeBytes: _Optional[int] = ..., offsetBytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., crc: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[FeedEntry, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,260 @@
+"""Image values <-> their protobufs. Encoding is canonical: the same image gives the same bytes on every node [M5].
+
+Every field of the image that is not derived is here; a new one that is forgotten is found by the round-trip tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+
+from immutables import Map
+
+from liftpy.cluster.image import (
+    ClusterImage,
+    Counters,
+    LeaderReport,
+    NodeImage,
+    PartitionImage,
+    PartitionStatus,
+    StreamImage,
+)
+from liftpy.cluster.operations import Operation, OperationWindow
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.wire._pb import cluster_pb2 as pb
+
+_STATUS = {
+    PartitionStatus.OFFLINE: pb.OFFLINE,
+    PartitionStatus.ONLINE: pb.ONLINE,
+    PartitionStatus.ELECTION: pb.ELECTION,
+    PartitionStatus.CANDIDATE_FOUND: pb.CANDIDATE_FOUND,
+}
+
+
+class Names:
+    """Gives equal strings and tuples of strings one object: an image of 100,000 partitions names the same few nodes."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, object] = {}
+
+    def string(self, value: str) -> str:
+        """``value``, as the first object that was equal to it."""
+        held = self._held.setdefault(value, value)
+        assert isinstance(held, str)
+        return held
+
+    def strings(self, values: Iterable[str]) -> tuple[str, ...]:
+        """A tuple of ``values``, shared likewise."""
+        made = tuple(values)
+        held = self._held.get(made)
+        if held is None:
+            held = self._held[made] = tuple(self.string(value) for value in made)
+        assert isinstance(held, tuple)
+        return held
+
+
+def node_to_pb(node: NodeImage) -> pb.Node:
+    """NodeImage -> Node."""
+    return pb.Node(
+        nodeId=node.node_id,
+        incarnation=node.incarnation,
+        rack=node.rack,
+        weight=node.weight,
+        version=node.version,
+        statusAddress=node.status_address,
+        fenced=node.fenced,
+        sessionTimeNs=node.session_time_ns,
+        previousIncarnation=node.previous_incarnation,
+    )
+
+
+def node_from_pb(message: pb.Node) -> NodeImage:
+    """Node -> NodeImage."""
+    return NodeImage(
+        node_id=message.nodeId,
+        incarnation=message.incarnation,
+        rack=message.rack,
+        weight=message.weight,
+        version=message.version,
+        status_address=message.statusAddress,
+        fenced=message.fenced,
+        session_time_ns=message.sessionTimeNs,
+        previous_incarnation=message.previousIncarnation,
+    )
+
+
+def partition_to_pb(partition: PartitionImage) -> pb.Partition:
+    """PartitionImage -> Partition."""
+    return pb.Partition(
+        partition=partition.partition,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        leader=partition.leader,
+        leaderEpoch=partition.leader_epoch,
+        epoch=partition.epoch,
+        status=_STATUS[partition.status],
+        uncleanElected=partition.unclean_elected,
+        candidate=partition.candidate,
+        passedOver=partition.passed_over,
+        incomplete=partition.incomplete,
+    )
+
+
+def partition_from_pb(message: pb.Partition, names: Names | None = None) -> PartitionImage:
+    """Partition -> PartitionImage; ``names`` shares the strings of many partitions."""
+    names = names or Names()
+    return PartitionImage(
+        partition=message.partition,
+        replicas=names.strings(message.replicas),
+        isr=names.strings(message.isr),
+        leader=names.string(message.leader),
+        leader_epoch=message.leaderEpoch,
+        epoch=message.epoch,
+        status=PartitionStatus(message.status),
+        unclean_elected=message.uncleanElected,
+        candidate=names.string(message.candidate),
+        passed_over=names.strings(message.passedOver),
+        incomplete=names.strings(message.incomplete),
+    )
+
+
+def stream_to_pb(stream: StreamImage) -> pb.Stream:
+    """StreamImage -> Stream."""
+    return pb.Stream(
+        name=stream.name,
+        uid=stream.uid,
+        subject=stream.subject,
+        config=config_to_pb(stream.config),
+        partitions=[partition_to_pb(partition) for partition in stream.partitions],
+        createdTimeNs=stream.created_time_ns,
+    )
+
+
+def stream_from_pb(message: pb.Stream, names: Names | None = None) -> StreamImage:
+    """Stream -> StreamImage."""
+    names = names or Names()
+    return StreamImage(
+        name=message.name,
+        uid=message.uid,
+        subject=message.subject,
+        config=config_from_pb(message.config),
+        partitions=tuple(partition_from_pb(partition, names) for partition in message.partitions),
+        created_time_ns=message.createdTimeNs,
+    )
+
+
+def counters_to_pb(counters: Counters) -> pb.CountersMoved:
+    """Counters -> CountersMoved."""
+    return pb.CountersMoved(
+        nextIncarnation=counters.next_incarnation,
+        nextStreamUid=counters.next_stream_uid,
+        nextLeaderEpoch=counters.next_leader_epoch,
+        nextEpoch=counters.next_epoch,
+        placementIndex=counters.placement_index,
+    )
+
+
+def counters_from_pb(message: pb.CountersMoved) -> Counters:
+    """CountersMoved -> Counters."""
+    return Counters(
+        next_incarnation=message.nextIncarnation,
+        next_stream_uid=message.nextStreamUid,
+        next_leader_epoch=message.nextLeaderEpoch,
+        next_epoch=message.nextEpoch,
+        placement_index=message.placementIndex,
+    )
+
+
+def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderReported:
+    """LeaderReport of partition ``partition`` of the stream ``uid`` -> LeaderReported."""
+    return pb.LeaderReported(
+        uid=uid,
+        partition=partition,
+        witness=report.witness,
+        witnessIncarnation=report.witness_incarnation,
+        leader=report.leader,
+        leaderEpoch=report.leader_epoch,
+        lastEpoch=report.last_epoch,
+        newestOffset=report.newest_offset,
+        highWatermark=report.high_watermark,
+        timeNs=report.time_ns,
+    )
+
+
+def report_from_pb(message: pb.LeaderReported) -> LeaderReport:
+    """LeaderReported -> LeaderReport."""
+    return LeaderReport(
+        witness=message.witness,
+        witness_incarnation=message.witnessIncarnation,
+        leader=message.leader,
+        leader_epoch=message.leaderEpoch,
+        last_epoch=message.lastEpoch,
+        newest_offset=message.newestOffset,
+        high_watermark=message.highWatermark,
+        time_ns=message.timeNs,
+    )
+
+
+def operation_to_pb(operation: Operation) -> pb.OperationDone:
+    """Operation -> OperationDone."""
+    return pb.OperationDone(operationId=operation.operation_id, timeNs=operation.time_ns, response=operation.response)
+
+
+def operation_from_pb(message: pb.OperationDone) -> Operation:
+    """OperationDone -> Operation."""
+    return Operation(message.operationId, message.timeNs, message.response)
+
+
+def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
+    """The canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
+
+    Streams are encoded one by one and joined: a serialized message is the concatenation of its fields, and so no
+    second copy of a large image is built.
+    """
+    streams = (pb.Image(streams=[stream_to_pb(image.streams[name])]) for name in sorted(image.streams))
+    parts = (part.SerializeToString(deterministic=True) for part in chain((_head_to_pb(image, operations),), streams))
+    return b"".join(parts)
+
+
+def image_to_pb(image: ClusterImage, *, operations: bool = True) -> pb.Image:
+    """ClusterImage -> Image."""
+    message = _head_to_pb(image, operations)
+    message.streams.extend(stream_to_pb(image.streams[name]) for name in sorted(image.streams))
+    return message
+
+
+def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
+    head = pb.Image(index=image.index, timeNs=image.time_ns, counters=counters_to_pb(image.counters))
+    head.nodes.extend(node_to_pb(image.nodes[name]) for name in sorted(image.nodes))
+    for uid, partition in sorted(image.reports):
+        head.reports.extend(report_to_pb(uid, partition, report) for report in image.reports[uid, partition])
+    if operations:
+        head.operations.extend(operation_to_pb(operation) for operation in image.operations)
+    return head
+
+
+def image_from_bytes(data: bytes) -> ClusterImage:
+    """The image of ``image_to_bytes``; raises protobuf's DecodeError or a ValueError for anything else."""
+    return image_from_pb(pb.Image.FromString(data))
+
+
+def image_from_pb(message: pb.Image) -> ClusterImage:
+    """Image -> ClusterImage, the derived maps built anew."""
+    names = Names()
+    image = ClusterImage()
+    for stream in message.streams:
+        image = image.with_stream(stream_from_pb(stream, names))
+    reports: dict[tuple[str, int], tuple[LeaderReport, ...]] = {}
+    for report in message.reports:
+        key = (report.uid, report.partition)
+        reports[key] = (*reports.get(key, ()), report_from_pb(report))
+    return replace(
+        image,
+        index=message.index,
+        time_ns=message.timeNs,
+        nodes=Map((node.nodeId, node_from_pb(node)) for node in message.nodes),
+        counters=counters_from_pb(message.counters),
+        operations=OperationWindow.of([operation_from_pb(operation) for operation in message.operations]),
+        reports=Map(reports),
+    )

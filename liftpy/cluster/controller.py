@@ -1,0 +1,48 @@
+"""``decide(image, request, now) -> (records, response)``: which decision a request is, and nothing else.
+
+Called inside apply, on every controller, on the same image: a decision reads nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+from liftpy.cluster.codec import image_to_pb
+from liftpy.cluster.decisions import isr, nodes, streams
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import ClusterImage
+from liftpy.wire._pb import cluster_pb2 as pb
+
+READ_ONLY = frozenset({"barrier", "describeCluster", "heartbeat"})
+"""Requests that change nothing, and so need no deduplication."""
+
+
+def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, namespace: str = "liftpy") -> Decision:
+    """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970, not below ``image.time_ns``)."""
+    draft = Draft(image, now_ns)
+    match request.WhichOneof("request"):
+        case "createStream":
+            return streams.create_stream(draft, request.createStream, namespace)
+        case "deleteStream":
+            return streams.delete_stream(draft, request.deleteStream)
+        case "registerNode":
+            return nodes.register_node(draft, request.registerNode)
+        case "fenceNode":
+            return nodes.fence_node(draft, request.fenceNode)
+        case "unfenceNode":
+            return nodes.unfence_node(draft, request.unfenceNode)
+        case "removeNode":
+            return nodes.remove_node(draft, request.removeNode)
+        case "changeIsr":
+            return isr.change_isr(draft, request.changeIsr)
+        case "barrier":
+            return draft.done()
+        case "describeCluster":
+            return draft.done(describe(image))
+        case "heartbeat":
+            return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
+    return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
+
+
+def describe(image: ClusterImage) -> pb.ControlResponse:
+    """The answer to DescribeCluster as far as the image goes; the caller adds leader and controllers."""
+    description = pb.ClusterDescription(image=image_to_pb(image, operations=False))
+    return pb.ControlResponse(index=image.index, cluster=description)

@@ -1,0 +1,54 @@
+"""ChangeIsr: the leader asks, apply decides, by compare-and-set on (leader, LeaderEpoch, Epoch) [C4]."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.cluster.codec import partition_to_pb
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import PartitionImage, PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
+    """The ISR as asked, if the request was made on the partition's current state; else STALE with that state."""
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    refusal = _refusal(draft, request, partition)
+    if refusal is not None:
+        return refusal
+    isr = tuple(node for node in partition.replicas if node in request.isr)
+    if isr == partition.isr:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    changed = draft.change(stream, replace(partition, isr=isr))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+
+
+def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionImage) -> Decision | None:
+    current = (partition.leader, partition.leader_epoch, partition.epoch)
+    if partition.status is not PartitionStatus.ONLINE or (request.leader, request.leaderEpoch, request.epoch) != current:
+        detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"
+        return refuse(pb.ControlResponse.STALE, detail, partition)
+    members = set(request.isr)
+    if len(members) != len(request.isr) or not members <= set(partition.replicas) or partition.leader not in members:
+        detail = f"ISR {list(request.isr)}: must hold the leader, and only replicas {list(partition.replicas)}, each once"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if not draft.image.is_live(partition.leader):
+        return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
+    for node_id in sorted(members.difference(partition.isr)):
+        detail = _why_not_join(draft, request, node_id)
+        if detail:
+            return refuse(pb.ControlResponse.FENCED, detail, partition)
+    return None
+
+
+def _why_not_join(draft: Draft, request: pb.ChangeIsr, node_id: str) -> str:
+    """Who joins is live and of the incarnation that caught up [C6]. Who is in already may be fenced: it leaves later."""
+    node = draft.image.nodes.get(node_id)
+    if node is None or node.fenced:
+        return f"node {node_id!r} is not live"
+    seen = request.incarnations.get(node_id, 0)
+    return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"

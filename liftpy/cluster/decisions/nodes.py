@@ -1,0 +1,123 @@
+"""RegisterNode, FenceNode, UnfenceNode, RemoveNode: who is a member, under which incarnation, and what it may still hold.
+
+A node that starts registers. Whether its data folder still holds all that it acknowledged decides what it may stay in
+("Membership of the ISR" of the protocol; C7, C10, C12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.cluster.codec import node_to_pb
+from liftpy.cluster.decisions import leadership
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import NodeImage
+from liftpy.cluster.records import NodeChanged, NodeRemoved
+from liftpy.errors import InvalidNameError
+from liftpy.ids import check_name
+from liftpy.wire._pb import cluster_pb2 as pb
+
+MAX_NODES = 10_000
+MAX_TEXT_LENGTH = 255
+MAX_WEIGHT = 1e6
+
+
+def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
+    """A process of the node has started: a new incarnation, and new LeaderEpochs for what it goes on leading."""
+    wrong = _wrong_registration(draft, request)
+    if wrong:
+        return refuse(pb.ControlResponse.INVALID, wrong)
+    known = draft.image.nodes.get(request.nodeId)
+    node = NodeImage(
+        node_id=request.nodeId,
+        incarnation=draft.next_incarnation(),
+        rack=request.rack,
+        weight=request.weight or 1.0,
+        version=request.version,
+        status_address=request.statusAddress,
+        fenced=False,
+        session_time_ns=draft.now_ns,
+        previous_incarnation=request.previousIncarnation,
+    )
+    draft.add(NodeChanged(node))
+    complete = known is None or holds_all_it_acknowledged(known, request)
+    detail = leadership.after_registration(draft, node.node_id, complete)
+    return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
+
+
+def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
+    """Whether the folder of a known node holds everything that the node ever acknowledged [C7].
+
+    ``previousIncarnation`` 0 means an empty folder. A folder of an older incarnation is a stale copy, but for one: the
+    one that the current incarnation itself registered with, because a process acts only after its new incarnation is
+    stored, so that the current one has never acted.
+    """
+    same_folder = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
+    return request.previousIncarnation != 0 and same_folder and (request.cleanStop or request.flushedAlways)
+
+
+def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
+    """The node's session ended: it joins no ISR and leads nothing new. Its leaders of partitions shrink it away."""
+    node = _current(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if node.fenced:
+        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+    fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
+    draft.add(NodeChanged(fenced))
+    detail = leadership.after_fencing(draft, node.node_id)
+    return draft.done(pb.ControlResponse(node=node_to_pb(fenced), detail=detail))
+
+
+def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Decision:
+    """The node's heartbeats are back, in the same process."""
+    node = _current(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if not node.fenced:
+        return draft.done(pb.ControlResponse(node=node_to_pb(node)))
+    back = replace(node, fenced=False, session_time_ns=draft.now_ns)
+    draft.add(NodeChanged(back))
+    detail = leadership.after_return(draft, node.node_id)
+    return draft.done(pb.ControlResponse(node=node_to_pb(back), detail=detail))
+
+
+def remove_node(draft: Draft, request: pb.RemoveNode) -> Decision:
+    """Forget a node that has stopped and holds no replica; what it held must have been moved or deleted before."""
+    node = draft.image.nodes.get(request.nodeId)
+    if node is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {request.nodeId!r}")
+    if not node.fenced:
+        return refuse(pb.ControlResponse.INVALID, f"node {request.nodeId!r} is alive: stop it first")
+    hosted = draft.image.hosted.get(request.nodeId)
+    if hosted:
+        some = ", ".join(sorted(hosted)[:3])
+        detail = f"node {request.nodeId!r} holds replicas of {len(hosted)} streams ({some} ...): move them first"
+        return refuse(pb.ControlResponse.INVALID, detail)
+    draft.add(NodeRemoved(request.nodeId))
+    return draft.done()
+
+
+def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
+    try:
+        check_name(request.nodeId, "node id")
+    except InvalidNameError as error:
+        return str(error)
+    for what in ("rack", "version", "statusAddress"):
+        if len(getattr(request, what)) > MAX_TEXT_LENGTH:
+            return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
+    if not 0 <= request.weight <= MAX_WEIGHT:
+        return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g} (0: 1)"
+    if request.nodeId not in draft.image.nodes and len(draft.image.nodes) >= MAX_NODES:
+        return f"there are {MAX_NODES} nodes already"
+    return ""
+
+
+def _current(draft: Draft, node_id: str, incarnation: int) -> NodeImage | Decision:
+    node = draft.image.nodes.get(node_id)
+    if node is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")
+    if node.incarnation != incarnation:
+        detail = f"node {node_id!r} is incarnation {node.incarnation} now, not {incarnation}"
+        return refuse(pb.ControlResponse.FENCED, detail)
+    return node

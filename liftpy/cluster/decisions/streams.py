@@ -1,0 +1,108 @@
+"""CreateStream and DeleteStream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.cluster.codec import stream_to_pb
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.cluster.placement import DEFAULT_POLICY, place
+from liftpy.cluster.placement.placement_error import NotEnoughNodesError
+from liftpy.cluster.records import StreamCreated, StreamDeleted
+from liftpy.cluster.stream_config import config_from_pb
+from liftpy.errors import ConfigError
+from liftpy.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import data_subject
+
+MAX_STREAMS = 100_000
+MAX_PARTITIONS_PER_STREAM = 10_000
+MAX_REPLICATION_FACTOR = 32
+DEFAULT_REPLICATION_FACTOR = 3
+RESERVED_NAMES = frozenset({"control", "feed", "notify", "raft", "status"})
+"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+
+
+def create_stream(draft: Draft, request: pb.CreateStream, namespace: str) -> Decision:
+    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty."""
+    image = draft.image
+    try:
+        _check_names(request, namespace)
+        config = config_from_pb(request.config)
+        held = image.streams.get(request.name)
+        if held is not None:
+            existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
+            existing.response.stream.CopyFrom(stream_to_pb(held))
+            return existing
+        if len(image.streams) >= MAX_STREAMS:
+            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
+        replicas = _place(draft, request)
+    except NotEnoughNodesError as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    stream = StreamImage(
+        name=request.name,
+        uid=draft.next_stream_uid(),
+        subject=request.subject,
+        config=config,
+        partitions=_partitions(draft, replicas),
+        created_time_ns=draft.now_ns,
+    )
+    draft.add(StreamCreated(stream))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, len(replicas[0]))))
+
+
+def delete_stream(draft: Draft, request: pb.DeleteStream) -> Decision:
+    """Delete by name and unique id; without an id, the stream that has the name at apply [M11]."""
+    held = draft.image.streams.get(request.name)
+    if held is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r}")
+    if request.uid and request.uid != held.uid:
+        detail = f"stream {request.name!r} is {held.uid} now; {request.uid} is gone"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    draft.add(StreamDeleted(held.name, held.uid))
+    return draft.done(pb.ControlResponse(detail=held.uid))
+
+
+def _check_names(request: pb.CreateStream, namespace: str) -> None:
+    check_name(request.name, "stream name")
+    if request.name in RESERVED_NAMES:
+        raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
+    check_data_subject(request.subject, namespace)
+    count = request.partitions or 1
+    if count > MAX_PARTITIONS_PER_STREAM:
+        raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}")
+    if count > 1 and request.subject.endswith(">"):
+        raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
+    if len(data_subject(request.subject, count - 1)) > MAX_SUBJECT_LENGTH:
+        raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
+
+
+def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:
+    live = draft.image.live_nodes()
+    factor = request.replicationFactor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(live)))
+    if factor > MAX_REPLICATION_FACTOR:
+        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
+    count = request.partitions or 1
+    start = draft.counters.placement_index
+    replicas = place(request.placement, live, count, factor, start)
+    if (request.placement or DEFAULT_POLICY) == DEFAULT_POLICY:
+        draft.counters = replace(draft.counters, placement_index=start + count)
+    return replicas
+
+
+def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionImage, ...]:
+    leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
+    return tuple(
+        PartitionImage(number, replicas, replicas, replicas[0], leader_epoch + number, epoch + number)
+        for number, replicas in enumerate(placed)
+    )
+
+
+def _said(request: pb.CreateStream, factor: int) -> str:
+    if request.replicationFactor:
+        return ""
+    fewer = factor < DEFAULT_REPLICATION_FACTOR
+    return f"replication factor {factor}" + (": there are no more live nodes" if fewer else "")

@@ -1,0 +1,255 @@
+"""The image: everything the metadata group knows, as one frozen value with structural sharing.
+
+A change makes a new image that shares all that did not change, so that an image can be kept, compared and encoded
+while the next entries are applied, and two images are compared by identity of their parts (``diff.py``).
+Iteration over an ``immutables.Map`` follows the hash, which differs between processes: whatever is decided or encoded
+from it goes through ``sorted`` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from immutables import Map
+
+from liftpy.cluster.operations import OperationWindow
+from liftpy.cluster.trail import Trail
+from liftpy.config import StreamConfig
+from liftpy.ids import PartitionKey
+
+
+class PartitionStatus(IntEnum):
+    """State of a partition's leadership; the numbers of ``cluster.proto``."""
+
+    OFFLINE = 0
+    ONLINE = 1
+    ELECTION = 2
+    CANDIDATE_FOUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """One registered node."""
+
+    node_id: str
+    incarnation: int
+    """Of the process that runs now or ran last; from a counter, never used twice."""
+    rack: str = ""
+    weight: float = 1.0
+    version: str = ""
+    status_address: str = ""
+    fenced: bool = False
+    """Its session has ended: it joins no ISR and leads nothing new."""
+    session_time_ns: int = 0
+    """Image time of the registration, fencing or unfencing."""
+    previous_incarnation: int = 0
+    """What its data folder held when it registered. A process that dies before it stores its new incarnation comes
+    back with this one, having acknowledged nothing in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionImage:
+    """One partition of a stream."""
+
+    partition: int
+    replicas: tuple[str, ...]
+    """Preferred leader first."""
+    isr: tuple[str, ...]
+    """In-sync replicas in the order of ``replicas``; never empty; holds the leader when there is one [C3]."""
+    leader: str
+    """'' when there is none."""
+    leader_epoch: int
+    """Of ``leader``, or of ``candidate`` while one promotes itself; never used twice [C2]."""
+    epoch: int
+    """Grows with every change of this partition [C2]."""
+    status: PartitionStatus = PartitionStatus.ONLINE
+    unclean_elected: bool = False
+    """An unclean election happened here [C11]."""
+    candidate: str = ""
+    """With CANDIDATE_FOUND: the node that promotes itself in ``leader_epoch``."""
+    passed_over: tuple[str, ...] = ()
+    """Candidates of this election that failed, in the order in which they did."""
+    incomplete: tuple[str, ...] = ()
+    """Members of ``isr`` that may have lost acknowledged data: elected only by command [C10]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamImage:
+    """One stream; made again under its name it has another ``uid`` [R9]."""
+
+    name: str
+    uid: str
+    subject: str
+    config: StreamConfig
+    partitions: tuple[PartitionImage, ...]
+    """``partitions[i].partition == i``."""
+    created_time_ns: int = 0
+
+    def key(self, partition: int) -> PartitionKey:
+        """The identity of partition ``partition``."""
+        return PartitionKey(self.name, self.uid, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The sources of everything that is never used twice; all of them only grow."""
+
+    next_incarnation: int = 1
+    next_stream_uid: int = 1
+    next_leader_epoch: int = 1
+    next_epoch: int = 1
+    placement_index: int = 0
+    """Start index of the next round-robin placement; reduced only when it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderReport:
+    """A follower's word that it cannot reach its leader, or its position during an election [C9]."""
+
+    witness: str
+    witness_incarnation: int
+    leader: str
+    leader_epoch: int
+    """The report counts for this (leader, leader_epoch) only."""
+    last_epoch: int
+    """LeaderEpoch of the last record of the witness's log."""
+    newest_offset: int
+    """Inclusive, -1 when the log is empty."""
+    high_watermark: int
+    """Inclusive, -1 when nothing is committed."""
+    time_ns: int
+    """Image time of the report: reports outside the window do not count."""
+
+
+Hosted = Map[str, Map[str, tuple[int, ...]]]
+Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterImage:
+    """All of it. ``hosted``, ``leader_counts`` and ``trail`` are derived and are not encoded."""
+
+    index: int = 0
+    """Of the last applied entry."""
+    time_ns: int = 0
+    """Of the last applied request; never falls."""
+    nodes: Map[str, NodeImage] = field(default_factory=Map)
+    streams: Map[str, StreamImage] = field(default_factory=Map)
+    counters: Counters = Counters()
+    operations: OperationWindow = field(default_factory=OperationWindow)
+    reports: Reports = field(default_factory=Map)
+    """By (stream uid, partition): at most one report per witness, in the order of arrival."""
+    hosted: Hosted = field(default_factory=Map)
+    """Node id -> stream name -> the partitions of which the node is a replica, ascending."""
+    leader_counts: Map[str, int] = field(default_factory=Map)
+    """Node id -> number of partitions that it leads; nodes that lead none are absent."""
+    trail: Trail = field(default_factory=Trail, compare=False, repr=False)
+    """Which streams changed last."""
+
+    def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionImage] | None:
+        """The partition, or None; ``uid`` '' means the stream that has the name now."""
+        found = self.streams.get(stream)
+        if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
+            return None
+        return found, found.partitions[partition]
+
+    def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionImage]]:
+        """Every partition that has ``node_id`` among its replicas, by stream name and partition number."""
+        hosted = self.hosted.get(node_id)
+        for name in sorted(hosted) if hosted else ():
+            stream = self.streams[name]
+            for number in hosted[name] if hosted else ():
+                yield stream, stream.partitions[number]
+
+    def live_nodes(self) -> list[str]:
+        """Ids of the nodes that are not fenced, in ascending order."""
+        return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
+
+    def is_live(self, node_id: str) -> bool:
+        """Whether the node is registered and not fenced."""
+        node = self.nodes.get(node_id)
+        return node is not None and not node.fenced
+
+    # ---- the changes that replay makes; they keep the derived maps true ------------------------------------------------
+    def with_stream(self, stream: StreamImage) -> ClusterImage:
+        """With a stream whose name is free."""
+        return replace(
+            self,
+            streams=self.streams.set(stream.name, stream),
+            hosted=_host(self.hosted, stream),
+            leader_counts=_count(self.leader_counts, ((p.leader, 1) for p in stream.partitions)),
+            trail=self.trail.step(stream.name),
+        )
+
+    def without_stream(self, name: str) -> ClusterImage:
+        """Without the stream of that name, and without its reports."""
+        stream = self.streams[name]
+        reports = self.reports.mutate()
+        for partition in stream.partitions:
+            reports.pop((stream.uid, partition.partition), None)
+        return replace(
+            self,
+            streams=self.streams.delete(name),
+            hosted=_unhost(self.hosted, stream),
+            leader_counts=_count(self.leader_counts, ((p.leader, -1) for p in stream.partitions)),
+            reports=reports.finish(),
+            trail=self.trail.step(name),
+        )
+
+    def with_partition(self, stream: StreamImage, changed: PartitionImage) -> ClusterImage:
+        """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9]."""
+        number = changed.partition
+        old = stream.partitions[number]
+        fresh = replace(stream, partitions=(*stream.partitions[:number], changed, *stream.partitions[number + 1 :]))
+        hosted, counts, reports = self.hosted, self.leader_counts, self.reports
+        if old.replicas != changed.replicas:
+            hosted = _host(_unhost(hosted, stream), fresh)
+        if old.leader != changed.leader:
+            counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
+        if (old.leader, old.leader_epoch) != (changed.leader, changed.leader_epoch) and (stream.uid, number) in reports:
+            reports = reports.delete((stream.uid, number))
+        return replace(
+            self,
+            streams=self.streams.set(stream.name, fresh),
+            hosted=hosted,
+            leader_counts=counts,
+            reports=reports,
+            trail=self.trail.step(stream.name),
+        )
+
+
+def _host(hosted: Hosted, stream: StreamImage) -> Hosted:
+    numbers: dict[str, list[int]] = {}
+    for partition in stream.partitions:
+        for node_id in partition.replicas:
+            numbers.setdefault(node_id, []).append(partition.partition)
+    changed = hosted.mutate()
+    for node_id, found in numbers.items():
+        changed[node_id] = hosted.get(node_id, Map()).set(stream.name, tuple(found))
+    return changed.finish()
+
+
+def _unhost(hosted: Hosted, stream: StreamImage) -> Hosted:
+    changed = hosted.mutate()
+    for node_id in {node_id for partition in stream.partitions for node_id in partition.replicas}:
+        left = hosted[node_id].delete(stream.name)
+        if left:
+            changed[node_id] = left
+        else:
+            del changed[node_id]
+    return changed.finish()
+
+
+def _count(counts: Map[str, int], steps: Iterable[tuple[str, int]]) -> Map[str, int]:
+    changed = counts.mutate()
+    for node_id, step in steps:
+        if not node_id:
+            continue
+        count = changed.get(node_id, 0) + step
+        if count:
+            changed[node_id] = count
+        else:
+            del changed[node_id]
+    return changed.finish()

@@ -1,0 +1,139 @@
+"""Records: what a decision did. ``replay`` applies them, on the controllers at once, on the other nodes from the feed.
+
+A closed union of frozen values; protobufs are made only where bytes are needed. A record holds the state after it, not
+the step to it, so that replay decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from liftpy.cluster import codec
+from liftpy.cluster.image import Counters, LeaderReport, NodeImage, PartitionImage, StreamImage
+from liftpy.cluster.operations import Operation
+from liftpy.errors import ProtocolError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCreated:
+    """A stream under a name that was free."""
+
+    stream: StreamImage
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDeleted:
+    """The stream of that name and unique id is gone; the only thing that lets a node delete data [M11]."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanged:
+    """A node was registered, fenced or unfenced."""
+
+    node: NodeImage
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """A node is no longer a member."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChanged:
+    """The new state of one partition of the stream ``stream`` with the unique id ``uid``."""
+
+    stream: str
+    uid: str
+    partition: PartitionImage
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDone:
+    """An operation and its answer, for deduplication; not fed to nodes that decide nothing."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class CountersMoved:
+    """The counters after what was taken from them."""
+
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderReported:
+    """A report that counts, of a witness that has none or an older one for this partition [C9]."""
+
+    uid: str
+    partition: int
+    report: LeaderReport
+
+
+Record: TypeAlias = (
+    StreamCreated
+    | StreamDeleted
+    | NodeChanged
+    | NodeRemoved
+    | PartitionChanged
+    | OperationDone
+    | CountersMoved
+    | LeaderReported
+)
+
+
+def record_to_pb(record: Record) -> pb.Record:
+    """Record -> its protobuf."""
+    match record:
+        case StreamCreated(stream):
+            return pb.Record(streamCreated=codec.stream_to_pb(stream))
+        case StreamDeleted(name, uid):
+            return pb.Record(streamDeleted=pb.StreamDeleted(name=name, uid=uid))
+        case NodeChanged(node):
+            return pb.Record(nodeRegistered=codec.node_to_pb(node))
+        case NodeRemoved(node_id):
+            return pb.Record(nodeRemoved=pb.NodeRemoved(nodeId=node_id))
+        case PartitionChanged(stream_name, uid, partition):
+            changed = pb.PartitionStateChanged(stream=stream_name, uid=uid, partition=codec.partition_to_pb(partition))
+            return pb.Record(partitionChanged=changed)
+        case OperationDone(operation):
+            return pb.Record(operationDone=codec.operation_to_pb(operation))
+        case CountersMoved(counters):
+            return pb.Record(countersMoved=codec.counters_to_pb(counters))
+        case LeaderReported(uid, number, report):
+            return pb.Record(leaderReported=codec.report_to_pb(uid, number, report))
+    assert_never(record)
+
+
+def record_from_pb(message: pb.Record) -> Record:
+    """The record of a protobuf; raise ProtocolError for one that holds none that is known here.
+
+    A node that does not know a record can't hold a true image: it must not go on as if nothing had been said.
+    """
+    match message.WhichOneof("record"):
+        case "streamCreated":
+            return StreamCreated(codec.stream_from_pb(message.streamCreated))
+        case "streamDeleted":
+            return StreamDeleted(message.streamDeleted.name, message.streamDeleted.uid)
+        case "nodeRegistered":
+            return NodeChanged(codec.node_from_pb(message.nodeRegistered))
+        case "nodeRemoved":
+            return NodeRemoved(message.nodeRemoved.nodeId)
+        case "partitionChanged":
+            changed = message.partitionChanged
+            return PartitionChanged(changed.stream, changed.uid, codec.partition_from_pb(changed.partition))
+        case "operationDone":
+            return OperationDone(codec.operation_from_pb(message.operationDone))
+        case "countersMoved":
+            return CountersMoved(codec.counters_from_pb(message.countersMoved))
+        case "leaderReported":
+            report = message.leaderReported
+            return LeaderReported(report.uid, report.partition, codec.report_from_pb(report))
+    raise ProtocolError("a record of a kind that this version does not know")

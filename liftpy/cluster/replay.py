@@ -1,0 +1,86 @@
+"""``replay(image, record) -> image``: the one way in which an image changes, live and on recovery.
+
+Pure and without decisions. A record that does not fit the image is an InvariantError: the decision that made it, or the
+order in which it arrived, is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import assert_never
+
+from liftpy.cluster.image import ClusterImage, LeaderReport, PartitionImage, PartitionStatus
+from liftpy.cluster.records import (
+    CountersMoved,
+    LeaderReported,
+    NodeChanged,
+    NodeRemoved,
+    OperationDone,
+    PartitionChanged,
+    Record,
+    StreamCreated,
+    StreamDeleted,
+)
+from liftpy.invariants import check
+
+
+def replay(image: ClusterImage, record: Record) -> ClusterImage:
+    """``image`` after ``record``; raise InvariantError where the record can't follow that image."""
+    match record:
+        case StreamCreated(stream):
+            check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")
+            return image.with_stream(stream)
+        case StreamDeleted(name, uid):
+            held = image.streams.get(name)
+            check(held is not None and held.uid == uid, "M11", "delete of", name, uid)
+            return image.without_stream(name)
+        case NodeChanged(node):
+            return replace(image, nodes=image.nodes.set(node.node_id, node))
+        case NodeRemoved(node_id):
+            check(node_id in image.nodes and node_id not in image.hosted, "M5", "removal of", node_id)
+            return replace(image, nodes=image.nodes.delete(node_id))
+        case PartitionChanged(stream_name, uid, partition):
+            return _change_partition(image, stream_name, uid, partition)
+        case OperationDone(operation):
+            return replace(image, operations=image.operations.with_operation(operation))
+        case CountersMoved(counters):
+            return replace(image, counters=counters)
+        case LeaderReported(uid, number, report):
+            return replace(image, reports=image.reports.set((uid, number), _with(image.reports.get((uid, number), ()), report)))
+    assert_never(record)
+
+
+def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
+    """``image`` after all of ``records``, in order."""
+    for record in records:
+        image = replay(image, record)
+    return image
+
+
+def _change_partition(image: ClusterImage, name: str, uid: str, changed: PartitionImage) -> ClusterImage:
+    found = image.find(name, uid, changed.partition)
+    check(found is not None, "M5", "change of an unknown partition", name, uid, changed.partition)
+    assert found is not None
+    stream, old = found
+    check(changed.epoch > old.epoch and changed.leader_epoch >= old.leader_epoch, "C2", old, changed)
+    check_partition(changed)
+    return image.with_partition(stream, changed)
+
+
+def check_partition(partition: PartitionImage) -> None:
+    """Raise InvariantError unless the partition's own fields agree [C1, C3]."""
+    isr = partition.isr
+    check(bool(isr) and len(set(isr)) == len(isr), "C3", "empty or repeated", partition)
+    check(all(node in partition.replicas for node in isr), "C3", "ISR beyond the replicas", partition)
+    check(not partition.leader or partition.leader in isr, "C3", "leader outside its ISR", partition)
+    check((partition.status is PartitionStatus.ONLINE) == bool(partition.leader), "C1", "leader and status", partition)
+    check(
+        (partition.status is PartitionStatus.CANDIDATE_FOUND) == bool(partition.candidate),
+        "C1", "candidate and status", partition,
+    )  # fmt: skip
+    check(not partition.candidate or partition.candidate in isr, "C5", "candidate outside the ISR", partition)
+
+
+def _with(reports: tuple[LeaderReport, ...], report: LeaderReport) -> tuple[LeaderReport, ...]:
+    return (*(held for held in reports if held.witness != report.witness), report)

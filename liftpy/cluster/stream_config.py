@@ -1,0 +1,70 @@
+"""StreamConfig <-> its protobuf. A field that is not set means the default; a wrong one is a ConfigError that names it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.errors import ConfigError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+E = TypeVar("E", bound=Enum)
+_DEFAULT = StreamConfig()
+
+
+def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
+    """The protobuf of ``config``, with every field set to what holds."""
+    return pb.StreamConfig(
+        ackPolicy=config.ack_policy.value,
+        minIsr=config.min_isr,
+        flush=str(config.flush),
+        commitPolicy=config.commit_policy.value,
+        segmentBytes=config.segment_bytes,
+        segmentAgeS=config.segment_age_s,
+        retentionAgeS=config.retention_age_s,
+        retentionBytes=config.retention_bytes,
+        retentionRecords=config.retention_records,
+        compaction=config.compaction,
+        deleteRetentionS=config.delete_retention_s,
+        codec=config.codec.name.lower(),
+        failoverStandby=config.failover_standby,
+        dedupWindowS=config.dedup_window_s,
+    )
+
+
+def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
+    """The configuration that ``message`` asks for; raise ConfigError naming the field that is wrong."""
+    return StreamConfig(
+        ack_policy=_choice(AckPolicy, "ack policy", message.ackPolicy or _DEFAULT.ack_policy.value),
+        min_isr=message.minIsr,
+        flush=FlushPolicy.parse(message.flush) if message.flush else _DEFAULT.flush,
+        commit_policy=_choice(CommitPolicy, "commit policy", message.commitPolicy or _DEFAULT.commit_policy.value),
+        segment_bytes=message.segmentBytes or _DEFAULT.segment_bytes,
+        segment_age_s=message.segmentAgeS,
+        retention_age_s=message.retentionAgeS,
+        retention_bytes=message.retentionBytes,
+        retention_records=message.retentionRecords,
+        compaction=message.compaction,
+        delete_retention_s=message.deleteRetentionS if message.HasField("deleteRetentionS") else _DEFAULT.delete_retention_s,
+        codec=_codec(message.codec),
+        failover_standby=message.failoverStandby if message.HasField("failoverStandby") else _DEFAULT.failover_standby,
+        dedup_window_s=message.dedupWindowS if message.HasField("dedupWindowS") else _DEFAULT.dedup_window_s,
+    )
+
+
+def _choice(kind: type[E], what: str, value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"{what} {value!r} is not known: use one of {allowed}") from None
+
+
+def _codec(name: str) -> Codec:
+    if not name:
+        return _DEFAULT.codec
+    for codec in Codec:
+        if codec.name.lower() == name:
+            return codec
+    raise ConfigError(f"codec {name!r} is not known: use one of {', '.join(repr(c.name.lower()) for c in Codec)}")

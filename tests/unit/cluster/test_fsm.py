@@ -1,0 +1,166 @@
+"""ClusterFsm: never raises [M6], deduplicates, keeps time from falling, snapshots to the same state [M7]."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.cluster import fsm as fsm_module
+from liftpy.cluster import operations
+from liftpy.cluster.codec import image_to_bytes
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.records import CountersMoved, NodeChanged, OperationDone
+from liftpy.errors import CorruptionError, UnknownFormatError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def test_bytes_that_are_no_request_are_answered_and_counted_in_the_index() -> None:
+    driver = Driver(("a",))
+    before = driver.fsm.image
+    assert driver.apply(b"\xff\xff\xff").error == Error.INVALID
+    assert driver.fsm.image.index == driver.index
+    assert driver.fsm.image.nodes is before.nodes
+    assert driver.apply(b"").error == Error.INVALID
+
+
+def test_requests_of_an_unknown_kind_without_an_id_or_not_for_the_log_are_invalid() -> None:
+    driver = Driver()
+    assert driver.ask().error == Error.INVALID
+    assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
+    assert driver.ask(b"short", registerNode=pb.RegisterNode(nodeId="a")).error == Error.INVALID
+    assert driver.ask(b"", registerNode=pb.RegisterNode(nodeId="a")).error == Error.INVALID
+    future = pb.ControlRequest(operationId=b"x" * 16, timeNs=1 << 63, registerNode=pb.RegisterNode(nodeId="a"))
+    assert driver.apply(future.SerializeToString()).error == Error.INVALID
+    assert not driver.fsm.image.nodes
+
+
+def test_an_unexpected_error_takes_the_entry_back_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(("a",))
+    before = driver.fsm.image
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(fsm_module, "replay_all", broken)
+    response = driver.create()
+    assert response.error == Error.UNKNOWN
+    assert "a bug" in response.detail
+    assert driver.fsm.failure_count == 1
+    assert driver.fsm.last_records == ()
+    assert (driver.fsm.image.counters, driver.fsm.image.index) == (before.counters, driver.index)
+    assert not driver.fsm.image.streams
+
+
+def test_an_index_that_was_applied_is_not_applied_again() -> None:
+    driver = Driver(("a",))
+    entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=pb.RegisterNode(nodeId="b")).SerializeToString()
+    response = pb.ControlResponse.FromString(driver.fsm.apply(entry, 1))
+    assert (response.error, response.index) == (Error.INVALID, 1)
+    assert set(driver.fsm.image.nodes) == {"a"}
+
+
+def test_image_time_never_falls() -> None:
+    driver = Driver(("a",))
+    highest = driver.fsm.image.time_ns
+    driver.now_ns -= 3600 * 1000 * MS
+    driver.create()
+    assert driver.fsm.image.time_ns == highest
+    assert driver.fsm.image.streams["orders"].created_time_ns == highest
+
+
+def test_every_outcome_of_an_operation_is_given_once() -> None:
+    driver = Driver()
+    refused = driver.create()
+    assert refused.error == Error.NOT_ENOUGH_NODES
+    driver.register("a")
+    again = driver.ask(refused.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders"))
+    assert again == refused
+    assert not driver.fsm.image.streams
+
+
+def test_a_registration_that_comes_twice_is_one_incarnation() -> None:
+    driver = Driver()
+    first = driver.register("a")
+    driver.register("b")
+    again = driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a"))
+    assert again == first
+    assert driver.fsm.image.counters.next_incarnation == 3
+
+
+def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_OPERATIONS", 10)
+    driver = Driver()
+    for number in range(25):
+        driver.register(f"n{number}")
+    window = driver.fsm.image.operations
+    assert len(window) == len(window.by_id) == len(window.order) == 10
+    assert [o.operation_id for o in window] == [n.to_bytes(16, "big") for n in range(16, 26)]
+    driver.now_ns += operations.MAX_AGE_NS
+    driver.register("late")
+    assert len(driver.fsm.image.operations) == 1
+
+
+def test_deduplication_survives_a_snapshot() -> None:
+    driver = Driver(("a",))
+    first = driver.create()
+    restored = ClusterFsm()
+    restored.restore(driver.fsm.snapshot())
+    entry = pb.ControlRequest(operationId=first.operationId, createStream=pb.CreateStream(name="other", subject="x"))
+    answer = restored.apply(entry.SerializeToString(), driver.index + 1)
+    assert pb.ControlResponse.FromString(answer) == first
+
+
+def test_a_snapshot_restores_to_equal_images_and_equal_bytes() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=4, config=pb.StreamConfig(codec="zstd", flush="none"))
+    driver.change_isr(["a", "b"])
+    driver.restart("c", emptied=True)
+    driver.fence("b")
+    restored = ClusterFsm()
+    restored.restore(driver.fsm.snapshot())
+    assert restored.image == driver.fsm.image
+    assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
+
+
+@pytest.mark.parametrize("position", [0, 5, 7, 9, 17, 25, 30, -1])
+def test_a_damaged_snapshot_is_refused_and_the_image_kept(position: int) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    data = bytearray(driver.fsm.snapshot())
+    data[position] ^= 0x40
+    before = driver.fsm.image
+    with pytest.raises((CorruptionError, UnknownFormatError)):
+        driver.fsm.restore(bytes(data))
+    assert driver.fsm.image is before
+
+
+def test_a_cut_snapshot_and_a_pickle_are_refused() -> None:
+    driver = Driver(("a",))
+    data = driver.fsm.snapshot()
+    for cut in range(len(data)):
+        with pytest.raises((CorruptionError, UnknownFormatError)):
+            ClusterFsm().restore(data[:cut])
+    with pytest.raises(CorruptionError):
+        ClusterFsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
+
+
+def test_the_last_records_are_what_the_last_entry_did() -> None:
+    driver = Driver()
+    driver.register("a")
+    kinds = [type(record) for record in driver.fsm.last_records]
+    assert kinds == [NodeChanged, CountersMoved, OperationDone]
+    assert [r.WhichOneof("record") for r in driver.fsm.records] == ["nodeRegistered", "countersMoved"]
+    driver.ask(barrier=pb.Barrier())
+    assert driver.fsm.last_records == ()
+
+
+def test_barrier_and_describe_answer_the_image_of_their_index() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    assert driver.ask(barrier=pb.Barrier()).index == driver.index
+    described = driver.ask(describeCluster=pb.DescribeCluster())
+    image = described.cluster.image
+    assert image.index == driver.index
+    assert [node.nodeId for node in image.nodes] == ["a", "b"]
+    assert image.streams[0].partitions[0].leader == "a"
+    assert not image.operations

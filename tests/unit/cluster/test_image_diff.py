@@ -1,0 +1,98 @@
+"""diff: what changed between two images, found by identity, and what a replica is told."""
+
+from __future__ import annotations
+
+from cluster_driver import Driver
+
+from liftpy.cluster import trail
+from liftpy.cluster.diff import diff, facts
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.config import CommitPolicy
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def test_one_changed_partition_is_one_change() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=3)
+    driver.create("other", partitions=3)
+    old = driver.fsm.image
+    driver.change_isr(["b", "c"], number=1)
+    found = diff(old, driver.fsm.image)
+    (change,) = found.partitions
+    assert (str(change.key), change.key.uid) == ("orders/1", old.streams["orders"].uid)
+    assert change.old is old.streams["orders"].partitions[1]
+    assert change.new == driver.partition(number=1)
+    assert not found.nodes
+    assert not found.created
+    assert [str(c.key) for c in found.for_node("a")] == ["orders/1"]
+    assert list(found.for_node("z")) == []
+
+
+def test_a_stream_made_again_under_its_name_is_gone_and_new() -> None:
+    driver = Driver(("a",))
+    driver.create(partitions=2)
+    old = driver.fsm.image
+    driver.ask(deleteStream=pb.DeleteStream(name="orders"))
+    driver.create()
+    found = diff(old, driver.fsm.image)
+    assert [s.uid for s in found.deleted] == [old.streams["orders"].uid]
+    assert [s.uid for s in found.created] == [driver.fsm.image.streams["orders"].uid]
+    assert [(c.key.uid, c.key.partition, c.new is None) for c in found.partitions] == [
+        (found.deleted[0].uid, 0, True),
+        (found.deleted[0].uid, 1, True),
+        (found.created[0].uid, 0, False),
+    ]
+
+
+def test_nodes_come_change_and_go() -> None:
+    driver = Driver(("a", "b"))
+    old = driver.fsm.image
+    driver.restart("a")
+    driver.fence("b")
+    driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
+    driver.register("c")
+    found = diff(old, driver.fsm.image)
+    assert [((c.old or c.new).node_id, c.old is None, c.new is None) for c in found.nodes] == [  # type: ignore[union-attr]
+        ("a", False, False),
+        ("b", False, True),
+        ("c", True, False),
+    ]
+
+
+def test_equal_images_do_not_differ_even_when_they_share_nothing() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    restored = ClusterFsm()
+    restored.restore(driver.fsm.snapshot())
+    assert not diff(driver.fsm.image, driver.fsm.image)
+    assert not diff(driver.fsm.image, restored.image)
+    old = driver.fsm.image
+    driver.change_isr(["a"])
+    assert [str(c.key) for c in diff(restored.image, driver.fsm.image).partitions] == ["orders/0"]
+    assert [str(c.key) for c in diff(driver.fsm.image, old).partitions] == ["orders/0"]
+
+
+def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_when_it_is_long(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    driver = Driver(("a", "b"))
+    for number in range(4):
+        driver.create(f"s{number}")
+    old = driver.fsm.image
+    driver.change_isr(["a"], "s2" if driver.partition("s2").leader == "a" else "s1")
+    assert len(driver.fsm.image.trail.since(old.trail) or ()) == 1
+    monkeypatch.setattr(trail, "MAX_STEPS", 3)
+    driver.create("s4")
+    driver.create("s5")
+    assert len(driver.fsm.image.trail.since(old.trail) or ()) == 3
+    driver.create("s6")
+    assert driver.fsm.image.trail.since(old.trail) is None
+    assert len(diff(old, driver.fsm.image).created) == 3
+
+
+def test_facts_are_what_a_replica_needs() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(config=pb.StreamConfig(commitPolicy="quorum"))
+    stream = driver.fsm.image.streams["orders"]
+    told = facts(stream, stream.partitions[0])
+    assert told.key == stream.key(0)
+    assert told.isr == frozenset("abc")
+    assert (told.leader, told.status, told.min_isr, told.commit_policy) == ("a", 1, 2, CommitPolicy.QUORUM)

@@ -1,0 +1,95 @@
+"""ChangeIsr: compare-and-set inside apply [C4], and who may join [C6]."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import Driver, Error
+
+
+@pytest.fixture
+def driver() -> Driver:
+    made = Driver(("a", "b", "c", "d"))
+    made.create(replicationFactor=3)
+    return made
+
+
+def test_shrink_and_expand_raise_the_epoch_only(driver: Driver) -> None:
+    start = driver.partition()
+    shrunk = driver.change_isr(["c", "a"])
+    assert list(shrunk.partition.isr) == ["a", "c"]
+    assert shrunk.partition.epoch > start.epoch
+    assert shrunk.partition.leaderEpoch == start.leader_epoch
+    expanded = driver.change_isr(["a", "b", "c"])
+    assert list(expanded.partition.isr) == ["a", "b", "c"]
+    assert expanded.partition.epoch > shrunk.partition.epoch
+
+
+def test_a_request_made_on_an_older_state_is_stale_changes_nothing_and_shows_the_state(driver: Driver) -> None:
+    stale = driver.isr_request(["a", "b"])
+    driver.change_isr(["a", "c"])
+    now = driver.partition()
+    answer = driver.ask(changeIsr=stale)
+    assert answer.error == Error.STALE
+    assert (answer.partition.epoch, list(answer.partition.isr)) == (now.epoch, ["a", "c"])
+    assert driver.partition() == now
+
+
+@pytest.mark.parametrize("field", ["leader", "leaderEpoch", "epoch"])
+def test_each_of_the_three_is_compared(driver: Driver, field: str) -> None:
+    request = driver.isr_request(["a"])
+    setattr(request, field, "b" if field == "leader" else getattr(request, field) + 1)
+    assert driver.ask(changeIsr=request).error == Error.STALE
+
+
+def test_a_change_from_before_the_leader_restarted_is_stale(driver: Driver) -> None:
+    old = driver.isr_request(["a"])
+    driver.restart("a")
+    assert driver.ask(changeIsr=old).error == Error.STALE
+
+
+@pytest.mark.parametrize("isr", [[], ["b"], ["a", "d"], ["a", "a"], ["a", "zz"]])
+def test_an_impossible_isr_is_invalid(driver: Driver, isr: list[str]) -> None:
+    request = driver.isr_request([node for node in isr if node != "zz"])
+    request.isr[:] = isr
+    assert driver.ask(changeIsr=request).error == Error.INVALID
+
+
+def test_who_joins_must_be_live_and_of_the_incarnation_that_caught_up(driver: Driver) -> None:
+    driver.change_isr(["a", "b"])
+    caught_up = driver.isr_request(["a", "b", "c"])
+    driver.fence("c")
+    assert driver.ask(changeIsr=caught_up).error == Error.FENCED
+    driver.unfence("c")
+    driver.restart("c")
+    assert driver.ask(changeIsr=caught_up).error == Error.FENCED
+    assert driver.change_isr(["a", "b", "c"]).error == Error.OK
+
+
+def test_an_emptied_replica_that_registers_while_an_expand_is_in_flight_does_not_join(driver: Driver) -> None:
+    driver.change_isr(["a", "b"])
+    in_flight = driver.isr_request(["a", "b", "c"])
+    driver.restart("c", emptied=True)
+    assert driver.ask(changeIsr=in_flight).error == Error.FENCED
+    assert driver.partition().isr == ("a", "b")
+
+
+def test_a_fenced_member_may_stay_while_another_is_shrunk_but_a_fenced_leader_changes_nothing(driver: Driver) -> None:
+    driver.fence("b")
+    assert driver.change_isr(["a", "b"]).error == Error.OK
+    driver.fence("a")
+    assert driver.change_isr(["a"]).error == Error.FENCED
+
+
+def test_the_same_isr_is_fine_and_no_change(driver: Driver) -> None:
+    before = driver.partition()
+    answer = driver.change_isr(["c", "b", "a"])
+    assert answer.error == Error.OK
+    assert answer.partition.epoch == before.epoch
+    assert driver.partition() is before
+
+
+def test_unknown_partitions_are_not_found(driver: Driver) -> None:
+    for field, value in (("stream", "nothing"), ("uid", "other"), ("partition", 7), ("partition", -1)):
+        request = driver.isr_request(["a"])
+        setattr(request, field, value)
+        assert driver.ask(changeIsr=request).error == Error.NOT_FOUND
