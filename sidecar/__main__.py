@@ -1,0 +1,10 @@
+"""``python -m sidecar``: the same as ``liftpy sidecar``."""
+
+from __future__ import annotations
+
+import sys
+
+from sidecar.cli.main import main
+
+if __name__ == "__main__":
+    main(["sidecar", *sys.argv[1:]])

@@ -1,0 +1,210 @@
+"""A node's one NATS connection for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
+
+Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each.
+This is the one module (with ``parser.py``) that names private parts of nats-py; ``check_nats_py`` refuses to run where they
+are missing.
+
+Bounds: what waits to be sent is at most ``send_buffer_bytes``; beyond that, and while disconnected, replication traffic is
+dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+from liftpy.errors import ConfigError, UnavailableError
+from sidecar.bus.parser import Sink, SinkParser
+from sidecar.settings import NodeSettings
+
+logger = logging.getLogger("liftpy.bus")
+
+SEND_BUFFER_BYTES = 64 * 1024 * 1024
+_KEPT_BYTES = 2 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+_CONNECT_TIMEOUT_S = 5
+_RECONNECT_WAIT_S = 0.1
+_PING_INTERVAL_S = 2
+_PRIVATE = ("_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport")
+
+Buffer = bytes | bytearray | memoryview
+
+
+def check_nats_py() -> None:
+    """Raise ConfigError if this nats-py does not have the private parts that the data path uses."""
+    probe = Client()
+    missing = [name for name in _PRIVATE if not hasattr(probe, name)]
+    missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
+    if missing:
+        raise ConfigError(f"this version of nats-py lacks {', '.join(missing)}: install nats-py>=2.12,<3")
+
+
+class Listener:
+    """A subscription whose messages go to a sink. ``close`` may be called twice and while disconnected."""
+
+    def __init__(self, connection: BusConnection, sid: int) -> None:
+        self._connection = connection
+        self._sid = sid
+
+    def close(self) -> None:
+        """Stop listening; messages that are on their way are dropped."""
+        self._connection._forget(self._sid)
+
+
+class BusConnection(Client):
+    """nats-py's client with a synchronous way in and out. Make it with ``open_bus``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sinks: dict[bytes, Sink] = {}
+        self._ps = SinkParser(self, self._sinks)
+        self._on_reconnect: list[Callable[[], None]] = []
+        self.errors: Counter[str] = Counter()
+        """Kind of error -> count: nats-py's asynchronous errors, disconnects, dropped sends."""
+        self.inbox = f"_INBOX.{secrets.token_hex(11)}"
+        """This connection's own inbox prefix, without the last dot; unguessable."""
+
+    # ---- out ----------------------------------------------------------------------------------------------------------
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False) -> bool:
+        """Publish the concatenation of ``pieces`` without copying it; False (counted) when it can't be sent now.
+
+        ``keep``: while disconnected keep it for the next connection, if there is room (acks). The pieces must not change
+        until they are sent. ``subject`` must be a checked one: it is written as it is.
+        """
+        size_bytes = sum(map(len, pieces))
+        room = SEND_BUFFER_BYTES if self._status == Client.CONNECTED else _KEPT_BYTES if keep else 0
+        if self._pending_data_size + size_bytes > room:
+            self.errors["send buffer full" if room == SEND_BUFFER_BYTES else "dropped while disconnected"] += 1
+            return False
+        if size_bytes > self._max_payload:
+            self.errors["larger than max_payload"] += 1
+            return False
+        self._write((f"PUB {subject} {reply} {size_bytes}\r\n".encode(), *pieces, b"\r\n"), size_bytes)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += size_bytes
+        return True
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected."""
+        size_bytes = sum(map(len, lines))
+        if self._pending_data_size + size_bytes > (SEND_BUFFER_BYTES if self._status == Client.CONNECTED else _KEPT_BYTES):
+            self.errors["acks dropped"] += len(lines)
+            return
+        self._write(lines, size_bytes)
+        self.stats["out_msgs"] += len(lines)
+        self.stats["out_bytes"] += size_bytes
+
+    def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
+        self._pending.extend(pieces)
+        self._pending_data_size += size_bytes + 1
+        self._kick()
+
+    def _kick(self) -> None:
+        if self._status == Client.CONNECTED and self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    # ---- in -----------------------------------------------------------------------------------------------------------
+    def listen(self, subject: str, sink: Sink, queue: str = "") -> Listener:
+        """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect."""
+        self._sid += 1
+        sid = self._sid
+        self._subs[sid] = Subscription(self, sid, subject, queue=queue)
+        self._sinks[b"%d" % sid] = sink
+        if self._status == Client.CONNECTED:
+            self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
+        return Listener(self, sid)
+
+    def _forget(self, sid: int) -> None:
+        if self._sinks.pop(b"%d" % sid, None) is None:
+            return
+        self._subs.pop(sid, None)
+        if self._status == Client.CONNECTED:
+            self._write((f"UNSUB {sid} \r\n".encode(),), 0)
+
+    async def _read_loop(self) -> None:
+        """As nats-py's, with larger reads: what has arrived together is taken together."""
+        while not (self.is_closed or self.is_reconnecting or self._transport is None):
+            try:
+                if self._transport.at_eof():
+                    raise nats.errors.UnexpectedEOF
+                await self._ps.parse(await self._transport.read(_READ_BYTES))
+            except asyncio.CancelledError:
+                return
+            except (OSError, nats.errors.Error) as error:
+                await self._process_op_err(error)
+                return
+            except Exception as error:  # whatever a server sends must not end the reading for good
+                logger.exception("the NATS stream can't be read; reconnecting")
+                await self._process_op_err(error)
+                return
+
+    async def _process_err(self, err_msg: str) -> None:
+        """nats-py closes for good on most errors that a server sends; a node reconnects instead."""
+        text = err_msg.strip("'\" ")
+        self.errors[f"server: {text.split(' for ')[0]}"] += 1
+        logger.warning("NATS server: %s", text)
+        if "permissions violation" not in text:
+            await self._process_op_err(nats.errors.Error(f"nats: {text}"))
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each reconnect."""
+        self._on_reconnect.append(callback)
+
+    async def _count_error(self, error: Exception) -> None:
+        self.errors[type(error).__name__] += 1
+        logger.debug("NATS: %r", error)
+
+    async def _disconnected(self) -> None:
+        self.errors["disconnected"] += 1
+        if not self.is_closed:
+            logger.warning("NATS connection lost; reconnecting")
+
+    async def _reconnected(self) -> None:
+        where = self.connected_url.netloc if self.connected_url else "?"
+        logger.info("NATS connection is back, at %s", where)
+        for callback in self._on_reconnect:
+            callback()
+
+
+async def open_bus(settings: NodeSettings, name: str) -> BusConnection:
+    """A connected BusConnection that reconnects for ever; keeps trying at the start too, until cancelled."""
+    check_nats_py()
+    announced = False
+    while True:
+        connection = BusConnection()
+        options: dict[str, Any] = settings.credentials.nats_options()
+        try:
+            await connection.connect(
+                servers=list(settings.nats),
+                name=name,
+                error_cb=connection._count_error,
+                disconnected_cb=connection._disconnected,
+                reconnected_cb=connection._reconnected,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RECONNECT_WAIT_S,
+                ping_interval=_PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                **options,
+            )
+            connection.options["max_reconnect_attempts"] = -1
+            return connection
+        except nats.errors.AuthorizationError as error:
+            raise UnavailableError(f"NATS refuses this node's credentials: {error}") from None
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            with contextlib.suppress(Exception):
+                await connection.close()
+            if not announced:
+                logger.warning("no NATS server at %s yet (%s); trying on", ", ".join(settings.nats), error)
+                announced = True
+            await asyncio.sleep(_RECONNECT_WAIT_S)

@@ -1,0 +1,71 @@
+"""``liftpy dev``: nats-server and N sidecars as real processes, in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from liftpy.errors import UnavailableError
+from sidecar.cli.options import json_option
+from sidecar.devcluster import MAX_NODES, DevCluster
+from sidecar.settings import DEFAULT_NAMESPACE
+
+_WATCH_S = 0.25
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+
+
+@click.command()
+@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, MAX_NODES), help="How many sidecars.")
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data here.  [default: a temporary folder]"
+)
+@click.option(
+    "--port", default=4222, show_default=True, type=click.IntRange(0, 65_535), help="Port of nats-server; 0: any free one."
+)
+@click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
+@click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="The cluster's namespace.")
+@json_option
+def dev(nodes: int, data: Path | None, port: int, nats: str | None, namespace: str, as_json: bool) -> None:
+    """Run nats-server and a cluster of sidecars here, in the foreground.
+
+    Ctrl-C, SIGTERM or the end of the parent process stops everything; nothing is left running. With --json the first line of
+    the standard output says when the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
+    """
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stopping.set())
+    cluster = DevCluster(nodes, data=data, port=port, nats_url=nats or "", namespace=namespace, on_line=_print_line)
+    try:
+        cluster.start()
+        _announce(cluster, as_json)
+        while not stopping.wait(_WATCH_S):
+            ended = cluster.ended()
+            if ended:
+                raise UnavailableError(f"node {ended[0]} has ended: {' | '.join(list(cluster.nodes[ended[0]].log)[-3:])}")
+    finally:
+        if not as_json:
+            click.echo("stopping", err=True)
+        cluster.stop()
+
+
+def _announce(cluster: DevCluster, as_json: bool) -> None:
+    nodes: dict[str, Any] = {
+        name: {"pid": node.pid, "status": node.status_url, "data": str(cluster.data / name)}
+        for name, node in cluster.nodes.items()
+    }
+    if as_json:
+        said = {"event": "ready", "nats": cluster.nats_url, "namespace": cluster.namespace, "nodes": nodes}
+        click.echo(json.dumps(said))
+        return
+    click.echo(f"ready: {len(nodes)} nodes on {cluster.nats_url}, data in {cluster.data}; Ctrl-C stops everything")
+    click.echo(f"  next: liftpy stream create events --subject 'events' --nats {cluster.nats_url}")
+
+
+def _print_line(node_id: str, line: str) -> None:
+    colour = _COLOURS[sum(node_id.encode()) % len(_COLOURS)]
+    click.echo(f"{click.style(f'{node_id:>4} |', fg=colour)} {line}", err=True)

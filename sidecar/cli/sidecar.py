@@ -1,0 +1,69 @@
+"""``liftpy sidecar``: one node, what a deployment runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidecar.settings import NodeSettings, load_node_settings
+
+
+@click.command()
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags and LIFTPY_* win over it.")
+@click.option("--node-id", default=None, help="This node's id: one token of A-Z a-z 0-9 _ -, never given to another node.")
+@click.option("--data", default=None, help="Folder for the logs and the metadata; one process per folder.")
+@click.option("--nats", default=None, metavar="URL", help="NATS server, or several, comma separated.")
+@click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.")
+@click.option("--controllers", default=None, metavar="IDS", help="Ids of the nodes of the metadata group, comma separated.")
+@click.option("--rack", default=None, help="Where this node stands, for placement.")
+@click.option("--weight", default=None, type=float, help="This node's share of partitions, for weighted placement.")
+@click.option("--status-port", default=None, type=int, help="Loopback status page and metrics; 0: any free port, -1: off.")
+@click.option("--creds", "creds_file", default=None, metavar="FILE", help="File with a NATS JWT and its nkey seed.")
+@click.option("--nkey", "nkey_seed_file", default=None, metavar="FILE", help="File with a NATS nkey seed.")
+@click.option("--user", default=None, help="NATS user; the password comes from LIFTPY_PASSWORD.")
+@click.option("--tls-ca", "tls_ca_file", default=None, metavar="FILE", help="Certificates to trust (PEM).")
+@click.option("--tls-cert", "tls_cert_file", default=None, metavar="FILE", help="Own certificate (PEM).")
+@click.option("--tls-key", "tls_key_file", default=None, metavar="FILE", help="Key of the own certificate (PEM).")
+@click.option("--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option("--json", "as_json", is_flag=True, help="Say on the standard output when the node is ready, as one line of JSON.")
+def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
+    """Run one node. SIGTERM stops it cleanly; a node that was killed comes back, registers anew and catches up.
+
+    Every option is also a setting in the file and an environment variable: LIFTPY_NODE_ID, LIFTPY_DATA, LIFTPY_NATS,
+    LIFTPY_CONTROLLERS... and LIFTPY_REPLICATION_<NAME> for time-outs and bounds.
+    """
+    settings = load_node_settings(config, flags)
+    _configure_logging(settings)
+    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
+
+    def say_ready(facts: dict[str, Any]) -> None:
+        if as_json:
+            print(json.dumps({"event": "ready", **facts}), flush=True)
+
+    return _run(run_node(settings, say_ready))
+
+
+def _run(main: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return int(asyncio.run(main))
+    return int(uvloop.run(main))
+
+
+def _configure_logging(settings: NodeSettings) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    for noisy in ("nats", "pysyncobj", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
