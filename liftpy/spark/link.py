@@ -1,0 +1,113 @@
+"""One NATS connection and one event loop per Python process, shared by all tasks that run in it.
+
+Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
+between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
+that is killed just vanishes; the servers live with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from liftpy.client.credentials import Credentials
+from liftpy.client.transport import Transport, open_connection
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.spark.options import Access
+from liftpy.wire.subjects import Subjects
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 10.0
+_MARGIN_S = 10.0
+
+
+class Link:
+    """A connection and the loop that it lives on. Made by ``link_to``; its methods may be called from any thread."""
+
+    def __init__(self, access: Access) -> None:
+        self.subjects = Subjects(access.namespace)
+        self._access = access
+        self._loop = asyncio.new_event_loop()
+        self._transport: Transport | None = None
+        self._connecting = asyncio.Lock()
+        threading.Thread(target=self._loop.run_forever, name="liftpy-spark", daemon=True).start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start ``work`` on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The result of ``work``, which bounds its own time by ``timeout_s``; UnavailableError if even that does not hold."""
+        return result_of(self.submit(work), timeout_s)
+
+    async def transport(self) -> Transport:
+        """The connection, opened at the first use and again if nats-py gave it up. Call it on the loop."""
+        async with self._connecting:
+            if self._transport is None or self._transport.connection.is_closed:
+                self._transport = await self._open()
+            return self._transport
+
+    async def _open(self) -> Transport:
+        credentials = await asyncio.to_thread(credentials_of, self._access)
+        name = f"liftpy-spark-{os.getpid()}"
+        servers = self._access.servers
+        return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=CONNECT_TIMEOUT_S))
+
+
+def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
+    """What ``future`` gives; a task must never hang, so that a loop that stopped shows as UnavailableError."""
+    try:
+        return future.result(timeout_s + CONNECT_TIMEOUT_S * 2 + _MARGIN_S)
+    except concurrent.futures.TimeoutError:
+        future.cancel()
+        raise UnavailableError(f"no answer within {timeout_s:g} s and then some") from None
+
+
+def credentials_of(access: Access) -> Credentials:
+    """The credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
+    return Credentials(
+        creds_file=access.creds_file,
+        nkey_seed_file=access.nkey_seed_file,
+        user=access.user,
+        password=_secret(access.password_file),
+        token=_secret(access.token_file),
+        tls_ca_file=access.tls_ca_file,
+        tls_cert_file=access.tls_cert_file,
+        tls_key_file=access.tls_key_file,
+    )
+
+
+def _secret(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file {file} with a NATS secret can't be read: {error}") from error
+
+
+_links: dict[tuple[int, Access], Link] = {}
+_lock = threading.Lock()
+
+
+def link_to(access: Access) -> Link:
+    """This process's link with that access; made at the first call, kept for the life of the process."""
+    key = (os.getpid(), access)
+    with _lock:
+        if key not in _links:
+            _links[key] = Link(access)
+        return _links[key]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may have been held by a thread that does not exist here
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

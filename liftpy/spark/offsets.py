@@ -1,0 +1,132 @@
+"""Offsets as users and checkpoints write them: JSON in, JSON out, end-exclusive everywhere. Pure.
+
+Two forms share one shape, ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
+
+- what a user gives as startingOffsets or endingOffsets, where -2 means earliest and -1 latest;
+- what a streaming query keeps in its checkpoint, where each stream also has its ``uid``, so that a stream deleted and made
+  again under its name is refused [R9]. Spark compares these as strings: keys are sorted, nothing volatile is in them.
+
+A checkpoint's offset is the NEXT one to read (exclusive end of what was read); the log's own inclusive HW never appears here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.ids import check_name
+
+EARLIEST = -2
+LATEST = -1
+_UID = "uid"
+
+Bounds = dict[tuple[str, int], int]
+"""(stream, partition) -> offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSpec:
+    """Where to start or to end, as the user gave it: ``word`` for all partitions, or ``offsets`` for each of them.
+
+    ``word``: earliest, latest, or empty. ``offsets``: (stream, partition) -> offset, EARLIEST or LATEST; starts are inclusive,
+    ends exclusive. ``uids``: stream -> the uid that the offsets were taken from, for the streams where it is known.
+    ``timestamp_ns``: the first record stamped at or after it, None when not used; it wins over the others.
+    """
+
+    word: str = ""
+    offsets: tuple[tuple[tuple[str, int], int], ...] = ()
+    uids: tuple[tuple[str, str], ...] = ()
+    timestamp_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets:
+    """A checkpoint's offsets. ``next_offsets``: (stream, partition) -> next offset to read. ``uids``: stream -> uid."""
+
+    next_offsets: Bounds
+    uids: dict[str, str]
+
+    def to_json(self) -> dict[str, dict[str, int | str]]:
+        """The dict that Spark writes down; equal offsets give equal text."""
+        found: dict[str, dict[str, int | str]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
+        for (stream, partition), offset in self.next_offsets.items():
+            found[stream][str(partition)] = offset
+        return {stream: dict(sorted(entries.items())) for stream, entries in found.items()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
+        """From a checkpoint's dict; ConfigError if it is not one."""
+        offsets, uids = _entries(document, "the checkpoint's offset")
+        if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
+            raise ConfigError(f"the checkpoint's offset has no uid for {', '.join(lacking)}: was it written by another source?")
+        return cls(offsets, uids)
+
+
+def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
+    """An OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
+    if text.lower() in words:
+        return OffsetSpec(word=text.lower())
+    allowed = f'use {", ".join(words)} or JSON such as {{"orders": {{"0": 23, "1": {specials[0]}}}}}'
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise ConfigError(f"{option} = {text!r}: {allowed}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{option} = {text!r}: {allowed}")
+    offsets, uids = _entries(document, option)
+    for (stream, partition), offset in offsets.items():
+        if offset < 0 and offset not in specials:
+            raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
+    return OffsetSpec(offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())))
+
+
+def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str]]:
+    offsets: Bounds = {}
+    uids: dict[str, str] = {}
+    for stream, entries in document.items():
+        check_name(stream, f"{what}: stream")
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"{what}: {stream!r} must map partitions to offsets")
+        for key, value in entries.items():
+            if key == _UID and isinstance(value, str):
+                uids[stream] = value
+            elif isinstance(key, str) and key.isascii() and key.isdigit() and type(value) is int:
+                offsets[stream, int(key)] = value
+            else:
+                raise ConfigError(f"{what}: {key!r}: {value!r} of stream {stream} is not a partition number and its offset")
+    return offsets, uids
+
+
+def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise NotFoundError if a stream of ``known`` now has another uid: it was deleted and made again [R9]."""
+    for stream, uid in known.items():
+        if stream in now and now[stream] != uid:
+            raise NotFoundError(
+                f"stream {stream} was deleted and made again: the offsets belong to uid {uid}, it is {now[stream]} now. "
+                "Begin with a new checkpoint (and a new output), or name another stream"
+            )
+
+
+def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
+    """``end`` with no partition below ``start`` and none of ``start`` missing: Spark takes offsets that go back silently."""
+    clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}
+    return {**start, **clamped}
+
+
+def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
+    """Ends that together take at most ``limit_records``, in proportion to what each partition has; at least one record if any.
+
+    Whole shares first, then one record more in the order of the largest remainder: a pure function of its arguments.
+    """
+    waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
+    total = sum(waiting.values())
+    if total <= limit_records:
+        return dict(end)
+    limit_records = max(1, limit_records)
+    taken = {key: limit_records * count // total for key, count in waiting.items()}
+    by_remainder = sorted(waiting, key=lambda key: (-(limit_records * waiting[key] % total), key))
+    for key in by_remainder[: limit_records - sum(taken.values())]:
+        taken[key] += 1
+    return {key: start.get(key, offset) + taken[key] for key, offset in end.items()}

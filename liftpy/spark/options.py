@@ -1,0 +1,219 @@
+"""The options of the format ``liftpy``: names, defaults, checks. Pure; the conventions are those of Spark's Kafka source.
+
+Option names are case-insensitive (Spark hands them over in lower case). An unknown one is an error that names the nearest
+known one. No secret is an option: credentials are named by file, because a plan is printed, logged and stored.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.ids import check_name
+from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec
+from liftpy.spark.schema import check_columns, default_columns
+
+OPTIONS = {
+    "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",
+    "namespace": "the cluster's namespace (default liftpy)",
+    "stream": "the stream to read",
+    "subscribe": "several streams, comma separated (instead of stream)",
+    "startingOffsets": "earliest (batch), latest (streaming), or JSON per partition; -2 earliest, -1 latest; inclusive",
+    "endingOffsets": "batch only: latest (default), or JSON per partition, exclusive; -1 latest",
+    "startingTimestamp": "ms since 1970: from the first record stamped at or after it; wins over startingOffsets",
+    "endingTimestamp": "batch only, ms since 1970: up to the first record stamped at or after it; wins over endingOffsets",
+    "minPartitions": "split large ranges so that there are at least about this many Spark partitions",
+    "maxOffsetsPerTrigger": "streaming: records of one micro-batch, over all partitions (default: all there is)",
+    "failOnDataLoss": "true (default): records gone by retention are an error; false: a warning, and the rest is read",
+    "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
+    "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
+    "readFrom": "nearest (default): any in-sync replica, spread over them; leader: the leader only",
+    "patience": "seconds to keep trying while no replica can answer (default 30)",
+    "nats.creds": "file with a NATS JWT and its seed",
+    "nats.nkeySeed": "file with an nkey seed",
+    "nats.user": "user name; its password stands in the file nats.passwordFile",
+    "nats.passwordFile": "file with the password of nats.user",
+    "nats.tokenFile": "file with an authentication token",
+    "nats.tlsCa": "file with the certificates to trust",
+    "nats.tlsCert": "file with our certificate",
+    "nats.tlsKey": "file with its key",
+}
+"""Every option and what it means."""
+
+_SPELLING = {name.lower(): name for name in OPTIONS}
+_FILES = {
+    "nats.creds": "creds_file",
+    "nats.nkeySeed": "nkey_seed_file",
+    "nats.user": "user",
+    "nats.passwordFile": "password_file",
+    "nats.tokenFile": "token_file",
+    "nats.tlsCa": "tls_ca_file",
+    "nats.tlsCert": "tls_cert_file",
+    "nats.tlsKey": "tls_key_file",
+}
+_NS_PER_MS = 1_000_000
+MAX_PARTITIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the cluster; hashable (the key of the connection cache), and free of secrets: it is part of plans.
+
+    ``servers``: NATS URLs, comma separated. ``namespace``: the cluster's. The others are file names, except ``user``.
+    """
+
+    servers: str = "nats://127.0.0.1:4222"
+    namespace: str = "liftpy"
+    creds_file: str = ""
+    nkey_seed_file: str = ""
+    user: str = ""
+    password_file: str = ""
+    token_file: str = ""
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+
+
+_DEFAULT = Access()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
+
+    ``max_records_per_trigger`` and ``min_partitions``: 0 means not set. ``patience_s``: how long nobody may answer.
+    """
+
+    access: Access
+    streams: tuple[str, ...]
+    starting: OffsetSpec | None = None
+    ending: OffsetSpec | None = None
+    min_partitions: int = 0
+    max_records_per_trigger: int = 0
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = default_columns(include_headers=False)
+    read_from_leader: bool = False
+    patience_s: float = 30.0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+        """From Spark's option map; ConfigError for what is unknown, missing, twice or out of bounds."""
+        values = {_known(name): value for name, value in given.items()}
+        return cls(
+            access=_access(values),
+            streams=_streams(values),
+            starting=_position(values, "starting", words=("earliest", "latest"), specials=(EARLIEST, LATEST)),
+            ending=_position(values, "ending", words=("latest",), specials=(LATEST,)),
+            min_partitions=_whole_number(values, "minPartitions", MAX_PARTITIONS),
+            max_records_per_trigger=_whole_number(values, "maxOffsetsPerTrigger", 1 << 62),
+            fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+            columns=_columns(values),
+            read_from_leader=_choice(values, "readFrom", ("nearest", "leader")) == "leader",
+            patience_s=_seconds(values, "patience", 30.0),
+        )
+
+    def check_batch(self) -> None:
+        """Raise ConfigError for what makes no sense in a batch query."""
+        if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
+            raise ConfigError("startingOffsets can't be latest (or -1) in a batch query: it would read nothing")
+        if self.max_records_per_trigger:
+            raise ConfigError("maxOffsetsPerTrigger is for streaming queries; use endingOffsets in a batch query")
+
+    def check_streaming(self) -> None:
+        """Raise ConfigError for what makes no sense in a streaming query."""
+        if self.ending is not None:
+            raise ConfigError("endingOffsets and endingTimestamp are for batch queries; a streaming query ends by its trigger")
+
+
+def _known(name: str) -> str:
+    spelled = _SPELLING.get(name.lower())
+    if spelled is None:
+        near = difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)
+        raise ConfigError(
+            f"unknown option {name!r}; did you mean {_SPELLING[near[0]]!r}? Known are: {', '.join(OPTIONS)}",
+        )
+    return spelled
+
+
+def _access(values: Mapping[str, str]) -> Access:
+    access = Access(
+        servers=values.get("nats", _DEFAULT.servers),
+        namespace=check_name(values.get("namespace", _DEFAULT.namespace), "namespace"),
+        **{field: values[option] for option, field in _FILES.items() if option in values},
+    )
+    for url in access.servers.split(","):
+        if "@" in urlsplit(url.strip() if "//" in url else f"//{url.strip()}").netloc:
+            raise ConfigError("option nats holds a user or password, which every plan would show: use nats.creds or the like")
+    if bool(access.user) != bool(access.password_file):
+        raise ConfigError("nats.user and nats.passwordFile belong together; give both or neither")
+    return access
+
+
+def _streams(values: Mapping[str, str]) -> tuple[str, ...]:
+    given = [name for name in ("stream", "subscribe") if name in values]
+    if len(given) != 1:
+        raise ConfigError("say what to read: exactly one of the options stream (one name) and subscribe (several, with commas)")
+    names = [values["stream"]] if given == ["stream"] else [name.strip() for name in values["subscribe"].split(",")]
+    return tuple(sorted({check_name(name, f"option {given[0]}: stream") for name in names}))
+
+
+def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:
+    if f"{which}Timestamp" in values:
+        return OffsetSpec(timestamp_ns=_whole_number(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS)
+    text = values.get(f"{which}Offsets")
+    return None if text is None else parse_spec(text, f"{which}Offsets", words=words, specials=specials)
+
+
+def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
+    include_headers = _flag(values, "includeHeaders", default=False)
+    if "columns" not in values:
+        return default_columns(include_headers=include_headers)
+    columns = check_columns([name.strip() for name in values["columns"].split(",")])
+    if include_headers and "headers" not in columns:
+        raise ConfigError("includeHeaders is true but the option columns does not name headers: drop one of them")
+    return columns
+
+
+def _whole_number(values: Mapping[str, str], name: str, highest: int) -> int:
+    text = values.get(name, "")
+    if name not in values:
+        return 0
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= highest):
+        raise ConfigError(f"{name} = {text!r}: use a whole number from 1 to {highest}")
+    return int(text)
+
+
+def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
+    text = values.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.1 <= seconds <= 3600:
+        raise ConfigError(f"{name} = {text!r}: use seconds from 0.1 to 3600")
+    return seconds
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    return _choice(values, name, ("true", "false"), "true" if default else "false") == "true"
+
+
+def _choice(values: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str = "") -> str:
+    value = values.get(name, default or allowed[0]).lower()
+    if value not in allowed:
+        raise ConfigError(f"{name} = {values[name]!r}: use {' or '.join(allowed)}")
+    return value
+
+
+def require_streams(wanted: tuple[str, ...], present: Mapping[str, object]) -> None:
+    """Raise NotFoundError naming the streams that do not exist and the nearest that does."""
+    for name in wanted:
+        if name not in present:
+            near = difflib.get_close_matches(name, present, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; `liftpy stream list` shows those that do"
+            raise NotFoundError(f"no stream {name!r}{hint}")

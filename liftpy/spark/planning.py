@@ -1,0 +1,200 @@
+"""Which records a query reads: a pure function of what the partitions hold, the wanted start and end, and the options.
+
+Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
+are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks.
+
+Worked example: partitions 0 and 1 hold 0..899 and 0..99, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5, rounded and
+at least one: 4 and 1 (ties to even, as Python rounds). Partition 0 is cut at 225, 450, 675; partition 1 is not cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
+from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """What one partition holds, as its leader answered.
+
+    ``replicas``: node ids, preferred leader first. ``leader``: node id. ``leader_epoch``: the leader's. ``log_start_offset``:
+    oldest offset kept, inclusive. ``end_offset``: HW + 1, exclusive. ``compacted``: offsets may have holes. ``starting_at``,
+    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    replicas: tuple[str, ...]
+    leader: str
+    leader_epoch: int
+    log_start_offset: int
+    end_offset: int
+    compacted: bool = False
+    starting_at: int | None = None
+    ending_at: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(stream, partition)."""
+        return self.stream, self.partition
+
+
+Views = Mapping[tuple[str, int], PartitionView]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """One task's work; all that ``read()`` knows, for it runs on another object in another process.
+
+    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: the leader's when it was planned; a committed record
+    has none above it, so that a record rewritten since by an unclean election shows. ``leader``, ``replicas``: who may serve.
+    ``compacted``: there may be fewer records than offsets.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    leader_epoch: int
+    leader: str
+    replicas: tuple[str, ...]
+    compacted: bool = False
+
+    @property
+    def record_count(self) -> int:
+        """Upper bound of its records; exact unless the log was compacted."""
+        return self.end_offset - self.start_offset
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition} [{self.start_offset}, {self.end_offset})"
+
+
+def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
+    """(stream, partition) -> first offset to read, inclusive; OffsetOutOfRangeError for one that is past the committed end.
+
+    One below the log start is for ``plan_ranges`` to judge.
+    """
+    starts = {
+        key: _resolve(spec, key, view, view.log_start_offset, view.starting_at)
+        for key, view in _covered(spec, views, "startingOffsets").items()
+    }
+    _check_committed(starts, views, "startingOffsets")
+    return starts
+
+
+def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
+    """(stream, partition) -> end, exclusive; OffsetOutOfRangeError for an end that is not committed yet [R1]."""
+    ends = {
+        key: _resolve(spec, key, view, view.end_offset, view.ending_at)
+        for key, view in _covered(spec, views, "endingOffsets").items()
+    }
+    _check_committed(ends, views, "endingOffsets")
+    return ends
+
+
+def _check_committed(offsets: Bounds, views: Views, option: str) -> None:
+    for key, offset in offsets.items():
+        if offset > views[key].end_offset:
+            raise OffsetOutOfRangeError(
+                f"{option}: {offset} of {key[0]}/{key[1]} is past the committed end {views[key].end_offset} (exclusive); "
+                "wait until it is committed, or use latest"
+            )
+
+
+def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, default: int, timed: int | None) -> int:
+    if spec.timestamp_ns is not None:
+        return view.end_offset if timed is None else timed
+    offset = {"earliest": EARLIEST, "latest": LATEST}.get(spec.word)
+    offset = dict(spec.offsets).get(key, default) if offset is None else offset
+    return view.log_start_offset if offset == EARLIEST else view.end_offset if offset == LATEST else offset
+
+
+def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
+    """``views``, if the offsets per partition name all of them and no other."""
+    if spec.word or spec.timestamp_ns is not None:
+        return views
+    named = {key for key, _ in spec.offsets}
+    if lacking := sorted(set(views) - named):
+        raise ConfigError(f"{option} must name every partition; missing: {_names(lacking)} (-2 means earliest, -1 latest)")
+    if unknown := sorted(named - set(views)):
+        raise ConfigError(f"{option} names what is not there or not read: {_names(unknown)}")
+    return views
+
+
+def _names(keys: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{stream}/{partition}" for stream, partition in keys)
+
+
+def plan_ranges(
+    views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool, min_partitions: int = 0
+) -> tuple[list[PlannedRange], list[str]]:
+    """The tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
+
+    With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
+    not name are read from the oldest record that is kept. Empty ranges make no task.
+    """
+    ranges: list[PlannedRange] = []
+    losses: list[str] = []
+    for key in sorted(ends):
+        view = views.get(key)
+        if view is None:
+            losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets from {starts.get(key, 0)} up to {ends[key]}")
+            continue
+        start = starts.get(key, view.log_start_offset)
+        if start > ends[key]:
+            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {ends[key]}")
+        kept, loss = _kept(view, start, ends[key])
+        losses += [loss] if loss else []
+        if kept:
+            ranges.append(kept)
+    if losses and fail_on_data_loss:
+        raise DataLossError(
+            "; ".join(losses)
+            + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
+        )
+    return split_ranges(ranges, min_partitions), losses
+
+
+def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
+    loss = ""
+    first = max(start, view.log_start_offset)
+    if first > start and start < end:
+        loss = f"OFFSET_OUT_OF_RANGE {view.stream}/{view.partition}: offsets [{start}, {min(first, end)}) are gone, "
+        loss += f"the log starts at {first}"
+    if end > view.end_offset:
+        loss = f"OFFSET_OUT_OF_RANGE {view.stream}/{view.partition}: offsets [{max(first, view.end_offset)}, {end}) were "
+        loss += f"committed when the end was chosen, but the committed end is {view.end_offset}"
+        end = view.end_offset
+    if first >= end:
+        return None, loss
+    planned = PlannedRange(
+        stream=view.stream,
+        uid=view.uid,
+        partition=view.partition,
+        start_offset=first,
+        end_offset=end,
+        leader_epoch=view.leader_epoch,
+        leader=view.leader,
+        replicas=view.replicas,
+        compacted=view.compacted,
+    )
+    return planned, loss
+
+
+def split_ranges(ranges: list[PlannedRange], min_partitions: int) -> list[PlannedRange]:
+    """``ranges`` cut into about ``min_partitions`` pieces, evenly, in proportion to their sizes; unchanged if they suffice."""
+    total = sum(r.record_count for r in ranges)
+    if min_partitions <= len(ranges) or not total:
+        return ranges
+    pieces: list[PlannedRange] = []
+    for whole in ranges:
+        count = min(whole.record_count, max(1, round(min_partitions * whole.record_count / total)))
+        cuts = [whole.start_offset + whole.record_count * i // count for i in range(count + 1)]
+        pieces += [replace(whole, start_offset=a, end_offset=b) for a, b in itertools.pairwise(cuts)]
+    return pieces

@@ -1,0 +1,51 @@
+"""The columns of the source: names and the exact Arrow types that Spark demands. Pure.
+
+Spark compares the first RecordBatch with the declared schema for equality (order, names, types, nullability), so both are
+made from the one table here. Every column is nullable, timestamps are microseconds in UTC.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from liftpy.errors import ConfigError
+
+_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+COLUMNS: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "headers": pa.list_(pa.field("element", _HEADER)),
+    "subject": pa.string(),
+    "stream": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "leader_epoch": pa.int64(),
+}
+"""Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
+
+
+def default_columns(*, include_headers: bool) -> tuple[str, ...]:
+    """All columns, headers only on request: they are costly and seldom wanted."""
+    return tuple(name for name in COLUMNS if include_headers or name != "headers")
+
+
+def check_columns(names: Iterable[str]) -> tuple[str, ...]:
+    """``names`` in the given order if all are known, once each and at least one; else ConfigError naming the nearest."""
+    checked = tuple(names)
+    for name in checked:
+        if name not in COLUMNS:
+            near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"columns: there is no column {name!r}; did you mean {near!r}? There are: {', '.join(COLUMNS)}")
+    if not checked or len(set(checked)) != len(checked):
+        raise ConfigError(f"columns: name each of the wanted columns once, of: {', '.join(COLUMNS)}")
+    return checked
+
+
+def arrow_schema(columns: Iterable[str]) -> pa.Schema:
+    """The schema as Spark compares it."""
+    return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])

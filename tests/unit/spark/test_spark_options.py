@@ -1,0 +1,130 @@
+"""Options, columns and offsets of the Spark source, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
+from liftpy.spark.options import OPTIONS, Access, SourceOptions, require_streams
+from liftpy.spark.schema import arrow_schema
+
+
+def parse(**options: str) -> SourceOptions:
+    return SourceOptions.parse({"stream": "orders", **options})
+
+
+def test_defaults() -> None:
+    options = SourceOptions.parse({"stream": "orders"})
+    assert options == SourceOptions(access=Access(), streams=("orders",))
+    assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")
+    assert options.fail_on_data_loss
+
+
+def test_names_are_case_insensitive_as_spark_lowers_them() -> None:
+    lowered = SourceOptions.parse(
+        {"stream": "orders", "startingoffsets": "earliest", "maxoffsetspertrigger": "7", "failondataloss": "FALSE"}
+    )
+    assert lowered.starting is not None
+    assert lowered.starting.word == "earliest"
+    assert lowered.max_records_per_trigger == 7
+    assert not lowered.fail_on_data_loss
+
+
+def test_every_known_option_is_accepted() -> None:
+    values = {
+        "minPartitions": "4", "maxOffsetsPerTrigger": "10", "failOnDataLoss": "true", "includeHeaders": "true",
+        "readFrom": "leader", "patience": "2.5", "startingTimestamp": "1", "endingTimestamp": "2", "namespace": "ns",
+        "startingOffsets": "earliest", "endingOffsets": "latest", "columns": "offset,headers",
+    }  # fmt: skip
+    for name in OPTIONS:
+        if name not in ("stream", "subscribe", "nats.user", "nats.passwordFile"):
+            parse(**{name: values.get(name, "a-file-or-host")})
+    assert parse(**{"nats.user": "u", "nats.passwordFile": "f"}).access.user == "u"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
+        ("topic", "stream"),
+        ("colums", "columns"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option {given!r}") as caught:
+        parse(**{given: "x"})
+    if given != "topic":
+        assert f"did you mean {meant!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"minPartitions": "0"}, {"minPartitions": "two"}, {"maxOffsetsPerTrigger": "-1"}, {"failOnDataLoss": "yes"},
+        {"patience": "nan"}, {"patience": "0"}, {"readFrom": "files"}, {"columns": "offset,offset"}, {"columns": ""},
+        {"columns": "offset", "includeHeaders": "true"}, {"nats.user": "u"}, {"startingTimestamp": "2026-01-01"},
+        {"startingOffsets": "newest"}, {"startingOffsets": "[1]"}, {"startingOffsets": '{"orders": 3}'},
+        {"startingOffsets": '{"orders": {"0": true}}'}, {"startingOffsets": '{"orders": {"0": -3}}'},
+        {"startingOffsets": '{"orders": {"zero": 3}}'}, {"endingOffsets": "earliest"},
+        {"endingOffsets": '{"orders": {"0": -2}}'},
+    ],
+)  # fmt: skip
+def test_what_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        parse(**given)
+
+
+@pytest.mark.parametrize("given", [{}, {"stream": "a", "subscribe": "b"}, {"stream": "a.b"}, {"subscribe": "a,,b"}])
+def test_exactly_one_way_to_name_streams(given: dict[str, str]) -> None:
+    with pytest.raises((ConfigError, InvalidNameError)):
+        SourceOptions.parse(given)
+
+
+def test_several_streams() -> None:
+    assert SourceOptions.parse({"subscribe": "b, a,b"}).streams == ("a", "b")
+
+
+@pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "token@host", "nats://h1,nats://t@h2"])
+def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(nats=url)
+    assert "secret" not in str(caught.value)
+
+
+def test_options_travel_in_plans_without_secrets() -> None:
+    options = parse(**{"nats.creds": "/etc/nats/reader.creds"})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert options.access.creds_file == "/etc/nats/reader.creds"
+
+
+def test_checks_per_kind_of_query() -> None:
+    parse(startingOffsets="latest").check_streaming()
+    for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
+        with pytest.raises(ConfigError):
+            parse(**wrong).check_batch()
+    for wrong in ({"endingOffsets": "latest"}, {"endingTimestamp": "5"}):
+        with pytest.raises(ConfigError):
+            parse(**wrong).check_streaming()
+
+
+def test_timestamps_win_over_offsets_and_are_milliseconds() -> None:
+    options = parse(startingTimestamp="1700000000123", startingOffsets="earliest")
+    assert options.starting is not None
+    assert options.starting.timestamp_ns == 1_700_000_000_123_000_000
+
+
+def test_a_missing_stream_names_the_nearest() -> None:
+    require_streams(("orders",), {"orders": 1})
+    with pytest.raises(NotFoundError, match="did you mean 'orders'"):
+        require_streams(("order",), {"orders": 1, "clicks": 2})
+
+
+def test_the_schema_is_what_spark_makes_of_it() -> None:
+    types = pytest.importorskip("pyspark.sql.pandas.types")
+    columns = parse(includeHeaders="true").columns
+    assert "headers" in columns
+    schema = arrow_schema(columns)
+    assert types.to_arrow_schema(types.from_arrow_schema(schema), timezone="UTC").equals(schema)

@@ -1,0 +1,180 @@
+"""Planning of the Spark source: offsets in checkpoints, limits, ranges, losses. Pure, so no Spark here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.errors import ConfigError, DataLossError, NotFoundError, OffsetOutOfRangeError
+from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, never_back, parse_spec, share_out
+from liftpy.spark.planning import PartitionView, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
+
+
+def view(partition: int = 0, start: int = 0, end: int = 100, stream: str = "orders", **more: object) -> PartitionView:
+    return PartitionView(
+        stream=stream, uid=f"uid-{stream}", partition=partition, replicas=("n1", "n2", "n3"), leader="n1",
+        leader_epoch=4, log_start_offset=start, end_offset=end, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def views(*all_views: PartitionView) -> dict[tuple[str, int], PartitionView]:
+    return {v.key: v for v in all_views}
+
+
+def spec(text: str) -> OffsetSpec:
+    return parse_spec(text, "startingOffsets", words=("earliest", "latest"), specials=(-2, -1))
+
+
+# ---- checkpoint offsets ------------------------------------------------------------------------------------------------
+def test_equal_offsets_give_equal_text_whatever_the_order() -> None:
+    one = StreamOffsets({("b", 1): 5, ("a", 0): 1, ("a", 10): 2, ("a", 2): 3}, {"b": "u2", "a": "u1"})
+    two = StreamOffsets({("a", 2): 3, ("a", 10): 2, ("a", 0): 1, ("b", 1): 5}, {"a": "u1", "b": "u2"})
+    assert json.dumps(one.to_json()) == json.dumps(two.to_json())
+    assert json.dumps(one.to_json()) == '{"a": {"0": 1, "10": 2, "2": 3, "uid": "u1"}, "b": {"1": 5, "uid": "u2"}}'
+
+
+def test_offsets_survive_the_checkpoint() -> None:
+    offsets = StreamOffsets({("orders", 0): 7, ("orders", 1): 0}, {"orders": "u"})
+    assert StreamOffsets.from_json(json.loads(json.dumps(offsets.to_json()))) == offsets
+
+
+@pytest.mark.parametrize("document", [{"orders": {"0": 1}}, {"orders": 5}, {"orders": {"0": "1", "uid": "u"}}, {"a b": {}}])
+def test_another_sources_checkpoint_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        StreamOffsets.from_json(document)
+
+
+def test_a_stream_made_again_is_refused() -> None:
+    check_uids({"orders": "u1", "gone": "x"}, {"orders": "u1", "new": "u2"})
+    with pytest.raises(NotFoundError, match="deleted and made again"):
+        check_uids({"orders": "u1"}, {"orders": "u2"})
+
+
+def test_offsets_never_go_back_and_never_lose_a_partition() -> None:
+    assert never_back({("s", 0): 3, ("s", 1): 9, ("s", 2): 1}, {("s", 0): 5, ("s", 1): 9, ("s", 9): 4}) == {
+        ("s", 0): 5, ("s", 1): 9, ("s", 2): 1, ("s", 9): 4,
+    }  # fmt: skip
+
+
+# ---- limits ------------------------------------------------------------------------------------------------------------
+def test_a_limit_is_shared_in_proportion() -> None:
+    start, end = {("s", 0): 0, ("s", 1): 100}, {("s", 0): 900, ("s", 1): 200}
+    assert share_out(100, start, end) == {("s", 0): 90, ("s", 1): 110}
+    assert share_out(1000, start, end) == end
+    assert share_out(1, start, end) == {("s", 0): 1, ("s", 1): 100}
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 200)), min_size=1, max_size=6), st.integers(1, 300))
+def test_a_limit_is_met_exactly_and_everything_is_read_in_the_end(sizes: list[tuple[int, int]], limit: int) -> None:
+    start = {("s", i): first for i, (first, _) in enumerate(sizes)}
+    end = {("s", i): first + count for i, (first, count) in enumerate(sizes)}
+    total = sum(count for _, count in sizes)
+    batches = 0
+    while start != end:
+        step = share_out(limit, start, end)
+        taken = [step[key] - start[key] for key in start]
+        assert all(0 <= n <= end[key] - start[key] for key, n in zip(start, taken, strict=True))
+        assert sum(taken) == min(limit, sum(end[key] - start[key] for key in start))
+        start, batches = step, batches + 1
+    assert batches == -(-total // limit)
+
+
+# ---- starts and ends ---------------------------------------------------------------------------------------------------
+def test_words_and_special_offsets() -> None:
+    both = views(view(0, 10, 100), view(1, 0, 50))
+    assert resolve_starts(spec("earliest"), both) == {("orders", 0): 10, ("orders", 1): 0}
+    assert resolve_starts(spec("latest"), both) == {("orders", 0): 100, ("orders", 1): 50}
+    given_offsets = spec('{"orders": {"0": -2, "1": 23}}')
+    assert resolve_starts(given_offsets, both) == {("orders", 0): 10, ("orders", 1): 23}
+    assert resolve_ends(spec('{"orders": {"0": -1, "1": 50}}'), both) == {("orders", 0): 100, ("orders", 1): 50}
+
+
+def test_times_become_offsets_and_a_time_after_all_is_the_end() -> None:
+    timed = OffsetSpec(timestamp_ns=5)
+    assert resolve_starts(timed, views(view(0, starting_at=42))) == {("orders", 0): 42}
+    assert resolve_ends(timed, views(view(0, ending_at=77))) == {("orders", 0): 77}
+    assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
+)
+def test_offsets_must_name_the_partitions_there_are(text: str) -> None:
+    with pytest.raises(ConfigError, match="startingOffsets"):
+        resolve_starts(spec(text), views(view(0), view(1)))
+
+
+def test_nothing_past_the_high_watermark() -> None:
+    past = spec('{"orders": {"0": 101}}')
+    for resolve in (resolve_starts, resolve_ends):
+        with pytest.raises(OffsetOutOfRangeError, match="past the committed end 100"):
+            resolve(past, views(view(0)))
+
+
+# ---- ranges ------------------------------------------------------------------------------------------------------------
+def test_a_range_carries_all_that_a_task_needs() -> None:
+    ranges, losses = plan_ranges(views(view(0)), {("orders", 0): 5}, {("orders", 0): 9}, fail_on_data_loss=True)
+    assert ranges == [PlannedRange("orders", "uid-orders", 0, 5, 9, 4, "n1", ("n1", "n2", "n3"))]
+    assert not losses
+    assert pickle.loads(pickle.dumps(ranges)) == ranges
+
+
+def test_empty_ranges_make_no_task_and_new_partitions_begin_at_the_oldest() -> None:
+    both = views(view(0), view(1, 20, 30))
+    ranges, _ = plan_ranges(both, {("orders", 0): 100}, {("orders", 0): 100, ("orders", 1): 30}, fail_on_data_loss=True)
+    assert [(r.partition, r.start_offset, r.end_offset) for r in ranges] == [(1, 20, 30)]
+
+
+def test_retention_is_an_error_that_names_what_is_lost() -> None:
+    cut = views(view(0, 40, 100))
+    with pytest.raises(DataLossError, match=r"OFFSET_OUT_OF_RANGE orders/0: offsets \[10, 40\) are gone"):
+        plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
+    ranges, losses = plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=False)
+    assert [(r.start_offset, r.end_offset) for r in ranges] == [(40, 80)]
+    assert len(losses) == 1
+
+
+def test_a_range_that_is_gone_as_a_whole() -> None:
+    cut = views(view(0, 90, 100))
+    ranges, losses = plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 20}, fail_on_data_loss=False)
+    assert ranges == []
+    assert "[10, 20) are gone" in losses[0]
+
+
+def test_a_committed_end_that_fell_is_an_error_not_a_short_read() -> None:
+    shrunk = views(view(0, 0, 50))
+    with pytest.raises(DataLossError, match=r"offsets \[50, 80\) were committed"):
+        plan_ranges(shrunk, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
+
+
+def test_a_stream_that_is_gone_is_an_error() -> None:
+    with pytest.raises(DataLossError, match="orders/3 is gone"):
+        plan_ranges(views(view(0)), {("orders", 3): 10}, {("orders", 3): 80}, fail_on_data_loss=True)
+
+
+def test_the_worked_example_of_min_partitions() -> None:
+    ranges = [
+        PlannedRange("s", "u", 0, 0, 900, 1, "n1", ("n1",)),
+        PlannedRange("s", "u", 1, 0, 100, 1, "n1", ("n1",)),
+    ]
+    pieces = [(r.partition, r.start_offset, r.end_offset) for r in split_ranges(ranges, 5)]
+    assert pieces == [(0, 0, 225), (0, 225, 450), (0, 450, 675), (0, 675, 900), (1, 0, 100)]
+    assert split_ranges(ranges, 2) == ranges
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 40))
+def test_pieces_cover_the_ranges_without_gap_or_overlap(sizes: list[int], min_partitions: int) -> None:
+    ranges = [PlannedRange("s", "u", i, 7, 7 + size, 1, "n1", ("n1",)) for i, size in enumerate(sizes)]
+    pieces = split_ranges(ranges, min_partitions)
+    assert all(p.record_count > 0 for p in pieces)
+    for whole in ranges:
+        own = [p for p in pieces if p.partition == whole.partition]
+        assert own[0].start_offset == whole.start_offset
+        assert own[-1].end_offset == whole.end_offset
+        assert all(a.end_offset == b.start_offset for a, b in itertools.pairwise(own))
+    assert pieces == split_ranges(ranges, min_partitions)

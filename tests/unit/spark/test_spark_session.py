@@ -1,0 +1,64 @@
+"""Whether Spark can start here, told without starting it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.spark import session
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("bash: no such thing", None),
+    ],
+)
+def test_java_versions(text: str, major: int | None) -> None:
+    assert session.java_major_version(text) == major
+
+
+def fake_java(folder: Path, version: str) -> None:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(exist_ok=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+
+
+def test_java_home_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    fake_java(tmp_path, "17.0.1")
+    assert session.java_available()
+    fake_java(tmp_path, "11.0.22")
+    assert not session.java_available()
+    with pytest.raises(ConfigError, match=r"Java 17 or newer.*is Java 11"):
+        session.local_session("test")
+
+
+def test_no_java_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not session.java_available()
+    assert "openjdk-17" in session.spark_problem()
+
+
+def test_no_pyspark_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
+        session.local_session("test")
+
+
+def test_the_modules_that_plan_do_not_need_spark() -> None:
+    code = (
+        "import sys, liftpy.spark.session, liftpy.spark.options, liftpy.spark.planning, liftpy.spark.catalog, pyspark_liftpy;"
+        "print([m for m in ('pyspark', 'sidecar') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
