@@ -6,7 +6,8 @@ before it feeds the next event. In particular:
 1. ``AppendBatch`` and ``AppendFetched`` write (not flush) before anything after them in the list happens, and start a flush
    by the stream's policy. Nobody hears of the records before ``LogFlushed`` has been fed back and the core has said so.
 2. ``SendFetch`` says ``offset``: only what ``LogFlushed`` has reported. ``SendAcks(LEADER)`` and ``SendAcks(ALL)`` likewise.
-3. ``SendFetchResponse`` reads the log and the HW when it is sent, and sends nothing if the role has changed since.
+3. ``SendFetchResponse`` reads the log below its flushed end, and the HW, when it is sent, and sends nothing if the role has
+   changed since. A read that fails is answered by nothing, never by an empty response, which would mean "caught up".
 4. ``TruncateLog`` and ``ResetLog`` are durable before ``LogTruncated`` is fed back; the core fetches nothing in between.
 5. ``RaiseHighWatermark`` is applied to the log before any later read is served; its checkpoint may come later.
 6. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
@@ -50,6 +51,14 @@ class RejectPublishes:
 
     token: int
     reason: RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class DropPublishes:
+    """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
+    one that may has heard them too, so that a negative ack could be a lie [A2]."""
+
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,7 @@ class SendFetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class SendFetchRefusal:
-    """Leader: answer ``token`` with a ReplicationRefusal."""
+    """Leader: answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
     token: int
     reason: RefusalReason
@@ -194,13 +203,31 @@ class ProposeIsr:
 
 @dataclass(frozen=True, slots=True)
 class ReportLeader:
-    """Follower: the leader can't be reached; tell the metadata group, with this log's position."""
+    """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
 
     leader: str
     leader_epoch: int
     last_epoch: int
     newest_offset: int
     high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistLeaderEpoch:
+    """Candidate: store the proposed LeaderEpoch, durably; answer LeaderEpochPersisted."""
+
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPromotion:
+    """Candidate: tell the metadata group how far the promotion is; ``finished``: it may record this node as leader."""
+
+    leader_epoch: int
+    epoch: int
+    replayed_end_offset: int
+    newest_offset: int
+    finished: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +272,7 @@ class RoleChanged:
 Effect = (
     AppendBatch
     | RejectPublishes
+    | DropPublishes
     | SendAcks
     | DropPendingAcks
     | AppendFetched
@@ -262,6 +290,8 @@ Effect = (
     | SendNotice
     | ProposeIsr
     | ReportLeader
+    | PersistLeaderEpoch
+    | ReportPromotion
     | ReplayLog
     | StartServing
     | OpenSubject

@@ -16,13 +16,16 @@ from liftpy.replica.partition import PartitionState
 
 @dataclass(frozen=True, slots=True)
 class LogOpened:
-    """The log is open and recovered. First event of a replica, before any PartitionChanged."""
+    """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
 
     log_start_offset: int
+    """Always the first offset of a batch, here and in every other event."""
     log_end_offset: int
     high_watermark: int
     epochs: tuple[tuple[int, int], ...]
     """(LeaderEpoch, offset of its first record), ascending: a scan of the log [D13]."""
+    persisted_epoch: int = 0
+    """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,18 @@ class PartitionChanged:
 
     state: PartitionState
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of every node that is registered and not fenced."""
+    """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
+    where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataHeard:
-    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22]."""
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
+
+    To be fed only when the local image is at or past the index that the answer names, and every PartitionChanged of it has
+    been fed: a node that comes back after a pause would otherwise hold a lease on leaderships that it has lost. Also fed
+    to a replica that is new, with the last such heartbeat of the node.
+    """
 
     sent_ns: int
 
@@ -88,7 +97,10 @@ class BatchSpan:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswered:
-    """A ReplicationResponse to ``request_id``; ``spans`` in the order of the bytes kept under ``token``, empty: caught up."""
+    """A ReplicationResponse to ``request_id``; ``spans`` in the order of the bytes kept under ``token``.
+
+    No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed.
+    """
 
     token: int
     request_id: int
@@ -112,7 +124,7 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FetchRefused:
-    """A ReplicationRefusal to ``request_id``."""
+    """A ReplicationRefusal to ``request_id``, a fetch or an epoch query."""
 
     request_id: int
     reason: RefusalReason
@@ -143,7 +155,10 @@ class EpochOffsetAnswered:
 
 @dataclass(frozen=True, slots=True)
 class LogFlushed:
-    """Everything below ``end_offset`` is on disk (or counts as such by the stream's flush policy)."""
+    """Everything below ``end_offset`` is on disk (or counts as such by the stream's flush policy).
+
+    A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
+    """
 
     end_offset: int
 
@@ -168,6 +183,8 @@ class StorageFailed:
 
     reason: str
     no_space: bool = False
+    token: int = 0
+    """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +233,20 @@ class DeadlineReached:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayProgressed:
+    """Derived state covers the log up to ``end_offset``, not yet all of it: the candidate is alive."""
+
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEpochPersisted:
+    """``leader_epoch`` is on disk (answer to PersistLeaderEpoch)."""
+
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayFinished:
     """Derived state covers the log up to ``end_offset`` (answer to ReplayLog)."""
 
@@ -246,6 +277,8 @@ Event = (
     | NoticeReceived
     | IsrChangeAnswered
     | DeadlineReached
+    | ReplayProgressed
+    | LeaderEpochPersisted
     | ReplayFinished
     | StopRequested
 )
