@@ -1,0 +1,136 @@
+"""The other end of the feed: a node that is not a controller follows the image. Pure; the shell moves the bytes.
+
+Entries that follow the own image are applied; a gap is asked for, from the entries that are still held or as a snapshot
+in chunks; an entry that comes while something is missing waits in a bounded buffer. Whatever does not fit (a record that
+can't follow, a chunk with a wrong checksum, another snapshot in between) leads to a fresh start, never to a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import google_crc32c
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.records import record_from_pb
+from liftpy.cluster.replay import replay_all
+from liftpy.cluster.snapshot import decode_snapshot
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+MAX_WAITING_ENTRIES = 256
+MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
+RETRY_AFTER_NS = NS_PER_S
+
+
+class FeedSubscription:
+    """One node's copy of the image. ``request`` says what to ask for; ``entry_received`` and ``response_received`` feed it.
+
+    Both return whether the image changed.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self.image = ClusterImage()
+        self.synced = False
+        """Whether ``image`` is one that the cluster had; it may be behind."""
+        self.known_index = 0
+        """The highest index that the feed has shown; above ``image.index`` something is missing."""
+        self.resync_count = 0
+        """How often the image was given up because something did not fit."""
+        self._waiting: dict[int, pb.FeedEntry] = {}
+        """By previous index: entries beyond the gap."""
+        self._parts = bytearray()
+        self._parts_index = 0
+        """Of the snapshot of which ``_parts`` holds the first bytes; 0: none."""
+        self._asked_ns: int | None = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to ask for."""
+        return not self.synced or self.known_index > self.image.index
+
+    def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
+        """What to ask for now, or None; an unanswered request is made again after ``RETRY_AFTER_NS``."""
+        if not self.behind or (self._asked_ns is not None and now_ns - self._asked_ns < RETRY_AFTER_NS):
+            return None
+        self._asked_ns = now_ns
+        if self._parts_index:
+            return pb.FeedSnapshotRequest(nodeId=self._node_id, snapshotIndex=self._parts_index, offsetBytes=len(self._parts))
+        return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
+
+    def entry_received(self, entry: pb.FeedEntry) -> bool:
+        """A published entry, or the head of the feed."""
+        before = self.image
+        self.known_index = max(self.known_index, entry.index)
+        self._take(entry)
+        self._take_waiting()
+        return self.image is not before
+
+    def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
+        """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``."""
+        before, held = self.image, len(self._parts)
+        if response.chunk or response.sizeBytes:
+            self._take_chunk(response)
+        elif self.synced:
+            for entry in response.entries:
+                self._take(entry)
+            self.known_index = max(response.index, *self._waiting_indexes())
+        self._take_waiting()
+        if self.image is not before or len(self._parts) != held:
+            self._asked_ns = None
+        return self.image is not before
+
+    def _waiting_indexes(self) -> list[int]:
+        return [0, *(entry.index for entry in self._waiting.values())]
+
+    def _take(self, entry: pb.FeedEntry) -> None:
+        if entry.index <= self.image.index and self.synced:
+            return
+        if not self.synced or entry.previousIndex != self.image.index:
+            if entry.previousIndex < entry.index and len(self._waiting) < MAX_WAITING_ENTRIES:
+                self._waiting[entry.previousIndex] = entry
+            return
+        try:
+            image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
+        except (LiftError, KeyError, ValueError):
+            self._start_again()
+            return
+        self.image = replace(image, index=entry.index)
+
+    def _take_waiting(self) -> None:
+        while self.synced and self._waiting:
+            entry = self._waiting.pop(self.image.index, None)
+            if entry is None:
+                break
+            self._take(entry)
+        self._waiting = {previous: e for previous, e in self._waiting.items() if e.index > self.image.index}
+
+    def _take_chunk(self, response: pb.FeedSnapshotResponse) -> None:
+        if response.index != self._parts_index and response.offsetBytes == 0:
+            self._parts, self._parts_index = bytearray(), response.index
+        wanted = response.index == self._parts_index and response.offsetBytes == len(self._parts)
+        if not wanted or not response.chunk or response.sizeBytes > MAX_SNAPSHOT_SIZE_BYTES:
+            return
+        if google_crc32c.value(response.chunk) != response.crc:
+            return
+        self._parts += response.chunk
+        if len(self._parts) >= response.sizeBytes:
+            self._take_snapshot(bytes(self._parts))
+            self._parts, self._parts_index = bytearray(), 0
+
+    def _take_snapshot(self, data: bytes) -> None:
+        try:
+            image = decode_snapshot(data)
+        except LiftError:
+            self.resync_count += 1
+            return
+        if not self.synced or image.index > self.image.index:
+            self.image, self.synced = image, True
+            self.known_index = max(self.known_index, image.index)
+
+    def _start_again(self) -> None:
+        self.resync_count += 1
+        self.synced = False
+        self._waiting.clear()

@@ -1,0 +1,134 @@
+"""Sessions: the metadata leader's view of who is alive. Heartbeats in, leases and proposals out. Pure.
+
+Only the metadata leader runs it, and none of it is logged but its proposals: FenceNode when a node's heartbeats stop for
+``session_s``, UnfenceNode when they are back. A new metadata leader knows no heartbeats, so every session restarts with
+it, in full.
+
+A lease lets a node acknowledge as leader of its partitions [D22]. It runs from the moment at which the node SENT the
+heartbeat that was answered, for ``lease_s``, and so ends before this side fences the node: lease_s < session_s. A
+metadata leader that has been replaced without knowing must not go on granting: it grants only while its own leadership
+was confirmed by a majority less than ``confirmed_within_s`` ago. Its successor needs an election time-out (0.5 s or
+more) to appear and then waits a whole session: confirmed_within_s + lease_s <= election time-out + session_s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+DEFAULT_CONFIRMED_WITHIN_S = 0.5
+_NEVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The answer to a heartbeat. Not granted: ``error`` and ``detail`` say why."""
+
+    granted: bool
+    duration_ns: int = 0
+    """From the moment at which the node sent the heartbeat."""
+    error: pb.ControlResponse.Error = pb.ControlResponse.OK
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Session:
+    incarnation: int
+    fenced: bool
+    """As the image says."""
+    deadline_ns: int
+    """Silence until then ends the session."""
+    heard_ns: int = _NEVER
+    """Of the last heartbeat of this incarnation to this metadata leader."""
+    proposed_ns: int = _NEVER
+    """Of the last proposal about this node that the image has not answered yet."""
+
+
+class Sessions:
+    """All sessions, while this node leads the metadata group; ``now_ns`` is monotonic and this node's own."""
+
+    def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
+        self._session_ns = round(config.session_s * NS_PER_S)
+        self._lease_ns = round(config.lease_s * NS_PER_S)
+        self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._retry_ns = self._session_ns // 2
+        self._sessions: dict[str, _Session] = {}
+        self._nodes: object = None
+        self._leading = False
+        self._earliest_ns = 0
+
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """This node has become the metadata leader: every session starts now."""
+        self._leading = True
+        self._sessions.clear()
+        self._nodes = None
+        self.image_changed(image, now_ns)
+
+    def resign(self) -> None:
+        """This node does not lead the metadata group any more: it grants and proposes nothing."""
+        self._leading = False
+        self._sessions.clear()
+        self._nodes = None
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """Take over registrations, fencing and removals; a new incarnation begins a session of its own."""
+        if not self._leading or image.nodes is self._nodes:
+            return
+        self._nodes = image.nodes
+        for node_id in [held for held in self._sessions if held not in image.nodes]:
+            del self._sessions[node_id]
+        for node_id, node in image.nodes.items():
+            held = self._sessions.get(node_id)
+            if held is None or held.incarnation != node.incarnation:
+                self._sessions[node_id] = _Session(node.incarnation, node.fenced, now_ns + self._session_ns)
+            elif held.fenced != node.fenced:
+                held.fenced, held.proposed_ns = node.fenced, _NEVER
+        self._earliest_ns = now_ns
+
+    def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> Lease:
+        """A heartbeat came; ``confirmed_ns``: when a majority last confirmed this node as the metadata leader."""
+        if not self._leading:
+            return Lease(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
+        if now_ns - confirmed_ns > self._confirmed_within_ns:
+            return Lease(
+                False, error=pb.ControlResponse.UNAVAILABLE, detail="no majority has confirmed the metadata leader lately"
+            )
+        session = self._sessions.get(node_id)
+        if session is None:
+            return Lease(False, error=pb.ControlResponse.NOT_FOUND, detail=f"node {node_id!r} is not registered")
+        if session.incarnation != incarnation:
+            detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
+            return Lease(False, error=pb.ControlResponse.FENCED, detail=detail)
+        session.heard_ns = now_ns
+        session.deadline_ns = now_ns + self._session_ns
+        if session.fenced:
+            self._earliest_ns = now_ns
+            return Lease(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
+        return Lease(True, self._lease_ns)
+
+    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode]:
+        """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""
+        if not self._leading or now_ns < self._earliest_ns:
+            return []
+        proposals: list[pb.FenceNode | pb.UnfenceNode] = []
+        self._earliest_ns = now_ns + self._session_ns
+        for node_id in sorted(self._sessions):
+            session = self._sessions[node_id]
+            alive = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
+            if alive != session.fenced:
+                if alive:
+                    self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
+                continue
+            if session.proposed_ns == _NEVER or now_ns - session.proposed_ns >= self._retry_ns:
+                session.proposed_ns = now_ns
+                kind = pb.UnfenceNode if alive else pb.FenceNode
+                proposals.append(kind(nodeId=node_id, incarnation=session.incarnation))
+            self._earliest_ns = min(self._earliest_ns, session.proposed_ns + self._retry_ns)
+        return proposals
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again at the latest, or None while this node does not lead."""
+        return self._earliest_ns if self._leading else None

@@ -1,0 +1,154 @@
+"""Any sequence of requests: the invariants hold, all nodes get the same bytes, snapshots and the feed lose nothing.
+
+Proves C1 C2 C3 C4 C5 C6 M5 M6 M7 for the pure state machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster_driver import Driver, Error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
+from liftpy.cluster.codec import image_to_bytes
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.records import record_from_pb
+from liftpy.cluster.replay import replay_all
+from liftpy.wire._pb import cluster_pb2 as pb
+
+NODES = ("n1", "n2", "n3", "n4")
+STREAMS = ("s1", "s2")
+
+nodes = st.sampled_from(NODES)
+steps = st.one_of(
+    st.tuples(st.just("register"), nodes, st.integers(0, 3), st.booleans(), st.booleans()),
+    st.tuples(st.just("fence"), nodes, st.booleans()),
+    st.tuples(st.just("unfence"), nodes, st.booleans()),
+    st.tuples(st.just("remove"), nodes),
+    st.tuples(st.just("create"), st.sampled_from(STREAMS), st.integers(0, 3), st.integers(0, 4)),
+    st.tuples(st.just("delete"), st.sampled_from(STREAMS), st.booleans()),
+    st.tuples(st.just("isr"), st.sampled_from(STREAMS), st.integers(0, 2), st.lists(nodes, max_size=4), st.integers(0, 7)),
+    st.tuples(st.just("again"), st.integers(0, 40)),
+    st.tuples(st.just("garbage"), st.binary(max_size=40)),
+    st.tuples(st.just("barrier")),
+    st.tuples(st.just("clock"), st.integers(-(10**10), 10**10)),
+)
+
+
+def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
+    """Turn an abstract step into a log entry that is sometimes right, sometimes stale, sometimes nonsense."""
+    image = driver.fsm.image
+    match step:
+        case ("register", node, back, clean, flushed):
+            held = image.nodes.get(node)
+            previous = max(0, held.incarnation - back) if held and back < 3 else 0
+            driver.register(node, previousIncarnation=previous, cleanStop=clean, flushedAlways=flushed)
+        case ("fence" | "unfence" as kind, node, right):
+            held = image.nodes.get(node)
+            incarnation = (held.incarnation if held else 0) + (0 if right else 1)
+            if kind == "fence":
+                driver.ask(fenceNode=pb.FenceNode(nodeId=node, incarnation=incarnation))
+            else:
+                driver.ask(unfenceNode=pb.UnfenceNode(nodeId=node, incarnation=incarnation))
+        case ("remove", node):
+            driver.ask(removeNode=pb.RemoveNode(nodeId=node))
+        case ("create", name, partitions, factor):
+            driver.create(name, "x." + name, partitions=partitions, replicationFactor=factor)
+        case ("delete", name, by_uid):
+            held_stream = image.streams.get(name)
+            driver.ask(deleteStream=pb.DeleteStream(name=name, uid=held_stream.uid if held_stream and by_uid else ""))
+        case ("isr", name, number, isr, wrong):
+            driver.ask(changeIsr=isr_request(driver, name, number, isr, wrong))
+        case ("again", back):
+            if back < len(driver.log):
+                driver.apply(driver.log[-1 - back])
+        case ("garbage", data):
+            driver.apply(data)
+        case ("barrier",):
+            driver.ask(barrier=pb.Barrier())
+        case ("clock", step_ns):
+            driver.now_ns = max(0, driver.now_ns + step_ns)
+
+
+def isr_request(driver: Driver, name: str, number: int, isr: list[str], wrong: int) -> pb.ChangeIsr:
+    found = driver.fsm.image.find(name, "", number)
+    if found is None:
+        return pb.ChangeIsr(stream=name, partition=number, isr=isr)
+    stream, partition = found
+    members = list(dict.fromkeys([partition.leader, *isr] if wrong != 1 else isr))
+    incarnations = {n: driver.incarnation(n) + (wrong == 2) for n in members if n in driver.fsm.image.nodes}
+    return pb.ChangeIsr(
+        stream=name, uid=stream.uid, partition=number, leader=partition.leader, leaderEpoch=partition.leader_epoch,
+        epoch=partition.epoch - (wrong == 3), isr=members, incarnations=incarnations,
+    )  # fmt: skip
+
+
+class Follower:
+    """A node that is not a controller: it replays records that went through bytes."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+
+    def follow(self, fsm: ClusterFsm) -> None:
+        records = [record_from_pb(pb.Record.FromString(r.SerializeToString())) for r in fsm.records]
+        self.image = replace(replay_all(self.image, records), index=fsm.image.index, time_ns=fsm.image.time_ns)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59))
+def test_any_history_keeps_the_invariants_on_every_kind_of_node(history: list[tuple], cut: int) -> None:  # type: ignore[type-arg]
+    driver, follower, seen = Driver(NODES[:3]), Follower(), LeadershipHistory()
+    follower.image = driver.fsm.image
+    restored: ClusterFsm | None = None
+    for number, step in enumerate(history):
+        before, applied = driver.fsm.image, driver.index
+        perform(driver, step)
+        if driver.index > applied:
+            follower.follow(driver.fsm)
+            if restored is not None:
+                restored.apply(driver.log[-1], driver.index)
+        check_step(before, driver.fsm.image)
+        check_image(driver.fsm.image)
+        seen.see(driver.fsm.image)
+        if number == cut:
+            restored = ClusterFsm()
+            restored.restore(driver.fsm.snapshot())
+    assert driver.fsm.failure_count == 0
+    assert image_to_bytes(follower.image, operations=False) == image_to_bytes(driver.fsm.image, operations=False)
+    if restored is not None:
+        assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
+        check_image(restored.image)
+    again = ClusterFsm()
+    for number, entry in enumerate(driver.log, 1):
+        again.apply(entry, number)
+    assert image_to_bytes(again.image) == image_to_bytes(driver.fsm.image)
+    assert again.image == driver.fsm.image
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=10))
+def test_random_bytes_never_raise(entries: list[bytes]) -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    for entry in entries:
+        driver.apply(entry)
+    assert driver.fsm.failure_count == 0
+    check_image(driver.fsm.image)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_requests_never_raise(data: st.DataObject) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    driver.change_isr(["a", "b"])
+    entry = bytearray(data.draw(st.sampled_from(driver.log)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        entry[data.draw(st.integers(0, len(entry) - 1))] = data.draw(st.integers(0, 255))
+    driver.apply(bytes(entry))
+    assert driver.fsm.failure_count == 0
+    check_image(driver.fsm.image)
+    assert driver.create("last").error in (Error.OK, Error.NOT_ENOUGH_NODES)

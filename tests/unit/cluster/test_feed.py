@@ -1,0 +1,255 @@
+"""The feed: entries in order, gaps, late joiners, snapshots in chunks, and everything that does not fit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from cluster_driver import Driver
+
+from liftpy.cluster import feed as feed_module
+from liftpy.cluster.codec import image_to_bytes
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.feed_subscription import RETRY_AFTER_NS, FeedSubscription
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+class Feed:
+    """A controller with a producer, and one subscriber; the test decides what arrives."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+        self.producer = FeedProducer()
+        self.subscription = FeedSubscription("n9")
+        self.now_ns = 0
+
+    def do(self, what: str, **fields: object) -> list[pb.FeedEntry]:
+        getattr(self.driver, what)(**fields)
+        self.producer.applied(self.driver.index, self.driver.fsm.last_records)
+        return self.producer.take()
+
+    def register(self, *nodes: str) -> list[pb.FeedEntry]:
+        return [entry for node in nodes for entry in self.do("register", node=node)]
+
+    def deliver(self, entries: list[pb.FeedEntry]) -> None:
+        for entry in entries:
+            self.subscription.entry_received(pb.FeedEntry.FromString(entry.SerializeToString()))
+
+    def exchange(self) -> bool:
+        """One request and its answer, if there is something to ask."""
+        self.now_ns += RETRY_AFTER_NS
+        request = self.subscription.request(self.now_ns)
+        if request is None:
+            return False
+        response = self.producer.answer(request)
+        if response is None:
+            image = self.driver.fsm.image
+            self.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
+            response = self.producer.answer(request)
+        assert response is not None
+        self.subscription.response_received(pb.FeedSnapshotResponse.FromString(response.SerializeToString()))
+        return True
+
+    def settle(self) -> None:
+        for _ in range(100):
+            if not self.exchange():
+                break
+        self.check()
+
+    def check(self) -> None:
+        assert seen(self.subscription.image) == seen(self.driver.fsm.image)
+        assert not self.subscription.behind
+
+
+def seen(image: ClusterImage) -> bytes:
+    """All but the deduplication and the time of requests that did nothing."""
+    message = pb.Image.FromString(image_to_bytes(image, operations=False))
+    message.timeNs = 0
+    return message.SerializeToString(deterministic=True)
+
+
+@pytest.fixture
+def feed() -> Feed:
+    made = Feed()
+    made.register("a", "b", "c")
+    made.settle()
+    return made
+
+
+def test_a_new_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -> None:
+    feed.deliver(feed.do("create", partitions=3))
+    feed.check()
+    feed.deliver(feed.do("change_isr", isr=["a", "b"]))
+    feed.check()
+    assert feed.subscription.resync_count == 0
+
+
+def test_a_lost_entry_is_fetched_from_what_is_held_without_a_snapshot(feed: Feed) -> None:
+    feed.do("create")
+    feed.deliver(feed.register("d"))
+    assert feed.subscription.behind
+    assert feed.subscription.image.index == 3
+    feed.exchange()
+    feed.check()
+
+
+def test_a_loss_at_the_end_is_seen_by_the_head(feed: Feed) -> None:
+    feed.do("create")
+    assert not feed.subscription.behind
+    feed.deliver([feed.producer.head()])
+    assert feed.subscription.behind
+    feed.settle()
+
+
+def test_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
+    entries = feed.do("create") + feed.register("d")
+    feed.deliver(entries)
+    image = feed.subscription.image
+    feed.deliver(entries[::-1] * 2)
+    assert feed.subscription.image is image
+
+
+def test_what_is_applied_between_two_publications_is_one_entry(feed: Feed) -> None:
+    for node in ("d", "e", "f"):
+        feed.driver.register(node)
+        feed.producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+    (entry,) = feed.producer.take()
+    assert (entry.previousIndex, entry.index) == (3, 6)
+    assert feed.producer.take() == []
+    feed.deliver([entry])
+    feed.check()
+
+
+def test_more_than_is_held_needs_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_HELD_ENTRIES", 2)
+    feed.register("d", "e", "f")
+    feed.deliver([feed.producer.head()])
+    feed.settle()
+
+
+def test_entries_are_bounded_and_a_long_gap_is_closed_in_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)
+    monkeypatch.setattr(feed_module, "_MAX_STATE_SIZE_BYTES", 100)
+    for number in range(20):
+        feed.driver.register(f"x{number}")
+        feed.producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+    assert len(feed.producer.take()) > 2
+    feed.deliver([feed.producer.head()])
+    assert feed.exchange()
+    assert feed.subscription.behind
+    feed.settle()
+    assert feed.subscription.resync_count == 0
+
+
+def test_an_entry_too_large_for_a_message_is_a_gap_for_everyone(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 2000)
+    entries = feed.do("create", partitions=200)
+    assert [(e.index == e.previousIndex, len(e.records)) for e in entries] == [(True, 0)]
+    feed.deliver(entries)
+    assert feed.subscription.behind
+    feed.deliver(feed.register("d"))
+    feed.settle()
+
+
+def test_a_snapshot_comes_in_chunks_and_serves_several_nodes(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
+    feed.do("create", partitions=50)
+    data = encode_snapshot(feed.driver.fsm.image, operations=False)
+    feed.producer.snapshot_is_ready(feed.driver.index, data)
+    for _ in range(2):
+        feed.subscription = FeedSubscription("late")
+        exchanges = 0
+        while feed.exchange():
+            exchanges += 1
+        assert exchanges == -(-len(data) // 100)
+        assert feed.subscription.image.index == 4
+        feed.deliver([feed.producer.head()])
+        feed.settle()
+        feed.register(f"n{exchanges}-{feed.driver.index}")
+        feed.deliver([feed.producer.head()])
+        feed.settle()
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_fetched_is_started_anew(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
+    feed.do("create", partitions=50)
+    feed.producer.restored(feed.driver.index)
+    feed.subscription = FeedSubscription("late")
+    feed.exchange()
+    feed.exchange()
+    assert not feed.subscription.synced
+    feed.producer.restored(feed.driver.index)
+    feed.register("d")
+    feed.settle()
+
+
+def test_damaged_chunks_are_not_taken_and_not_asked_for_in_a_hurry(feed: Feed) -> None:
+    feed.subscription = subscription = FeedSubscription("late")
+    image = feed.driver.fsm.image
+    feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
+    request = subscription.request(0)
+    assert request is not None
+    response = feed.producer.answer(request)
+    assert response is not None
+    response.chunk = response.chunk[:-1] + b"\x00"
+    assert not subscription.response_received(response)
+    assert subscription.request(RETRY_AFTER_NS - 1) is None
+    assert not subscription.synced
+    feed.settle()
+
+
+def test_a_record_that_can_not_follow_leads_to_a_fresh_start(feed: Feed) -> None:
+    entries = feed.do("create")
+    entries[0].records[0].streamCreated.config.codec = "unheard-of"
+    feed.deliver(entries)
+    assert feed.subscription.resync_count == 1
+    feed.settle()
+    forged = pb.FeedEntry(index=99, previousIndex=feed.driver.index, records=[pb.Record()])
+    feed.deliver([forged])
+    assert feed.subscription.resync_count == 2
+    feed.settle()
+
+
+def test_a_new_metadata_leader_goes_on_where_the_old_one_stopped(feed: Feed) -> None:
+    other = FeedProducer()
+    for number in range(1, 4):
+        other.applied(number, ())
+    feed.driver.register("d")
+    for producer in (feed.producer, other):
+        producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+    feed.producer = other
+    other.lead()
+    assert other.take() == []
+    feed.deliver([other.head()])
+    feed.settle()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_loss_delay_and_repetition_ends_with_the_same_image(seed: int) -> None:
+    rng = random.Random(seed)
+    feed = Feed()
+    feed.register("a", "b", "c")
+    in_flight: list[pb.FeedEntry] = []
+    for number in range(60):
+        kind = rng.choice(["register", "create", "change_isr", "nothing"])
+        if kind == "register":
+            in_flight += feed.do("register", node=f"n{rng.randrange(6)}")
+        elif kind == "create":
+            in_flight += feed.do("create", name=f"s{number}", partitions=rng.randrange(1, 4))
+        elif kind == "change_isr" and (names := sorted(feed.driver.fsm.image.streams)):
+            name = rng.choice(names)
+            in_flight += feed.do("change_isr", name=name, isr=[feed.driver.partition(name).isr[0]])
+        in_flight = [e for e in in_flight if rng.random() > 0.2]
+        rng.shuffle(in_flight)
+        count = rng.randrange(len(in_flight) + 1)
+        feed.deliver(in_flight[:count])
+        in_flight = in_flight[count // 2 :]
+        if rng.random() < 0.3:
+            feed.exchange()
+        if rng.random() < 0.03:
+            feed.producer.restored(feed.driver.index)
+    feed.deliver([feed.producer.head()])
+    feed.settle()
+    assert feed.subscription.resync_count == 0

@@ -1,0 +1,95 @@
+"""Sessions: leases, fencing after silence, unfencing, and what a change of metadata leader means."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.cluster.session import Sessions
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+SESSION = 2000 * MS
+START = 10_000 * MS
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver(("a", "b"))
+
+
+@pytest.fixture
+def sessions(driver: Driver) -> Sessions:
+    made = Sessions(ReplicationConfig())
+    made.lead(driver.fsm.image, START)
+    return made
+
+
+def beat(sessions: Sessions, driver: Driver, node: str, now: int) -> bool:
+    return sessions.heartbeat(node, driver.incarnation(node), now, now).granted
+
+
+def test_a_heartbeat_is_a_lease_shorter_than_the_session(driver: Driver, sessions: Sessions) -> None:
+    lease = sessions.heartbeat("a", driver.incarnation("a"), START, START)
+    assert lease.granted
+    assert lease.duration_ns == 1500 * MS < SESSION
+
+
+def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it(driver: Driver, sessions: Sessions) -> None:
+    beat(sessions, driver, "a", START + 1000 * MS)
+    assert sessions.due(START + SESSION - 1) == []
+    assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
+    assert sessions.due(START + SESSION + 1) == []
+    beat(sessions, driver, "a", START + SESSION)
+    again = START + SESSION + 1000 * MS
+    assert sessions.next_deadline_ns() == again
+    assert [p.nodeId for p in sessions.due(again)] == ["b"]
+    driver.fence("b")
+    sessions.image_changed(driver.fsm.image, again)
+    assert sessions.due(again + 900 * MS) == []
+    assert [p.nodeId for p in sessions.due(again + SESSION)] == ["a"]
+
+
+def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driver, sessions: Sessions) -> None:
+    driver.fence("b")
+    sessions.image_changed(driver.fsm.image, START)
+    assert sessions.due(START + 10 * SESSION) == [pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))]
+    now = START + 10 * SESSION + 1
+    refused = sessions.heartbeat("b", driver.incarnation("b"), now, now)
+    assert (refused.granted, refused.error) == (False, Error.FENCED)
+    assert sessions.due(now) == [pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
+    driver.unfence("b")
+    sessions.image_changed(driver.fsm.image, now)
+    assert beat(sessions, driver, "b", now)
+
+
+def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions: Sessions) -> None:
+    old = driver.incarnation("a")
+    driver.restart("a")
+    sessions.image_changed(driver.fsm.image, START + SESSION)
+    assert sessions.heartbeat("a", old, START + SESSION, START + SESSION).error == Error.FENCED
+    assert sessions.heartbeat("zz", 1, START, START).error == Error.NOT_FOUND
+    assert "a" not in [p.nodeId for p in sessions.due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
+
+
+def test_a_leader_without_a_recent_majority_grants_nothing(driver: Driver, sessions: Sessions) -> None:
+    refused = sessions.heartbeat("a", driver.incarnation("a"), START + 501 * MS, START)
+    assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
+
+
+def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(driver: Driver, sessions: Sessions) -> None:
+    later = START + 100 * SESSION
+    sessions.resign()
+    assert sessions.due(later) == []
+    assert sessions.next_deadline_ns() is None
+    assert sessions.heartbeat("a", driver.incarnation("a"), later, later).error == Error.NOT_METADATA_LEADER
+    sessions.lead(driver.fsm.image, later)
+    assert sessions.due(later + SESSION - 1) == []
+    assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
+
+
+def test_a_removed_node_is_forgotten(driver: Driver, sessions: Sessions) -> None:
+    driver.fence("b")
+    driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
+    sessions.image_changed(driver.fsm.image, START)
+    assert [p.nodeId for p in sessions.due(START + SESSION)] == ["a"]
