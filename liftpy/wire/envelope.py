@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-import google_crc32c
+import crc32c
 
 from liftpy.errors import ProtocolError
 
@@ -69,7 +69,7 @@ def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> b
     if not crc:
         return header(message_type) + payload
     head = _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, _FLAG_CRC, message_type)
-    return head + _CRC.pack(google_crc32c.value(payload)) + payload
+    return head + _CRC.pack(crc32c.crc32c(payload)) + payload
 
 
 def looks_enveloped(frame: bytes) -> bool:
@@ -96,7 +96,7 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
     if flags & _FLAG_CRC:
         if header_size_bytes != CRC_HEADER_SIZE_BYTES:
             raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
-        if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != google_crc32c.value(bytes(payload)):
+        if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
             raise EnvelopeError("the CRC-32C does not match the payload")
     try:
         message_type = MessageType(number)

@@ -1,0 +1,317 @@
+"""The record batch: the unit of work everywhere. One layout on disk, between nodes, to readers and into Arrow.
+
+All integers are little endian. A header of 64 bytes, then the body. Source: the log format's "Record batch"::
+
+     0 u32 CRC-32C of bytes 4..size   4 u16 magic        6 u8 version        7 u8 attributes (bits 0-2 codec, 3 control)
+     8 u32 size in bytes, all        12 u32 records     16 i64 base offset  24 u64 LeaderEpoch
+    32 i64 timestamp ns              40 u64 producer id 48 u32 base sequence 52 u16 producer epoch
+    54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
+
+The body's columns, in the order of ``Columns``, each from an 8-byte boundary on; ``batch_columns`` lays them out. Compression
+is of the whole body. A batch is atomic: it is there with a right CRC, or it is not there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import crc32c
+import lz4.block
+import numpy as np
+import zstandard
+
+from liftpy.config import Codec
+from liftpy.errors import CorruptionError, UnknownFormatError
+from liftpy.wire.batch_columns import Columns, ColumnSet, Headers, decode_columns, encode_columns
+
+HEADER_SIZE_BYTES = 64
+MAGIC = 0x424C
+"""The bytes ``LB``."""
+VERSION = 1
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+"""Bound of a batch and of its body before compression; anything larger is refused unread."""
+
+_HEADER = struct.Struct("<IHBBIIqQqQIHHII")
+_CRC = struct.Struct("<I")
+_CODEC_MASK = 0b111
+_CONTROL = 0b1000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The 64 bytes. ``base_offset`` and ``last_offset`` are inclusive; ``next_offset`` is the offset after the batch."""
+
+    crc: int
+    codec: Codec
+    control: bool
+    size_bytes: int
+    record_count: int
+    base_offset: int
+    leader_epoch: int
+    timestamp_ns: int
+    producer_id: int
+    base_sequence: int
+    producer_epoch: int
+    columns: Columns
+    body_size_bytes: int
+    last_offset_delta: int
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, for a user's callback. ``value`` None: a tombstone. ``headers``: names may repeat, in their order."""
+
+    offset: int
+    timestamp_ns: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    subject: str
+    reply: str | None
+    leader_epoch: int
+
+
+class RecordBatch:
+    """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
+
+    __slots__ = ("__dict__", "header", "view")
+
+    def __init__(self, header: BatchHeader, view: memoryview) -> None:
+        self.header = header
+        self.view = view
+        """The whole batch, header included."""
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record (before compaction; the first one kept may be later)."""
+        return self.header.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return self.header.last_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record."""
+        return self.header.next_offset
+
+    @property
+    def record_count(self) -> int:
+        """How many records the batch holds."""
+        return self.header.record_count
+
+    @property
+    def leader_epoch(self) -> int:
+        """LeaderEpoch of the leader that sequenced the batch."""
+        return self.header.leader_epoch
+
+    @property
+    def timestamp_ns(self) -> int:
+        """The leader's wall clock when it sequenced the batch."""
+        return self.header.timestamp_ns
+
+    @cached_property
+    def columns(self) -> ColumnSet:
+        """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
+        return decode_columns(self.body(), self.header.record_count, self.header.columns)
+
+    def body(self) -> memoryview:
+        """The body before compression."""
+        stored = self.view[HEADER_SIZE_BYTES:]
+        if self.header.codec is Codec.NONE:
+            return stored
+        return memoryview(_decompress(stored, self.header.codec, self.header.body_size_bytes))
+
+    def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """int64[record_count]: the offset of every record."""
+        deltas = self.columns.deltas
+        if deltas is None:
+            return np.arange(self.base_offset, self.base_offset + self.record_count, dtype=np.int64)
+        return self.base_offset + deltas.astype(np.int64)
+
+    def timestamps_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """int64[record_count]: the timestamp of every record."""
+        own = self.columns.timestamps_ns
+        return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
+
+    def values(self) -> list[bytes | None]:
+        """The values as Python objects; for Arrow use ``liftpy.log.arrow``."""
+        return self.columns.values.to_list()
+
+    def keys(self) -> list[bytes | None]:
+        """The keys as Python objects, all None where there is no key column."""
+        return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
+
+    def records(self) -> Iterator[Record]:
+        """The records one by one, for users' callbacks only: everything else works on columns."""
+        columns, count = self.columns, self.record_count
+        subjects = columns.subjects.to_list() if columns.subjects is not None else [""] * count
+        replies = columns.replies.to_list() if columns.replies is not None else [None] * count
+        headers = columns.headers.to_list() if columns.headers is not None else [()] * count
+        rows = zip(
+            self.offsets().tolist(),
+            self.timestamps_ns().tolist(),
+            self.keys(),
+            self.values(),
+            headers,
+            subjects,
+            replies,
+            strict=True,
+        )
+        for offset, timestamp_ns, key, value, pairs, subject, reply in rows:
+            text = None if reply is None else reply.decode("utf-8", "surrogateescape")
+            yield Record(offset, timestamp_ns, key, value, pairs, subject, text, self.leader_epoch)
+
+
+def build_batch(
+    values: Sequence[bytes | None],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+    timestamp_ns: int = 0,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    subjects: Sequence[str] | None = None,
+    replies: Sequence[str | None] | None = None,
+    timestamps_ns: Sequence[int] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    control: bool = False,
+) -> bytes:
+    """One sealed batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+
+    A column in which every entry is None is left out. Raises ValueError for no records, columns of other lengths, or a body
+    of more than MAX_BATCH_BYTES.
+    """
+    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
+    body = b"".join(pieces)
+    if len(body) > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
+        raise ValueError(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {len(body)}: send fewer records at once")
+    stored = body if codec is Codec.NONE else _compress(body, codec)
+    head = _HEADER.pack(
+        0,
+        MAGIC,
+        VERSION,
+        codec.value | (_CONTROL if control else 0),
+        HEADER_SIZE_BYTES + len(stored),
+        len(values),
+        base_offset,
+        leader_epoch,
+        timestamp_ns,
+        producer_id,
+        base_sequence,
+        producer_epoch,
+        present.value,
+        len(body),
+        offset_deltas[-1] if offset_deltas is not None else len(values) - 1,
+    )[4:]
+    return b"".join((_CRC.pack(crc32c.crc32c(stored, crc32c.crc32c(head))), head, stored))
+
+
+def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
+    """The same records under a leader's stamps, for a batch that a publisher built. The body is not looked into."""
+    stamped = bytearray(batch)
+    struct.pack_into("<qQq", stamped, 16, base_offset, leader_epoch, timestamp_ns)
+    _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
+    return bytes(stamped)
+
+
+def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
+    """The header at ``position``, without its CRC checked.
+
+    Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
+    """
+    if len(buffer) - position < HEADER_SIZE_BYTES:
+        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+    fields = _HEADER.unpack_from(buffer, position)
+    crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
+    if magic != MAGIC:
+        raise CorruptionError(f"no batch at {position}: magic {magic:#06x}")
+    if version != VERSION:
+        raise UnknownFormatError(f"the batch at {position} has format version {version}, this version reads {VERSION}")
+    columns, body_size_bytes, last_delta = fields[12:]
+    if attributes & _CODEC_MASK > Codec.ZSTD.value or columns & ~Columns.ALL.value or attributes & ~(_CODEC_MASK | _CONTROL):
+        raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
+    in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
+    if not (in_bounds and 0 < count <= last_delta + 1 and base >= 0):
+        raise CorruptionError(
+            f"the batch at {position} has an impossible header: {size_bytes} bytes, {count} records at {base}"
+        )
+    return BatchHeader(
+        crc,
+        Codec(attributes & _CODEC_MASK),
+        bool(attributes & _CONTROL),
+        size_bytes,
+        count,
+        base,
+        epoch,
+        timestamp,
+        producer,
+        sequence,
+        producer_epoch,
+        Columns(columns),
+        body_size_bytes,
+        last_delta,
+    )
+
+
+def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
+    """The batch at ``position``; ``verify`` checks its CRC.
+
+    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
+    """
+    view = memoryview(buffer)
+    header = parse_header(view, position)
+    end = position + header.size_bytes
+    if end > len(view):
+        raise CorruptionError(f"the batch at {position} says {header.size_bytes} bytes, {len(view) - position} are there")
+    if verify and crc32c.crc32c(view[position + 4 : end]) != header.crc:
+        raise CorruptionError(f"the CRC-32C of the batch at {position} (offset {header.base_offset}) does not match")
+    return RecordBatch(header, view[position:end])
+
+
+def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
+    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``."""
+    view = memoryview(buffer)
+    batches, position = [], 0
+    while position < len(view):
+        batch = parse_batch(view, position, verify=verify)
+        batches.append(batch)
+        position += batch.header.size_bytes
+    return batches
+
+
+def _compress(body: bytes, codec: Codec) -> bytes:
+    if codec is Codec.LZ4:
+        return bytes(lz4.block.compress(body, store_size=False))
+    return zstandard.ZstdCompressor(level=3).compress(body)
+
+
+def _decompress(stored: memoryview, codec: Codec, body_size_bytes: int) -> bytes:
+    try:
+        if codec is Codec.LZ4:
+            body = bytes(lz4.block.decompress(stored, uncompressed_size=body_size_bytes))
+        else:
+            body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=body_size_bytes)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
+        raise CorruptionError(f"the body of a batch does not decompress: {error}") from None
+    if len(body) != body_size_bytes:
+        raise CorruptionError(f"the body of a batch has {len(body)} bytes, its header says {body_size_bytes}")
+    return body

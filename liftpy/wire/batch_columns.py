@@ -1,0 +1,262 @@
+"""The columns of a record batch: how its body is laid out, written and read without a Python loop over records.
+
+Little endian, each array and each byte area from an 8-byte boundary of the body on::
+
+    variable-length   [validity bitmap, Arrow's bit order, where its NULLS flag is set]  u32 ends[count]  bytes
+                      (``ends`` is cumulative: with a leading zero it is an Arrow offsets buffer)
+    dictionary        u32 entries, u32 0, variable-length column of the entries, then u32 index[count] unless entries == 1
+    headers           u32 ends[count] (cumulative pair counts), then two variable-length columns: names and values
+    fixed             i64 timestamps[count]; u32 offset deltas[count], ascending
+
+Columns come in the order of the flags' values; the values' column is always there and first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Flag
+from itertools import chain, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from liftpy.errors import CorruptionError
+
+Headers = Sequence[tuple[str, bytes]]
+U32 = NDArray[np.uint32]
+_TEXT = ("utf-8", "surrogateescape")
+"""Subjects and header names are bytes on NATS: what is no UTF-8 comes back as it was."""
+
+
+class Columns(Flag):
+    """Which columns a batch has besides its values, and which of them have nulls."""
+
+    NONE = 0
+    KEYS = 1
+    HEADERS = 2
+    SUBJECTS = 4
+    REPLIES = 8
+    TIMESTAMPS = 16
+    DELTAS = 32
+    VALUE_NULLS = 256
+    KEY_NULLS = 512
+    REPLY_NULLS = 1024
+    ALL = 63 | 256 | 512 | 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BytesColumn:
+    """A variable-length column. ``ends``: u32[count], cumulative; ``data``: the bytes; ``validity``: Arrow's bitmap or None."""
+
+    ends: U32
+    data: memoryview
+    validity: memoryview | None = None
+
+    def to_list(self) -> list[bytes | None]:
+        """The entries as Python objects."""
+        data = bytes(self.data)
+        bounds = [0, *self.ends.tolist()]
+        entries: list[bytes | None] = [data[start:end] for start, end in pairwise(bounds)]
+        if self.validity is not None:
+            for i in np.flatnonzero(~self.valid()).tolist():
+                entries[i] = None
+        return entries
+
+    def valid(self) -> NDArray[np.bool_]:
+        """bool[count]: False where the entry is null."""
+        if self.validity is None:
+            return np.ones(len(self.ends), dtype=np.bool_)
+        bits = np.unpackbits(np.frombuffer(self.validity, dtype=np.uint8), bitorder="little")
+        return bits[: len(self.ends)].astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class DictionaryColumn:
+    """Text with few distinct entries. ``index``: u32[count] into ``entries``."""
+
+    entries: BytesColumn
+    index: U32
+
+    def to_list(self) -> list[str]:
+        """The entry of every record."""
+        names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
+        return [names[i] for i in self.index.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersColumn:
+    """``ends``: u32[count], cumulative number of pairs; ``names`` and ``values`` hold the pairs of all records in order."""
+
+    ends: U32
+    names: BytesColumn
+    values: BytesColumn
+
+    def to_list(self) -> list[tuple[tuple[str, bytes], ...]]:
+        """The pairs of every record."""
+        names = [(n or b"").decode(*_TEXT) for n in self.names.to_list()]
+        pairs = list(zip(names, [v or b"" for v in self.values.to_list()], strict=True))
+        return [tuple(pairs[start:end]) for start, end in pairwise([0, *self.ends.tolist()])]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSet:
+    """The columns of one batch, as views into its body. None: the batch has no such column."""
+
+    values: BytesColumn
+    keys: BytesColumn | None = None
+    headers: HeadersColumn | None = None
+    subjects: DictionaryColumn | None = None
+    replies: BytesColumn | None = None
+    timestamps_ns: NDArray[np.int64] | None = None
+    deltas: U32 | None = None
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode_columns(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[Headers | None] | None,
+    subjects: Sequence[str] | None,
+    replies: Sequence[str | None] | None,
+    timestamps_ns: Sequence[int] | None,
+    offset_deltas: Sequence[int] | None,
+) -> tuple[Columns, list[bytes]]:
+    """Which columns are present, and the pieces of the body in order."""
+    count = len(values)
+    if count == 0:
+        raise ValueError("a batch has at least one record")
+    for column in (keys, headers, subjects, replies, timestamps_ns, offset_deltas):
+        if column is not None and len(column) != count:
+            raise ValueError(f"a column has {len(column)} entries for {count} records")
+    pieces: list[bytes] = []
+    present = Columns.VALUE_NULLS if _put_bytes(pieces, values) else Columns.NONE
+    if keys is not None and any(k is not None for k in keys):
+        present |= Columns.KEYS | (Columns.KEY_NULLS if _put_bytes(pieces, keys) else Columns.NONE)
+    if headers is not None and any(headers):
+        present |= Columns.HEADERS
+        _put_headers(pieces, headers)
+    if subjects is not None and any(subjects):
+        present |= Columns.SUBJECTS
+        _put_dictionary(pieces, subjects)
+    if replies is not None and any(r is not None for r in replies):
+        encoded = [None if r is None else r.encode(*_TEXT) for r in replies]
+        present |= Columns.REPLIES | (Columns.REPLY_NULLS if _put_bytes(pieces, encoded) else Columns.NONE)
+    if timestamps_ns is not None:
+        present |= Columns.TIMESTAMPS
+        _put(pieces, np.asarray(timestamps_ns, dtype="<i8").tobytes())
+    if offset_deltas is not None:
+        present |= Columns.DELTAS
+        _put(pieces, np.asarray(offset_deltas, dtype="<u4").tobytes())
+    return present, pieces
+
+
+def _put(pieces: list[bytes], data: bytes) -> None:
+    pieces.append(data)
+    if len(data) % 8:
+        pieces.append(bytes(-len(data) % 8))
+
+
+def _ends(lengths: NDArray[np.int64]) -> bytes:
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if len(ends) and ends[-1] >= 1 << 31:
+        raise ValueError("a column of a batch holds less than 2 GiB")
+    return ends.astype("<u4").tobytes()
+
+
+def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
+    """Add a variable-length column; return whether it has nulls (then a bitmap comes first)."""
+    nulls = None in entries
+    if nulls:
+        valid = np.fromiter((e is not None for e in entries), dtype=np.bool_, count=len(entries))
+        _put(pieces, np.packbits(valid, bitorder="little").tobytes())
+        entries = [e if e is not None else b"" for e in entries]
+    present: Sequence[bytes] = entries  # type: ignore[assignment]
+    _put(pieces, _ends(np.fromiter(map(len, present), dtype=np.int64, count=len(present))))
+    _put(pieces, b"".join(present))
+    return nulls
+
+
+def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
+    numbers = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    _put(pieces, np.array([len(numbers), 0], dtype="<u4").tobytes())
+    _put_bytes(pieces, [text.encode(*_TEXT) for text in numbers])
+    if len(numbers) > 1:
+        _put(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
+
+
+def _put_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None:
+    filled = [pairs or () for pairs in headers]
+    _put(pieces, _ends(np.fromiter(map(len, filled), dtype=np.int64, count=len(filled))))
+    flat = list(chain.from_iterable(filled))
+    _put_bytes(pieces, [name.encode(*_TEXT) for name, _ in flat])
+    _put_bytes(pieces, [value for _, value in flat])
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Walks a body column by column; every length is checked before it is used."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._position = 0
+
+    def take(self, size_bytes: int) -> memoryview:
+        """The next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
+        end = self._position + size_bytes
+        if size_bytes < 0 or end > len(self._body):
+            raise CorruptionError(f"a column of a batch ends at {end}, its body at {len(self._body)}")
+        piece = self._body[self._position : end]
+        self._position = end + (-end % 8)
+        return piece
+
+    def u32(self, count: int) -> U32:
+        """The next ``count`` u32."""
+        return np.frombuffer(self.take(4 * count), dtype="<u4")
+
+    def ends(self, count: int) -> U32:
+        """The next ``count`` cumulative ends, never falling."""
+        ends = self.u32(count)
+        if count > 1 and bool((ends[1:] < ends[:-1]).any()):
+            raise CorruptionError("the ends of a column of a batch fall")
+        return ends
+
+    def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
+        """The next variable-length column."""
+        validity = self.take((count + 7) // 8) if nulls else None
+        ends = self.ends(count)
+        return BytesColumn(ends, self.take(int(ends[-1]) if count else 0), validity)
+
+    def dictionary(self, count: int) -> DictionaryColumn:
+        """The next dictionary column."""
+        entry_count = int(self.u32(2)[0])
+        if not 0 < entry_count <= count:
+            raise CorruptionError(f"a dictionary of a batch has {entry_count} entries for {count} records")
+        entries = self.bytes_column(entry_count, nulls=False)
+        index = self.u32(count) if entry_count > 1 else np.zeros(count, dtype=np.uint32)
+        if entry_count > 1 and int(index.max()) >= entry_count:
+            raise CorruptionError("an index into a dictionary of a batch is out of range")
+        return DictionaryColumn(entries, index)
+
+    def headers(self, count: int) -> HeadersColumn:
+        """The next headers column."""
+        ends = self.ends(count)
+        pair_count = int(ends[-1])
+        return HeadersColumn(ends, self.bytes_column(pair_count, nulls=False), self.bytes_column(pair_count, nulls=False))
+
+
+def decode_columns(body: memoryview, count: int, present: Columns) -> ColumnSet:
+    """The columns of a body as views; CorruptionError when they don't fit in it."""
+    reader = _Reader(body)
+    values = reader.bytes_column(count, Columns.VALUE_NULLS in present)
+    keys = reader.bytes_column(count, Columns.KEY_NULLS in present) if Columns.KEYS in present else None
+    headers = reader.headers(count) if Columns.HEADERS in present else None
+    subjects = reader.dictionary(count) if Columns.SUBJECTS in present else None
+    replies = reader.bytes_column(count, Columns.REPLY_NULLS in present) if Columns.REPLIES in present else None
+    timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
+    deltas = reader.u32(count) if Columns.DELTAS in present else None
+    return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas)

@@ -1,0 +1,134 @@
+"""Record batches: what goes in comes out, what is damaged is refused, and nothing else ever happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import Codec
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, restamp, split_batches
+
+_bytes = st.binary(max_size=20)
+_maybe = st.none() | _bytes
+_name = st.text("abcXYZ-é", min_size=1, max_size=8)
+
+
+@st.composite
+def _columns(draw: st.DrawFn) -> dict:
+    count = draw(st.integers(1, 12))
+
+    def rows(entry: st.SearchStrategy) -> st.SearchStrategy:
+        return st.none() | st.lists(entry, min_size=count, max_size=count)
+
+    return {
+        "values": draw(st.lists(_maybe, min_size=count, max_size=count)),
+        "keys": draw(rows(_maybe)),
+        "headers": draw(rows(st.none() | st.lists(st.tuples(_name, _bytes), max_size=3))),
+        "subjects": draw(rows(_name)),
+        "replies": draw(rows(st.none() | _name)),
+        "timestamps_ns": draw(rows(st.integers(0, 2**62))),
+        "codec": draw(st.sampled_from(Codec)),
+        "base_offset": draw(st.integers(0, 2**62)),
+        "leader_epoch": draw(st.integers(0, 2**63)),
+        "timestamp_ns": draw(st.integers(0, 2**62)),
+    }
+
+
+@given(_columns())
+def test_every_column_comes_back(given_: dict) -> None:
+    columns = dict(given_)
+    values = columns.pop("values")
+    batch = parse_batch(build_batch(values, **columns))
+    count = len(values)
+    records = list(batch.records())
+    assert [r.value for r in records] == values
+    assert [r.key for r in records] == (columns["keys"] or [None] * count)
+    assert [r.headers for r in records] == [tuple(h or ()) for h in columns["headers"] or [None] * count]
+    assert [r.subject for r in records] == (columns["subjects"] or [""] * count)
+    assert [r.reply for r in records] == (columns["replies"] or [None] * count)
+    assert [r.timestamp_ns for r in records] == (columns["timestamps_ns"] or [columns["timestamp_ns"]] * count)
+    assert [r.offset for r in records] == list(range(columns["base_offset"], columns["base_offset"] + count))
+    assert (batch.leader_epoch, batch.next_offset) == (columns["leader_epoch"], columns["base_offset"] + count)
+
+
+@given(_columns(), st.integers(0, 1 << 30))
+def test_one_flipped_bit_is_never_silent(given_: dict, bit: int) -> None:
+    columns = dict(given_)
+    damaged = bytearray(build_batch(columns.pop("values"), **columns))
+    bit %= len(damaged) * 8
+    damaged[bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(StorageError):
+        parse_batch(bytes(damaged))
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=300), st.booleans(), st.binary(min_size=1, max_size=40))
+def test_no_bytes_raise_anything_but_a_storage_error(noise: bytes, splice: bool, value: bytes) -> None:
+    good = build_batch([value], base_offset=3)
+    buffer = good[: len(noise) % len(good)] + noise if splice else noise
+    for verify in (True, False):
+        try:
+            batches = split_batches(buffer, verify=verify)
+            for batch in batches:
+                list(batch.records())
+        except StorageError:
+            pass
+
+
+@pytest.mark.parametrize("end", range(0, 120, 7))
+def test_a_cut_batch_is_refused(end: int) -> None:
+    batch = build_batch([b"x" * 60])
+    with pytest.raises(CorruptionError):
+        parse_batch(batch[: min(end, len(batch) - 1)])
+
+
+def test_an_unknown_version_is_refused_and_says_so() -> None:
+    batch = bytearray(build_batch([b"x"]))
+    batch[6] = 2
+    with pytest.raises(UnknownFormatError, match="version 2"):
+        parse_batch(bytes(batch))
+
+
+@given(_columns())
+def test_a_leader_stamps_a_publishers_batch(given_: dict) -> None:
+    columns = dict(given_)
+    values = columns.pop("values")
+    batch = parse_batch(restamp(build_batch(values, **columns), 77, 5, 123))
+    assert (batch.base_offset, batch.leader_epoch, batch.timestamp_ns) == (77, 5, 123)
+    assert batch.values() == values
+
+
+def test_batches_lie_back_to_back() -> None:
+    first, second = build_batch([b"a", b"b"], base_offset=0), build_batch([b"c"], base_offset=2)
+    assert [(b.base_offset, b.last_offset) for b in split_batches(first + second)] == [(0, 1), (2, 2)]
+    with pytest.raises(CorruptionError):
+        split_batches(first + second[:-1])
+
+
+def test_offset_deltas_leave_holes() -> None:
+    batch = parse_batch(build_batch([b"a", b"b"], base_offset=10, offset_deltas=[1, 5]))
+    assert batch.offsets().tolist() == [11, 15]
+    assert (batch.last_offset, batch.next_offset) == (15, 16)
+
+
+def test_values_are_not_copied() -> None:
+    buffer = build_batch([b"abc", b"def"])
+    data = np.frombuffer(parse_batch(buffer).columns.values.data, dtype=np.uint8)
+    assert np.shares_memory(data, np.frombuffer(buffer, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("values", [[], ["ab"]], ids=["no records", "text instead of bytes"])
+def test_what_is_no_batch_is_refused_when_built(values: list) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        build_batch(values)
+
+
+def test_a_decompression_bomb_is_refused_unread() -> None:
+    batch = bytearray(build_batch([b"x" * 1000], codec=Codec.ZSTD))
+    batch[56:60] = (1 << 31).to_bytes(4, "little")
+    with pytest.raises(CorruptionError, match="impossible header"):
+        parse_batch(bytes(batch), verify=False)
+    assert len(batch) > HEADER_SIZE_BYTES
