@@ -5,7 +5,7 @@ Every field of the image that is not derived is here; a new one that is forgotte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -30,27 +30,28 @@ _STATUS = {
     PartitionStatus.ELECTION: pb.ELECTION,
     PartitionStatus.CANDIDATE_FOUND: pb.CANDIDATE_FOUND,
 }
+_STATUS_OF = {int(number): status for status, number in _STATUS.items()}
 
 
 class Names:
     """Gives equal strings and tuples of strings one object: an image of 100,000 partitions names the same few nodes."""
 
     def __init__(self) -> None:
-        self._held: dict[object, object] = {}
+        self._strings: dict[str, str] = {}
+        self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def string(self, value: str) -> str:
         """``value``, as the first object that was equal to it."""
-        held = self._held.setdefault(value, value)
-        assert isinstance(held, str)
-        return held
+        return self._strings.setdefault(value, value)
 
-    def strings(self, values: Iterable[str]) -> tuple[str, ...]:
+    def strings(self, values: Sequence[str]) -> tuple[str, ...]:
         """A tuple of ``values``, shared likewise."""
+        if not values:
+            return ()
         made = tuple(values)
-        held = self._held.get(made)
+        held = self._tuples.get(made)
         if held is None:
-            held = self._held[made] = tuple(self.string(value) for value in made)
-        assert isinstance(held, tuple)
+            held = self._tuples[made] = tuple(self.string(value) for value in made)
         return held
 
 
@@ -111,7 +112,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         leader=names.string(message.leader),
         leader_epoch=message.leaderEpoch,
         epoch=message.epoch,
-        status=PartitionStatus(message.status),
+        status=_STATUS_OF[message.status],
         unclean_elected=message.uncleanElected,
         candidate=names.string(message.candidate),
         passed_over=names.strings(message.passedOver),
@@ -242,9 +243,7 @@ def image_from_bytes(data: bytes) -> ClusterImage:
 def image_from_pb(message: pb.Image) -> ClusterImage:
     """Image -> ClusterImage, the derived maps built anew."""
     names = Names()
-    image = ClusterImage()
-    for stream in message.streams:
-        image = image.with_stream(stream_from_pb(stream, names))
+    image = ClusterImage().with_streams(stream_from_pb(stream, names) for stream in message.streams)
     reports: dict[tuple[str, int], tuple[LeaderReport, ...]] = {}
     for report in message.reports:
         key = (report.uid, report.partition)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, Counters, PartitionImage, StreamImage
 from liftpy.cluster.records import CountersMoved, PartitionChanged, Record
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -36,32 +36,34 @@ class Draft:
     def __init__(self, image: ClusterImage, now_ns: int) -> None:
         self.image = image
         self.now_ns = now_ns
-        self.counters = image.counters
         self.records: list[Record] = []
+        counters = image.counters
+        self._incarnation = counters.next_incarnation
+        self._stream_uid = counters.next_stream_uid
+        self._leader_epoch = counters.next_leader_epoch
+        self._epoch = counters.next_epoch
+        self.placement_index = counters.placement_index
+        """Where the next round-robin placement starts."""
 
     def next_incarnation(self) -> int:
         """A number that no process of any node has had."""
-        taken = self.counters.next_incarnation
-        self.counters = replace(self.counters, next_incarnation=taken + 1)
-        return taken
+        self._incarnation += 1
+        return self._incarnation - 1
 
     def next_stream_uid(self) -> str:
         """An id that no stream has had. The time keeps it apart from those of another cluster whose folders are found."""
-        taken = self.counters.next_stream_uid
-        self.counters = replace(self.counters, next_stream_uid=taken + 1)
-        return f"{taken:06x}-{self.now_ns // 1_000_000:x}"
+        self._stream_uid += 1
+        return f"{self._stream_uid - 1:06x}-{self.now_ns // 1_000_000:x}"
 
     def next_leader_epochs(self, count: int = 1) -> int:
         """The first of ``count`` LeaderEpochs that nobody has had."""
-        taken = self.counters.next_leader_epoch
-        self.counters = replace(self.counters, next_leader_epoch=taken + count)
-        return taken
+        self._leader_epoch += count
+        return self._leader_epoch - count
 
     def next_epochs(self, count: int = 1) -> int:
         """The first of ``count`` Epochs that nobody has had."""
-        taken = self.counters.next_epoch
-        self.counters = replace(self.counters, next_epoch=taken + count)
-        return taken
+        self._epoch += count
+        return self._epoch - count
 
     def add(self, record: Record) -> None:
         """Append a record."""
@@ -75,6 +77,7 @@ class Draft:
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
         """The decision; without ``response`` a plain OK."""
-        if self.counters != self.image.counters:
-            self.add(CountersMoved(self.counters))
+        counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
+        if counters != self.image.counters:
+            self.add(CountersMoved(counters))
         return Decision(tuple(self.records), response or pb.ControlResponse())

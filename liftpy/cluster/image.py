@@ -175,12 +175,16 @@ class ClusterImage:
     # ---- the changes that replay makes; they keep the derived maps true ------------------------------------------------
     def with_stream(self, stream: StreamImage) -> ClusterImage:
         """With a stream whose name is free."""
+        return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
+
+    def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
+        """With streams whose names are free; the trail does not tell of them."""
+        added = tuple(streams)
         return replace(
             self,
-            streams=self.streams.set(stream.name, stream),
-            hosted=_host(self.hosted, stream),
-            leader_counts=_count(self.leader_counts, ((p.leader, 1) for p in stream.partitions)),
-            trail=self.trail.step(stream.name),
+            streams=self.streams.update({stream.name: stream for stream in added}),
+            hosted=_host(self.hosted, added),
+            leader_counts=_count(self.leader_counts, ((p.leader, 1) for stream in added for p in stream.partitions)),
         )
 
     def without_stream(self, name: str) -> ClusterImage:
@@ -202,10 +206,11 @@ class ClusterImage:
         """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9]."""
         number = changed.partition
         old = stream.partitions[number]
-        fresh = replace(stream, partitions=(*stream.partitions[:number], changed, *stream.partitions[number + 1 :]))
+        partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])
+        fresh = StreamImage(stream.name, stream.uid, stream.subject, stream.config, partitions, stream.created_time_ns)
         hosted, counts, reports = self.hosted, self.leader_counts, self.reports
         if old.replicas != changed.replicas:
-            hosted = _host(_unhost(hosted, stream), fresh)
+            hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
             counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
         if (old.leader, old.leader_epoch) != (changed.leader, changed.leader_epoch) and (stream.uid, number) in reports:
@@ -220,14 +225,16 @@ class ClusterImage:
         )
 
 
-def _host(hosted: Hosted, stream: StreamImage) -> Hosted:
-    numbers: dict[str, list[int]] = {}
-    for partition in stream.partitions:
-        for node_id in partition.replicas:
-            numbers.setdefault(node_id, []).append(partition.partition)
+def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:
+    numbers: dict[str, dict[str, list[int]]] = {}
+    for stream in streams:
+        for partition in stream.partitions:
+            for node_id in partition.replicas:
+                numbers.setdefault(node_id, {}).setdefault(stream.name, []).append(partition.partition)
     changed = hosted.mutate()
     for node_id, found in numbers.items():
-        changed[node_id] = hosted.get(node_id, Map()).set(stream.name, tuple(found))
+        held = hosted.get(node_id, Map())
+        changed[node_id] = held.update({name: tuple(partitions) for name, partitions in found.items()})
     return changed.finish()
 
 

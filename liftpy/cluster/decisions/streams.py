@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import PartitionImage, StreamImage
@@ -86,10 +84,10 @@ def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:
     if factor > MAX_REPLICATION_FACTOR:
         raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
     count = request.partitions or 1
-    start = draft.counters.placement_index
+    start = draft.placement_index
     replicas = place(request.placement, live, count, factor, start)
     if (request.placement or DEFAULT_POLICY) == DEFAULT_POLICY:
-        draft.counters = replace(draft.counters, placement_index=start + count)
+        draft.placement_index = start + count
     return replicas
 
 
