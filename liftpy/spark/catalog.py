@@ -1,0 +1,114 @@
+"""What streams hold now, asked on the driver: the metadata group for partitions and replicas, each leader for its bounds.
+
+Only leaders are asked for bounds: what was acknowledged before a query is planned is then part of ``latest``. Answers are kept
+for a moment, because Spark asks an idle stream 80 times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from liftpy.client.admin import Admin
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.positions import Bounds
+from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.errors import NotFoundError
+from liftpy.spark.link import Link
+from liftpy.spark.options import SourceOptions, require_streams
+from liftpy.spark.planning import PartitionView, Views
+
+BOUNDS_AGE_S = 0.2
+"""How old bounds may be when Spark polls for new data."""
+STREAMS_AGE_S = 5.0
+"""How old the list of partitions and replicas may be; it is asked again at once when a stream turns out to be another."""
+_BEHIND_WAIT_S = 0.1
+
+
+class Catalog:
+    """The partitions of the wanted streams and their bounds, with a short memory. One per driver-side reader.
+
+    ``_streams``, ``_views``: the newest answers, with the monotonic time of asking (seconds).
+    """
+
+    def __init__(self, link: Link, options: SourceOptions) -> None:
+        self._link = link
+        self._options = options
+        self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
+        self._views: tuple[float, Views] | None = None
+
+    def views(self, *, max_age_s: float = 0.0, starting_ns: int | None = None, ending_ns: int | None = None) -> Views:
+        """What every partition holds; at most ``max_age_s`` old. Times (ns) are turned into offsets by the leaders.
+
+        Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
+        """
+        now_s = time.monotonic()
+        timed = starting_ns is not None or ending_ns is not None
+        if self._views is not None and not timed and now_s - self._views[0] <= max_age_s:
+            return self._views[1]
+        views = self._link.call(self._look(starting_ns, ending_ns), 4 * self._options.patience_s)
+        self._views = (now_s, views)
+        return views
+
+    def views_reaching(self, ends: Mapping[tuple[str, int], int]) -> Views:
+        """As ``views``, waiting up to ``patience`` for committed ends of at least ``ends``.
+
+        They were committed once; a new leader may need a moment until its HW says so again.
+        """
+        give_up_at_s = time.monotonic() + self._options.patience_s
+        while True:
+            views = self.views()
+            behind = [key for key, end in ends.items() if key in views and views[key].end_offset < end]
+            if not behind or time.monotonic() > give_up_at_s:
+                return views
+            time.sleep(_BEHIND_WAIT_S)
+
+    async def _look(self, starting_ns: int | None, ending_ns: int | None) -> Views:
+        try:
+            return await self._ask_leaders(await self._describe(STREAMS_AGE_S), starting_ns, ending_ns)
+        except NotFoundError:  # deleted, perhaps made again, since the streams were listed
+            return await self._ask_leaders(await self._describe(0.0), starting_ns, ending_ns)
+
+    async def _describe(self, max_age_s: float) -> tuple[StreamImage, ...]:
+        now_s = time.monotonic()
+        if self._streams is not None and now_s - self._streams[0] <= max_age_s:
+            return self._streams[1]
+        admin = Admin(await self._link.transport(), self._link.subjects, self._options.patience_s)
+        image = (await admin.describe()).image
+        require_streams(self._options.streams, image.streams)
+        streams = tuple(image.streams[name] for name in self._options.streams)
+        self._streams = (now_s, streams)
+        return streams
+
+    async def _ask_leaders(self, streams: tuple[StreamImage, ...], starting_ns: int | None, ending_ns: int | None) -> Views:
+        asked = [self._view(stream, p, starting_ns, ending_ns) for stream in streams for p in stream.partitions]
+        return {view.key: view for view in await asyncio.gather(*asked)}
+
+    async def _view(
+        self, stream: StreamImage, partition: PartitionImage, starting_ns: int | None, ending_ns: int | None
+    ) -> PartitionView:
+        options = ReadOptions(patience_s=self._options.patience_s)
+        transport = await self._link.transport()
+        reader = PartitionReader(transport, self._link.subjects, stream.name, partition.partition, options)
+        bounds, starting_at = await reader.bounds(stream.uid, starting_ns)
+        ending_at = None if ending_ns is None else (await reader.bounds(stream.uid, ending_ns))[1]
+        return _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)
+
+
+def _view_of(
+    stream: StreamImage, partition: PartitionImage, bounds: Bounds, starting_at: int | None, ending_at: int | None
+) -> PartitionView:
+    return PartitionView(
+        stream=stream.name,
+        uid=bounds.uid,
+        partition=partition.partition,
+        replicas=partition.replicas,
+        leader=bounds.leader,
+        leader_epoch=bounds.leader_epoch,
+        log_start_offset=bounds.log_start_offset,
+        end_offset=bounds.end_offset,
+        compacted=bounds.compacted,
+        starting_at=starting_at,
+        ending_at=None if ending_at is None else min(ending_at, bounds.end_offset),
+    )

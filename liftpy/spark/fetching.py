@@ -1,0 +1,193 @@
+"""Reads one planned range in an executor: spans of about a megabyte, a few in flight, handed on in order.
+
+Holds R5: exactly the planned records, or an error; never fewer. What an answer must be like (order, gaps, HW, uid, CRC) is
+checked by ``liftpy.client.progress``; here are the checks that need the plan: nobody may have rewritten a planned record
+(LeaderEpoch above the planned one), and only the leader's word counts when a replica says that records are gone.
+
+A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
+multiples of the batches' record count, because a batch that two spans share is sent twice.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import DataLossError, OffsetOutOfRangeError, ProtocolError
+from liftpy.spark.link import Link, result_of
+from liftpy.spark.planning import PlannedRange
+
+IN_FLIGHT = 4
+SPAN_BYTES = 1024 * 1024 - 8192
+_SPREAD_RECORDS = 4096
+_SMALLEST_ANSWER_BYTES = 64 * 1024
+_MOST_REFUSALS = 8
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SpanGuess:
+    """How many records the next span takes.
+
+    ``bytes_per_record``: of the newest span, 0 before the first. ``batch_records``: record count of its largest batch.
+    """
+
+    bytes_per_record: float = 0.0
+    batch_records: int = 1
+
+    def learn(self, pieces: list[BatchSlice]) -> None:
+        """Take the newest span's batches into account."""
+        records = sum(piece.batch.record_count for piece in pieces)
+        if records:
+            self.bytes_per_record = sum(piece.batch.header.size_bytes for piece in pieces) / records
+            self.batch_records = max(piece.batch.record_count for piece in pieces)
+
+    def span_records(self) -> int:
+        """Records of the next span; at least one batch's worth."""
+        if not self.bytes_per_record:
+            return _SPREAD_RECORDS
+        wanted = int(SPAN_BYTES / self.bytes_per_record)
+        return max(wanted - wanted % self.batch_records, self.batch_records)
+
+    def answer_bytes(self, records: int) -> int:
+        """Bound of the answer to a span of ``records``: what it should take and a batch more, at most SPAN_BYTES."""
+        if not self.bytes_per_record:
+            return SPAN_BYTES
+        wanted = int((records + self.batch_records) * self.bytes_per_record)
+        return min(max(wanted, _SMALLEST_ANSWER_BYTES), SPAN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRules:
+    """How a range may be read. ``patience_s``: how long nobody may answer. ``leader_first``: else spread over the replicas."""
+
+    patience_s: float = 30.0
+    leader_first: bool = False
+    fail_on_data_loss: bool = True
+
+
+def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:
+    """The range's records as lists of checked slices, in order; DataLossError or UnavailableError for what can't be had.
+
+    Closing the generator early (a LIMIT does) stops what is in flight.
+    """
+    guess, leader_epoch = SpanGuess(), 0
+    flying: deque[concurrent.futures.Future[_Fetched]] = deque()
+    first = _Span(planned, rules, planned.start_offset, planned.end_offset, SPAN_BYTES, one_answer=True)
+    flying.append(link.submit(_fetch_span(link, first)))  # this one tells how large the others should be
+    next_offset = None
+    try:
+        while flying:
+            fetched = result_of(flying.popleft(), rules.patience_s * 4)
+            leader_epoch = _check_pieces(planned, fetched.pieces, leader_epoch)
+            guess.learn(fetched.pieces)
+            next_offset = fetched.next_offset if next_offset is None else next_offset
+            while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
+                end = min(next_offset + guess.span_records(), planned.end_offset)
+                span = _Span(planned, rules, next_offset, end, guess.answer_bytes(end - next_offset))
+                flying.append(link.submit(_fetch_span(link, span)))
+                next_offset = end
+            if fetched.pieces:
+                yield fetched.pieces
+    finally:
+        for future in flying:
+            future.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive; ``answer_bytes`` bounds one answer.
+
+    ``one_answer``: take what one answer holds and leave the rest.
+    """
+
+    planned: PlannedRange
+    rules: FetchRules
+    start_offset: int
+    end_offset: int
+    answer_bytes: int
+    one_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What a span gave. ``next_offset``: the first offset after it that was not asked for."""
+
+    pieces: list[BatchSlice]
+    next_offset: int
+
+
+async def _fetch_span(link: Link, span: _Span) -> _Fetched:
+    planned = span.planned
+    options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
+    reader = PartitionReader(await link.transport(), link.subjects, planned.stream, planned.partition, options)
+    reader.node = _first_choice(planned, span.rules)
+    progress = ReadProgress(
+        planned.stream,
+        planned.partition,
+        span.start_offset,
+        span.end_offset,
+        uid=planned.uid,
+        floor_high_watermark=planned.end_offset - 1,
+    )
+    pieces: list[BatchSlice] = []
+    refusals = 0
+    while not progress.done and not (span.one_answer and pieces):
+        try:
+            pieces += await reader.fetch(progress)
+        except OffsetOutOfRangeError:
+            refusals += 1
+            await _after_loss(reader, progress, span, refusals)
+    return _Fetched(pieces, progress.next_offset)
+
+
+def _first_choice(planned: PlannedRange, rules: FetchRules) -> str:
+    """Who is asked first; any in-sync replica is asked if that one does not answer. The same range has the same choice."""
+    if rules.leader_first or not planned.replicas:
+        return planned.leader
+    return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
+
+
+async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
+    """A replica says that ``progress`` is below its log start: believe the leader only, then fail or skip what is gone."""
+    bounds, _ = await reader.bounds(span.planned.uid)
+    if bounds.log_start_offset <= progress.next_offset:
+        if refusals > _MOST_REFUSALS:
+            raise ProtocolError(
+                f"{progress.next_offset} of {span.planned} is refused although {bounds.leader} says that it has it"
+            )
+        reader.node = bounds.leader
+        return
+    lost_end = min(bounds.log_start_offset, span.end_offset)
+    text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) are gone since this was planned, "
+    text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
+    if span.rules.fail_on_data_loss:
+        raise DataLossError(f"{text}. Read from what is kept, or set failOnDataLoss to false")
+    _logger.warning("%s; reading goes on from there", text)
+    progress.next_offset = lost_end
+
+
+def _check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
+    """The last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+
+    That the batches follow each other was checked before; here, that none has a hole inside.
+    """
+    for piece in pieces:
+        epoch, header = piece.batch.leader_epoch, piece.batch.header
+        if header.record_count <= header.last_offset_delta and not planned.compacted:
+            raise ProtocolError(f"{planned}: the batch at {header.base_offset} lacks records, and the stream is not compacted")
+        if epoch > planned.leader_epoch:
+            raise DataLossError(
+                f"{planned}: the records from {piece.batch.base_offset} were written in LeaderEpoch {epoch}, after others "
+                f"had been committed there in {planned.leader_epoch} or before: an unclean election lost the first ones"
+            )
+        if epoch < leader_epoch:
+            raise ProtocolError(f"{planned}: LeaderEpoch {epoch} at offset {piece.batch.base_offset} follows {leader_epoch}")
+        leader_epoch = epoch
+    return leader_epoch

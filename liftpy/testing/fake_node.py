@@ -1,0 +1,195 @@
+"""A node that serves streams from memory over real NATS: what tests of readers run against when replication is not the point.
+
+It answers the reader's side of the protocol only: describeCluster on ``<ns>.control`` and ReadRequest on ``.read`` and
+``.read.<node>``, by the rules of ``client.proto`` (whole batches, nothing past HW, and its error codes).
+Faults are set by hand: ``log_start_offset`` and ``high_watermark`` are plain fields, and ``silent`` nodes do not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nats.aio.client import Client as NatsConnection
+from nats.aio.msg import Msg
+
+from liftpy.client.transport import open_connection
+from liftpy.ids import NO_OFFSET
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2, cluster_pb2
+from liftpy.wire.batch import BatchHeader, parse_batch
+from liftpy.wire.subjects import Subjects
+
+T = TypeVar("T")
+_Error = client_pb2.ReadResponse.Error
+
+
+@dataclass(slots=True)
+class FakePartition:
+    """One partition's log. ``log_start_offset`` inclusive; ``high_watermark`` inclusive, raised by ``append``."""
+
+    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
+    log_start_offset: int = 0
+    high_watermark: int = NO_OFFSET
+    leader_epoch: int = 1
+    compacted: bool = False
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset of the next record, exclusive end of the log."""
+        return self.batches[-1][0].next_offset if self.batches else self.log_start_offset
+
+    def append(self, batch: bytes, *, commit: bool = True) -> None:
+        """Add a sealed batch; ``commit``: raise HW to its last record."""
+        header = parse_batch(memoryview(batch)).header
+        self.batches.append((header, batch))
+        if commit:
+            self.high_watermark = header.last_offset
+
+    def read(self, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
+        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset."""
+        found: list[bytes] = []
+        next_offset, size_bytes = offset, 0
+        for header, batch in self.batches:
+            if header.next_offset <= offset or header.last_offset > self.high_watermark:
+                continue
+            if found and size_bytes + len(batch) > max_bytes:
+                break
+            found.append(batch)
+            size_bytes += len(batch)
+            next_offset = header.next_offset
+        return found, next_offset
+
+    def offset_at(self, timestamp_ns: int) -> int:
+        """First committed offset of a batch stamped at or after the time, else HW + 1."""
+        later = [h.base_offset for h, _ in self.batches if h.timestamp_ns >= timestamp_ns]
+        return min([*later, self.high_watermark + 1])
+
+
+@dataclass(slots=True)
+class FakeStream:
+    """A stream that every fake node serves. ``uid``: its identity."""
+
+    name: str
+    uid: str
+    partitions: list[FakePartition]
+
+
+class FakeNode:
+    """Answers for the nodes ``node_ids``, the first of which leads everything, over one connection.
+
+    ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's.
+    ``asked``: how often each node answered a read.
+    """
+
+    def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
+        self._connection = connection
+        self._subjects = Subjects(namespace)
+        self.node_ids = node_ids
+        self.streams: dict[str, FakeStream] = {}
+        self.silent: set[str] = set()
+        self.lagging: dict[str, int] = {}
+        self.asked: Counter[str] = Counter()
+        self._turn = 0
+
+    def add_stream(self, name: str, uid: str = "", partitions: int = 1) -> FakeStream:
+        """Make a stream, or make it again under another ``uid``."""
+        self.streams[name] = FakeStream(name, uid or f"uid-{name}", [FakePartition() for _ in range(partitions)])
+        return self.streams[name]
+
+    async def start(self) -> None:
+        """Listen; returns when the NATS server knows."""
+        namespace = self._subjects.namespace
+        await self._connection.subscribe(self._subjects.control(), cb=self._on_control)
+        await self._connection.subscribe(f"{namespace}.*.*.read", cb=self._on_read)
+        await self._connection.subscribe(f"{namespace}.*.*.read.*", cb=self._on_read)
+        await self._connection.flush()
+
+    async def _on_control(self, message: Msg) -> None:
+        request = frames.decode(message.data, cluster_pb2.ControlRequest)
+        response = cluster_pb2.ControlResponse(operationId=request.operationId, metadataLeader=self.node_ids[0])
+        response.cluster.metadataLeader = self.node_ids[0]
+        response.cluster.image.CopyFrom(self._image())
+        await message.respond(frames.encode(response))
+
+    def _image(self) -> cluster_pb2.Image:
+        image = cluster_pb2.Image(index=1, nodes=[cluster_pb2.Node(nodeId=n, incarnation=1) for n in self.node_ids])
+        for stream in self.streams.values():
+            described = image.streams.add(name=stream.name, uid=stream.uid, subject=stream.name)
+            for number, partition in enumerate(stream.partitions):
+                described.config.compaction = partition.compacted
+                described.partitions.add(
+                    partition=number,
+                    replicas=self.node_ids,
+                    isr=self.node_ids,
+                    leader=self.node_ids[0],
+                    leaderEpoch=partition.leader_epoch,
+                    epoch=1,
+                    status=cluster_pb2.ONLINE,
+                )
+        return image
+
+    async def _on_read(self, message: Msg) -> None:
+        _, stream, partition, _, *named = message.subject.split(".")
+        self._turn += 1
+        node = named[0] if named else self.node_ids[self._turn % len(self.node_ids)]
+        if node in self.silent:
+            return
+        self.asked[node] += 1
+        request = frames.decode(message.data, client_pb2.ReadRequest)
+        head, batches = self._answer(node, stream, int(partition), request)
+        await message.respond(frames.read_response_header(head) + b"".join(batches))
+
+    def _answer(
+        self, node: str, name: str, number: int, request: client_pb2.ReadRequest
+    ) -> tuple[client_pb2.ReadResponse, list[bytes]]:
+        head = client_pb2.ReadResponse(node=node, leader=self.node_ids[0], nextOffset=request.offset)
+        stream = self.streams.get(name)
+        if stream is None or number >= len(stream.partitions):
+            head.error = _Error.NO_SUCH_PARTITION
+            return head, []
+        partition = stream.partitions[number]
+        high_watermark = min(partition.high_watermark, self.lagging.get(node, partition.high_watermark))
+        head.streamUid, head.leaderEpoch, head.compacted = stream.uid, partition.leader_epoch, partition.compacted
+        head.highWatermark, head.logStartOffset = high_watermark, partition.log_start_offset
+        if request.streamUid and request.streamUid != stream.uid:
+            head.error = _Error.WRONG_STREAM
+        elif high_watermark < request.minHighWatermark:
+            head.error = _Error.NOT_READY
+        elif request.byTimestamp:
+            head.nextOffset = partition.offset_at(request.timestamp)
+        elif request.boundsOnly:
+            pass
+        elif not partition.log_start_offset <= request.offset <= high_watermark + 1:
+            head.error = _Error.OFFSET_OUT_OF_RANGE
+        else:
+            batches, head.nextOffset = partition.read(request.offset, request.maxBytes)
+            return head, batches
+        return head, []
+
+
+@contextmanager
+def fake_node_in_thread(url: str, namespace: str = "liftpy") -> Iterator[FakeNode]:
+    """A FakeNode on an event loop in a thread of its own, for tests whose own thread is busy, as with Spark."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fake-node", daemon=True)
+    thread.start()
+
+    def call(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    connection = call(open_connection(url, name="fake-node"))
+    node = FakeNode(connection, namespace)
+    try:
+        call(node.start())
+        yield node
+    finally:
+        call(connection.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()

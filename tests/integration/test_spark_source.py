@@ -1,0 +1,229 @@
+"""The Spark source with a real Spark: batch and streaming over a node that serves from memory, faults included.
+
+One session for all of it: a JVM takes seconds to start. Streams have names of their own, so tests do not meet.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+
+from liftpy.spark.session import local_session, spark_problem
+from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
+from liftpy.wire.batch import build_batch
+from sidecar.embedded import NatsServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+QUERY_TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if problem := spark_problem():
+        pytest.skip(problem)
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    session = local_session("liftpy tests", settings=settings)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_nats() -> Iterator[str]:
+    with NatsServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def node(spark_nats: str) -> Iterator[FakeNode]:
+    with fake_node_in_thread(spark_nats) as fake:
+        yield fake
+
+
+def append(log: FakePartition, count: int, *, size: int = 100, **columns: Any) -> None:
+    """Add ``count`` committed records in batches of ``size``; value and key say which offset they have."""
+    for _ in range(0, count, size):
+        first, records = log.log_end_offset, min(size, count)
+        log.append(
+            build_batch(
+                [b"value-%d" % i for i in range(first, first + records)],
+                keys=[b"key-%d" % i if i % 3 else None for i in range(first, first + records)],
+                subjects=[f"orders.{i % 2}" for i in range(first, first + records)],
+                headers=[(("kind", b"h%d" % i), ("kind", b"again")) if i % 2 else None for i in range(first, first + records)],
+                base_offset=first,
+                leader_epoch=log.leader_epoch,
+                timestamp_ns=1_700_000_000_000_000_000 + first * 1_000_000,
+            )
+        )
+        count -= records
+
+
+class Streams:
+    """What the tests write to and read with."""
+
+    def __init__(self, spark: Any, node: FakeNode, url: str, folder: Path) -> None:
+        self.spark, self.node, self.url, self.folder = spark, node, url, folder
+
+    def read(self, stream: str, **options: Any) -> Any:
+        return self.spark.read.format("liftpy").options(nats=self.url, stream=stream, patience="5", **options).load()
+
+    def run_to_end(self, stream: str, name: str, **options: Any) -> Any:
+        """One AvailableNow run of a streaming query into Parquet; the finished query."""
+        options = {"startingOffsets": "earliest", **options}
+        frame = self.spark.readStream.format("liftpy").options(nats=self.url, stream=stream, patience="5", **options).load()
+        query = (
+            frame.selectExpr("`partition`", "offset", "cast(value as string) as text")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / name / "checkpoint"))
+            .option("path", str(self.folder / name / "out"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(QUERY_TIMEOUT_S)
+        return query
+
+    def written(self, name: str) -> list[tuple[int, int, str]]:
+        rows = self.spark.read.parquet(str(self.folder / name / "out")).collect()
+        return sorted((row["partition"], row["offset"], row["text"]) for row in rows)
+
+    def last_offsets(self, name: str) -> dict[str, Any]:
+        newest = max((self.folder / name / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
+        return json.loads(newest.read_text().splitlines()[-1])
+
+
+@pytest.fixture
+def streams(spark: Any, node: FakeNode, spark_nats: str, tmp_path: Path) -> Streams:
+    return Streams(spark, node, spark_nats, tmp_path)
+
+
+def expected(partition: int, offsets: range) -> list[tuple[int, int, str]]:
+    return [(partition, i, f"value-{i}") for i in offsets]
+
+
+# ---- batch ---------------------------------------------------------------------------------------------------------------
+def test_batch_reads_every_column_of_every_record(streams: Streams) -> None:
+    stream = streams.node.add_stream("columns", partitions=2)
+    append(stream.partitions[0], 250)
+    append(stream.partitions[1], 30)
+    frame = streams.read("columns", includeHeaders="true", minPartitions="5")
+    rows = sorted(frame.collect(), key=lambda row: (row["partition"], row["offset"]))
+    assert [(row["partition"], row["offset"]) for row in rows] == [(0, i) for i in range(250)] + [(1, i) for i in range(30)]
+    assert frame.columns == ["key", "value", "headers", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch"]
+    row = rows[101]
+    assert (bytes(row["key"]), bytes(row["value"])) == (b"key-101", b"value-101")
+    assert rows[102]["key"] is None
+    assert [(h["key"], bytes(h["value"])) for h in row["headers"]] == [("kind", b"h101"), ("kind", b"again")]
+    assert (row["subject"], row["stream"], row["leader_epoch"]) == ("orders.1", "columns", 1)
+    assert row["timestamp"].timestamp() == pytest.approx(1_700_000_000.1)
+
+
+def test_batch_ranges_columns_and_times(streams: Streams) -> None:
+    append(streams.node.add_stream("ranges").partitions[0], 500)
+    some = streams.read(
+        "ranges", startingOffsets='{"ranges": {"0": 120}}', endingOffsets='{"ranges": {"0": 340}}', columns="offset,timestamp"
+    )
+    assert some.columns == ["offset", "timestamp"]
+    assert sorted(row["offset"] for row in some.collect()) == list(range(120, 340))
+    later = streams.read("ranges", startingTimestamp=str(1_700_000_000_000 + 300))
+    assert sorted(row["offset"] for row in later.select("offset").collect()) == list(range(300, 500))
+    assert streams.read("ranges").filter("offset >= 490").union(streams.read("ranges")).count() == 510
+
+
+def test_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Streams) -> None:
+    streams.node.add_stream("empty")
+    assert streams.read("empty").select("key", "offset").collect() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"startingOffset": "earliest"}, r"\[CONFIG\] unknown option 'startingoffset'; did you mean 'startingOffsets'"),
+        ({"startingOffsets": '{"refused": {"0": 999}}'}, r"\[OFFSET_OUT_OF_RANGE\].*999 of refused/0"),
+        (
+            {"startingOffsets": '{"refused": {"0": 1}}'},
+            r"\[DATA_LOSS\] OFFSET_OUT_OF_RANGE refused/0: offsets \[1, 50\) are gone",
+        ),
+    ],
+)
+def test_what_can_not_be_read_says_why_with_its_code(streams: Streams, options: dict[str, str], text: str) -> None:
+    stream = streams.node.add_stream("refused")
+    append(stream.partitions[0], 100)
+    stream.partitions[0].log_start_offset = 50
+    with pytest.raises(Exception, match=text):
+        streams.read("refused", **options).collect()
+
+
+def test_no_such_stream(streams: Streams) -> None:
+    streams.node.add_stream("clicks")
+    with pytest.raises(Exception, match=r"\[NOT_FOUND\] no stream 'click'; did you mean 'clicks'"):
+        streams.read("click").collect()
+
+
+def test_retention_between_planning_and_reading_is_an_error(streams: Streams) -> None:
+    log = streams.node.add_stream("shrinking").partitions[0]
+    append(log, 200)
+    frame = streams.read("shrinking", columns="offset")
+    assert frame.count() == 200  # planned once for the life of this frame
+    log.log_start_offset = 100
+    with pytest.raises(Exception, match=r"\[DATA_LOSS\] OFFSET_OUT_OF_RANGE shrinking/0 .*\[0, 100\) are gone since"):
+        frame.count()
+
+
+# ---- streaming -----------------------------------------------------------------------------------------------------------
+def test_streaming_restarts_from_its_checkpoint_and_reads_everything_once(streams: Streams) -> None:
+    stream = streams.node.add_stream("flow", partitions=2)
+    append(stream.partitions[0], 300)
+    append(stream.partitions[1], 100)
+    query = streams.run_to_end("flow", "flow", maxOffsetsPerTrigger="150")
+    assert query.exception() is None
+    batches = [p["batchId"] for p in query.recentProgress if p["numInputRows"]]
+    assert len(batches) == 3
+    append(stream.partitions[0], 50)
+    streams.run_to_end("flow", "flow", maxOffsetsPerTrigger="1000")
+    assert streams.written("flow") == expected(0, range(350)) + expected(1, range(100))
+    assert streams.last_offsets("flow") == {"flow": {"0": 350, "1": 100, "uid": "uid-flow"}}
+
+
+def test_a_micro_batch_that_was_not_finished_is_read_again_as_it_was(streams: Streams) -> None:
+    log = streams.node.add_stream("again").partitions[0]
+    append(log, 100)
+    streams.run_to_end("again", "again", maxOffsetsPerTrigger="60")
+    # As a crash between the offset log and the commit log leaves it, with output that does not count: a new output folder.
+    commits = streams.folder / "again" / "checkpoint" / "commits"
+    for newest in commits.glob("*1*"):
+        newest.unlink()
+    shutil.rmtree(streams.folder / "again" / "out")
+    append(log, 500)
+    streams.run_to_end("again", "again", maxOffsetsPerTrigger="1000")
+    files = (streams.folder / "again" / "out").glob("*.parquet")  # the sink's own list of files went with the folder
+    assert sorted(i for file in files for i in pq.read_table(file)["offset"].to_pylist()) == list(range(60, 600))
+    first = json.loads((streams.folder / "again" / "checkpoint" / "offsets" / "1").read_text().splitlines()[-1])
+    assert first == {"again": {"0": 100, "uid": "uid-again"}}
+
+
+def test_a_stream_made_again_is_refused_by_the_old_checkpoint(streams: Streams) -> None:
+    append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
+    streams.run_to_end("reborn", "reborn")
+    append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
+    with pytest.raises(Exception, match=r"\[NOT_FOUND\] stream reborn was deleted and made again"):
+        streams.run_to_end("reborn", "reborn")
+
+
+def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams) -> None:
+    log = streams.node.add_stream("trimmed").partitions[0]
+    append(log, 100)
+    streams.run_to_end("trimmed", "trimmed")
+    append(log, 100)
+    log.log_start_offset = 150
+    with pytest.raises(Exception, match=r"\[DATA_LOSS\] OFFSET_OUT_OF_RANGE trimmed/0: offsets \[100, 150\) are gone"):
+        streams.run_to_end("trimmed", "trimmed")
+    streams.run_to_end("trimmed", "trimmed", failOnDataLoss="false")
+    assert streams.written("trimmed") == expected(0, range(100)) + expected(0, range(150, 200))

@@ -1,0 +1,37 @@
+"""A nats-server for the whole run, and per test a node that serves streams from memory in a namespace of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from liftpy.spark.link import Link, link_to
+from liftpy.spark.options import Access
+from liftpy.testing.fake_node import FakeNode, fake_node_in_thread
+from sidecar.embedded import NatsServer
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def spark_nats() -> Iterator[str]:
+    with NatsServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def access(spark_nats: str) -> Access:
+    return Access(servers=spark_nats, namespace=f"unit{next(_numbers)}")
+
+
+@pytest.fixture
+def node(access: Access) -> Iterator[FakeNode]:
+    with fake_node_in_thread(access.servers, access.namespace) as fake:
+        yield fake
+
+
+@pytest.fixture
+def link(access: Access) -> Link:
+    return link_to(access)

@@ -1,0 +1,155 @@
+"""Reading planned ranges over NATS from a node that serves from memory: order, fail-over, losses. No Spark here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.errors import DataLossError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.spark import fetching
+from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
+from liftpy.spark.link import Link, credentials_of, link_to
+from liftpy.spark.options import Access
+from liftpy.spark.planning import PlannedRange
+from liftpy.testing.fake_node import FakeNode, FakeStream
+from liftpy.wire.batch import build_batch
+
+QUICK = FetchRules(patience_s=1.0)
+
+
+def fill(stream: FakeStream, sizes: list[int], *, epoch: int = 1, partition: int = 0, value_bytes: int = 20) -> None:
+    """Append committed batches of these record counts; the value of a record is its offset, padded."""
+    log = stream.partitions[partition]
+    for size in sizes:
+        first = log.log_end_offset
+        values = [b"%020d" % i + bytes(value_bytes - 20) for i in range(first, first + size)]
+        log.append(build_batch(values, base_offset=first, leader_epoch=epoch, timestamp_ns=(1 + first) * 1000))
+
+
+def planned(start: int, end: int, *, uid: str = "uid-orders", epoch: int = 1) -> PlannedRange:
+    return PlannedRange("orders", uid, 0, start, end, epoch, "n1", ("n1", "n2", "n3"))
+
+
+def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK) -> list[int]:
+    found: list[int] = []
+    for pieces in fetch_range(link, wanted, rules):
+        for piece in pieces:
+            found += [record.offset for record in piece.records()]
+    return found
+
+
+def test_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1, 7, 300, 5000, 5000, 5000, 3])
+    for start, end in ((0, 15311), (4, 5), (9, 400), (15310, 15311), (307, 12345)):
+        assert offsets(link, planned(start, end)) == list(range(start, end))
+
+
+def test_many_spans_in_flight_and_regular_batches_are_sent_once(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
+    assert offsets(link, planned(0, 60_000)) == list(range(60_000))
+    spans = -(-60 * 306 // 1000)  # 306 KB a batch, three of them to an answer
+    assert sum(node.asked.values()) <= spans + 5
+
+
+def test_records_committed_later_are_not_part_of_the_range(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [100, 100])
+    stream.partitions[0].append(build_batch([b"x"] * 50, base_offset=200, leader_epoch=1), commit=False)
+    assert offsets(link, planned(0, 150)) == list(range(150))
+
+
+def test_a_silent_node_is_passed_over(link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(node.add_stream("orders"), [100])
+    node.silent = {"n1"}
+    assert offsets(link, planned(0, 100), FetchRules(patience_s=10.0)) == list(range(100))
+    assert set(node.asked) <= {"n2", "n3"}
+
+
+def test_replicas_behind_the_range_do_not_cut_it_short(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [50, 50])
+    node.lagging = {"n1": 49, "n2": -1}
+    assert offsets(link, planned(0, 100), FetchRules(patience_s=10.0)) == list(range(100))
+
+
+def test_no_replica_that_covers_the_range_is_an_error(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [50])
+    with pytest.raises(UnavailableError, match="NOT_READY"):
+        offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
+
+
+def test_nobody_at_all_is_an_error(link: Link) -> None:
+    with pytest.raises(UnavailableError):
+        offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
+
+
+def test_another_stream_of_the_same_name_is_refused(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders", uid="second"), [50])
+    with pytest.raises(NotFoundError, match="deleted and made again"):
+        offsets(link, planned(0, 50, uid="first"))
+
+
+def test_retention_after_planning_is_an_error_that_names_the_loss(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [50, 50])
+    stream.partitions[0].log_start_offset = 50
+    with pytest.raises(DataLossError, match=r"OFFSET_OUT_OF_RANGE orders/0 .*offsets \[10, 50\) are gone"):
+        offsets(link, planned(10, 100))
+
+
+def test_retention_is_a_warning_when_asked_for(link: Link, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [50, 50])
+    stream.partitions[0].log_start_offset = 50
+    tolerant = replace(QUICK, fail_on_data_loss=False)
+    assert offsets(link, planned(10, 100), tolerant) == list(range(50, 100))
+    assert "are gone" in caplog.text
+    assert offsets(link, planned(10, 40), tolerant) == []
+
+
+def test_records_rewritten_after_planning_are_refused(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [50], epoch=1)
+    fill(stream, [50], epoch=3)
+    with pytest.raises(DataLossError, match="unclean election"):
+        offsets(link, planned(0, 100, epoch=2))
+    assert offsets(link, planned(0, 100, epoch=3)) == list(range(100))
+
+
+def test_a_hole_inside_a_batch_is_refused_unless_the_stream_is_compacted(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    stream.partitions[0].append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
+    with pytest.raises(ProtocolError, match="lacks records"):
+        offsets(link, planned(0, 5))
+    stream.partitions[0].compacted = True
+    assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
+
+
+def test_a_reader_that_stops_early_leaves_nothing_in_flight(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 40, value_bytes=300)
+    reading = fetch_range(link, planned(0, 40_000), QUICK)
+    assert next(reading)
+    reading.close()
+    asked = sum(node.asked.values())
+    assert asked <= fetching.IN_FLIGHT + 1
+
+
+def test_one_link_per_process_and_access(access: Access, node: FakeNode) -> None:
+    assert link_to(access) is link_to(replace(access))
+    assert link_to(access) is not link_to(replace(access, namespace="other"))
+
+
+def test_span_guess_follows_the_bytes_and_the_batches() -> None:
+    guess = SpanGuess()
+    assert guess.span_records() > 0
+    guess.bytes_per_record, guess.batch_records = 100.0, 4000
+    assert guess.span_records() == 8000
+    assert 800_000 < guess.answer_bytes(8000) <= fetching.SPAN_BYTES
+    guess.bytes_per_record, guess.batch_records = 10_000_000.0, 1
+    assert guess.span_records() == 1
+
+
+def test_secrets_are_read_from_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "password"
+    file.write_text("open sesame\n")
+    assert credentials_of(Access(user="ali", password_file=str(file))).password == "open sesame"
