@@ -2,8 +2,8 @@
 
 Goal: a record at or below HW survives every election that the metadata group can hold, and is the same on each replica.
 Constraint: positions count only when they were acknowledged in the current LeaderEpoch by the follower's current incarnation
-(``progress.py`` sees to that; an unknown position is None) [D6]; HW never falls [D8]; with fewer than ``min_isr`` members in the ISR it does
-not move [D20].
+(``progress.py`` sees to that; an unknown position is None) [D6]; HW never falls [D8]; with fewer than ``min_isr`` members in
+the ISR it does not move [D20].
 
 ``isr``: a leader is elected from the ISR only, so HW is the smallest position in the MAXIMAL ISR: while an ISR change is in
 flight the old and the new set both count, since either may be the one that an election uses [C8].
@@ -11,8 +11,8 @@ flight the old and the new set both count, since either may be the one that an e
 ``quorum``: a leader is elected by the best (last epoch, newest offset) of any majority of the replica set, so HW is the
 largest offset that a majority has flushed, at least ``min_isr`` of them [D21]. A majority that holds only records of EARLIER
 epochs commits nothing: a replica outside of it may hold a record of a later, failed epoch at the same offset and win the next
-election by it (the classical counter-example, figure 8 of the Raft paper). So HW moves only to an offset that lies in this epoch;
-then everything before it is committed with it.
+election by it (the classical counter-example, figure 8 of the Raft paper). So HW moves only to an offset that lies in this
+epoch; then everything before it is committed with it.
 
 Worked example, isr {a, b, c} with newest offsets a=4, b=3, c=2: HW 2. While the removal of c is in flight: still 2. Once the
 metadata shows isr {a, b}: 3. Policy quorum, majority 2 of 3: HW 3 at once, if the epoch began at or below offset 3.

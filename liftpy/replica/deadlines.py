@@ -20,6 +20,11 @@ class Deadlines:
             self._at_ns[kind] = at_ns
             out.append(SetDeadline(kind, at_ns))
 
+    def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
+        """Ask for ``kind`` at ``at_ns``, unless it is set for an earlier time already."""
+        if at_ns < self._at_ns.get(kind, at_ns + 1):
+            self.set(kind, at_ns, out)
+
     def cancel(self, kind: Deadline, out: list[Effect]) -> None:
         """No longer wanted."""
         if self._at_ns.pop(kind, None) is not None:

@@ -165,7 +165,7 @@ class LogFlushed:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and durable."""
+    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done; all below ``end_offset`` is on disk."""
 
     end_offset: int
 

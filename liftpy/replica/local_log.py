@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from liftpy.invariants import check
+from liftpy.log.epochs import EpochCache
 from liftpy.replica.events import BatchSpan
-from liftpy.replica.lineage import Lineage
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class LocalLog:
     """Exclusive: everything below is on disk, never above ``log_end_offset``."""
     high_watermark: int = -1
     """Inclusive, -1 when none: the newest record that is known here to be committed, never above the log [D7]."""
-    lineage: Lineage = field(default_factory=Lineage)
+    epochs: EpochCache = field(default_factory=EpochCache)
 
     @property
     def newest_offset(self) -> int:
@@ -51,12 +51,12 @@ class LocalLog:
         """Take over what recovery found. HW is kept inside the log, wherever its checkpoint came from [D7]."""
         self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
         self.high_watermark = max(min(high_watermark, end - 1), start - 1)
-        self.lineage = Lineage(epochs)
+        self.epochs = EpochCache(epochs)
 
     def append(self, record_count: int, leader_epoch: int) -> int:
         """A batch of the leader's own is appended; return its base offset."""
         base_offset = self.log_end_offset
-        self.lineage.assign(leader_epoch, base_offset)
+        self.epochs.assign(leader_epoch, base_offset)
         self.log_end_offset += record_count
         return base_offset
 
@@ -64,32 +64,37 @@ class LocalLog:
         """Fetched batches are appended as they are; they have been checked to follow on [D15]."""
         for span in spans:
             check(span.base_offset == self.log_end_offset, "D15", span, "at", self.log_end_offset)
-            self.lineage.assign(span.leader_epoch, span.base_offset)
+            self.epochs.assign(span.leader_epoch, span.base_offset)
             self.log_end_offset = span.last_offset + 1
 
     def flushed(self, end_offset: int) -> None:
         """A flush is done. It may report late, never backwards and never past the log's end."""
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
+    def truncated(self, end_offset: int) -> None:
+        """The cut is done; what it left is on disk."""
+        check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
+        self.flushed(end_offset)
+
     def truncate(self, end_offset: int) -> None:
         """Cut to ``end_offset``. HW goes down with the log, which only an unclean election can ask for [D7, D9, C11]."""
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
-        self.lineage.truncate(end_offset)
+        self.epochs.truncate(end_offset)
 
     def reset(self, start_offset: int) -> None:
         """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]."""
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1
-        self.lineage = Lineage()
+        self.epochs = EpochCache()
 
     def start_moved(self, log_start_offset: int) -> None:
         """Retention moved the start; it only grows and never passes HW + 1 [D26]."""
         check(log_start_offset >= self.log_start_offset, "D26", "log start falls to", log_start_offset)
         check(log_start_offset <= self.high_watermark + 1, "D26", log_start_offset, "above HW", self.high_watermark)
         self.log_start_offset = log_start_offset
-        self.lineage.drop_prefix(log_start_offset, self.log_end_offset)
+        self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
 
     def raise_high_watermark(self, offset: int) -> bool:
         """Raise HW to ``offset`` if that is higher; whether it moved. It never falls here [D8]."""

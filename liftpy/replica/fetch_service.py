@@ -1,0 +1,111 @@
+"""FetchService: how a leader, or a candidate in the epoch that it was proposed for, answers its followers [D11, D16-D18, D27].
+
+Every check comes before anything moves: a request of another stream, epoch or incarnation, one that was overtaken on its way,
+or one whose (offset, epoch) is not on this log changes nothing that the commit rule looks at.
+"""
+
+from __future__ import annotations
+
+from liftpy.log.epochs import NO_EPOCH
+from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendFetchResponse
+from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
+from liftpy.replica.progress import Progress
+from liftpy.replica.role import Effects, Shared
+from liftpy.replica.waiters import Waiters
+
+
+class FetchService:
+    """The followers of one LeaderEpoch, and their requests."""
+
+    def __init__(self, shared: Shared, leader_epoch: int, now_ns: int) -> None:
+        self._shared = shared
+        self._log = shared.log
+        self._leader_epoch = leader_epoch
+        self.followers: dict[str, Progress] = {}
+        """Every other replica; positions of this LeaderEpoch only [D6]."""
+        self.waiters = Waiters()
+        self.partition_changed(now_ns)
+
+    def partition_changed(self, now_ns: int) -> None:
+        """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
+        state, live = self._shared.state, self._shared.live
+        others = [replica for replica in state.replicas if replica != self._shared.node_id]
+        for replica in [replica for replica in self.followers if replica not in others]:
+            del self.followers[replica]
+            self.waiters.forget(replica)
+        for replica in others:
+            progress = self.followers.setdefault(replica, Progress(caught_up_ns=now_ns))
+            if replica in live:
+                progress.incarnation_is(live[replica])
+
+    def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
+        """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
+        reason = self._refusal(event)
+        if reason is not None:
+            return reason
+        progress = self.followers[event.replica]
+        live = self._shared.live.get(event.replica, 0)
+        if live == 0 or event.incarnation != live:
+            return None  # fenced, or a peer without incarnations: it may read, it does not count
+        if event.request_id <= progress.last_request_id:
+            return RefusalReason.UNKNOWN
+        progress.fetched(event.offset, event.request_id, self._log.flushed_end_offset, now_ns)
+        if event.offset + 1 >= self._log.flushed_end_offset:
+            self.waiters.register(event.replica, event.offset + 1)
+        else:
+            self.waiters.forget(event.replica)
+        return None
+
+    def answer(self, event: FetchReceived, out: Effects) -> None:
+        """Send what follows ``event.offset``; HW is the one at that time."""
+        maximum = self._shared.config.replication_max_bytes
+        max_bytes = min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
+        self.followers[event.replica].told_high_watermark = self._log.high_watermark
+        out.append(SendFetchResponse(event.token, event.offset + 1, max_bytes, self._leader_epoch))
+
+    def epoch_offset_received(self, event: EpochOffsetReceived, out: Effects) -> None:
+        """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
+        state, log = self._shared.state, self._log
+        reason: RefusalReason | None = None
+        if event.stream_uid and event.stream_uid != state.key.uid:
+            reason = RefusalReason.WRONG_STREAM
+        elif event.current_epoch != self._leader_epoch:
+            reason = RefusalReason.STALE_EPOCH
+        if reason is not None:
+            out.append(SendFetchRefusal(event.token, reason, self._leader_epoch, log.log_start_offset))
+            return
+        epoch, end_offset = log.epochs.end_offset_for(event.asked_epoch, log.log_end_offset)
+        last_offset = end_offset - 1 if epoch != NO_EPOCH else -1
+        out.append(SendEpochAnswer(event.token, epoch, last_offset, self._leader_epoch, log.log_start_offset))
+
+    def positions(self) -> dict[str, int | None]:
+        """Newest flushed offset by replica (inclusive; None: unknown in this epoch), this node's own included."""
+        positions = {replica: progress.position for replica, progress in self.followers.items()}
+        positions[self._shared.node_id] = self._log.flushed_newest_offset
+        return positions
+
+    def _refusal(self, event: FetchReceived) -> RefusalReason | None:
+        state = self._shared.state
+        if event.stream_uid and event.stream_uid != state.key.uid:
+            return RefusalReason.WRONG_STREAM
+        if event.replica not in self.followers:
+            return RefusalReason.NOT_A_REPLICA
+        if event.leader_epoch != self._leader_epoch:
+            return RefusalReason.STALE_EPOCH
+        live = self._shared.live.get(event.replica)
+        if live is not None and event.incarnation not in (live, 0):
+            return RefusalReason.STALE_INCARNATION
+        return self._position_refusal(event.offset, event.offset_epoch)
+
+    def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
+        """Whether (offset, offset_epoch) lies on this log. Epoch 0: the follower's log is empty and begins after it."""
+        log = self._log
+        if offset + 1 < log.log_start_offset:
+            return RefusalReason.BEFORE_LOG_START
+        if offset >= log.flushed_end_offset:
+            return RefusalReason.DIVERGED
+        if offset_epoch == NO_EPOCH:
+            return None
+        if offset < log.log_start_offset:
+            return RefusalReason.BEFORE_LOG_START  # its record is gone here, so that it can't be compared
+        return None if log.epochs.epoch_at(offset) == offset_epoch else RefusalReason.DIVERGED

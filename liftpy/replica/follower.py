@@ -1,0 +1,321 @@
+"""FollowerRole: one replica that follows one leader in one LeaderEpoch [spec 1: Writing 2-5, Idle followers, Truncation].
+
+    RECONCILING <-> RECONCILE_BACKOFF          nothing is fetched and HW is not raised before the logs agree [D11]
+        |  \\-> CUTTING -> (ask again, or agreed)
+        v
+    FETCHING -> FLUSHING -> FETCHING ...       while there is more
+        |  \\-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
+        \\-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
+    FETCHING -> RECONCILING                    the leader says that the logs diverge
+    FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
+
+A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
+done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16].
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from liftpy.replica.effects import (
+    AppendFetched,
+    DropFetched,
+    DropLogPrefix,
+    ReportLeader,
+    ResetLog,
+    SendEpochQuery,
+    SendFetch,
+    TruncateLog,
+)
+from liftpy.replica.events import (
+    Deadline,
+    EpochOffsetAnswered,
+    FetchAnswered,
+    FetchRefused,
+    NoticeReceived,
+    RefusalReason,
+    RequestFailed,
+)
+from liftpy.replica.partition import PartitionStatus
+from liftpy.replica.reconcile import StartAfresh, reconcile
+from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+
+
+class Following(Enum):
+    """What the follower waits for; the values are the phases shown in status."""
+
+    RECONCILING = "FOLLOWER_RECONCILE"
+    RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"
+    CUTTING = "FOLLOWER_CUT"
+    FETCHING = "FOLLOWER_FETCH"
+    FLUSHING = "FOLLOWER_FLUSH"
+    IDLE = "FOLLOWER_IDLE"
+    FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
+
+
+_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.IDLE, Following.FETCH_BACKOFF})
+"""Where the log is known to be a prefix of the leader's."""
+_ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
+"""Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
+
+
+class FollowerRole(Role):
+    """A follower of ``leader`` (or of the candidate for it)."""
+
+    name = "FOLLOWER"
+
+    def __init__(self, shared: Shared, leader: str, now_ns: int) -> None:
+        super().__init__(shared, Following.RECONCILING.value)
+        self.leader = leader
+        self.following = Following.RECONCILING
+        self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
+        self._woken = False  # the leader said that there is more, and no fetch has been sent since
+        self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
+        self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
+        self._asks_again = False  # while CUTTING: the logs may not agree yet
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Reconcile; an empty log agrees with every other."""
+        super().enter(now_ns, out)
+        self.shared.backoff.succeeded()
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
+        if self.log.is_empty:
+            self._fetch(now_ns, out)
+        else:
+            self._ask(now_ns, out)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the log is known to be a prefix of the leader's, in this epoch."""
+        return self.following in _AGREED
+
+    def _now(self, following: Following, out: Effects) -> None:
+        self.following = following
+        self.phase = following.value
+
+    def _next_request(self, now_ns: int, out: Effects) -> int:
+        self._request_id = self.shared.next_request_id
+        self.shared.next_request_id += 1
+        self.shared.deadlines.set(Deadline.REQUEST, now_ns + nanoseconds(self.shared.config.fetch_timeout_s), out)
+        return self._request_id
+
+    def _request_ended(self, out: Effects) -> None:
+        self._request_id = 0
+        self.shared.deadlines.cancel(Deadline.REQUEST, out)
+
+    def _failed(self, now_ns: int, out: Effects) -> None:
+        """Ask again later. No guess at the log takes the place of an answer [D9]."""
+        self._request_ended(out)
+        fetching = self.following in _AGREED
+        self._now(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF, out)
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
+
+    # ---- reconcile -------------------------------------------------------------------------------------------------
+    def _ask(self, now_ns: int, out: Effects) -> None:
+        self._now(Following.RECONCILING, out)
+        self.shared.deadlines.cancel(Deadline.FETCH, out)
+        request_id = self._next_request(now_ns, out)
+        out.append(SendEpochQuery(request_id, self.leader, self.log.epochs.latest_epoch, self.leader_epoch))
+
+    def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
+        """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
+        if event.request_id != self._request_id or self.following is not Following.RECONCILING:
+            return
+        asked = self.log.epochs.latest_epoch
+        if event.current_epoch != self.leader_epoch or event.leader_epoch > asked:
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self._heard(now_ns)
+        cut = reconcile(self.log, event)
+        if isinstance(cut, StartAfresh):
+            self._start_afresh(cut.start_offset, out)
+            return
+        self._asks_again = not cut.agreed
+        if cut.end_offset < self.log.log_end_offset:
+            self._now(Following.CUTTING, out)
+            self.log.truncate(cut.end_offset)
+            out.append(TruncateLog(cut.end_offset))
+        else:
+            self._cut_done(now_ns, out)
+
+    def _start_afresh(self, start_offset: int, out: Effects) -> None:
+        self._asks_again = False
+        self._now(Following.CUTTING, out)
+        self.log.reset(start_offset)
+        out.append(ResetLog(start_offset))
+
+    def log_truncated(self, now_ns: int, out: Effects) -> None:
+        """The cut is durable: go on."""
+        if self.following is Following.CUTTING:
+            self._cut_done(now_ns, out)
+
+    def _cut_done(self, now_ns: int, out: Effects) -> None:
+        if self._asks_again:
+            self._ask(now_ns, out)
+        else:
+            self._fetch(now_ns, out)
+
+    # ---- fetch -----------------------------------------------------------------------------------------------------
+    def _fetch(self, now_ns: int, out: Effects) -> None:
+        """Acknowledge what is flushed and ask for what follows; a fetch from below the log's end would repeat records."""
+        self.shared.deadlines.cancel(Deadline.FETCH, out)
+        if not self.log.is_flushed:
+            self._now(Following.FLUSHING, out)
+            return
+        self._now(Following.FETCHING, out)
+        self._woken = False
+        log = self.log
+        out.append(
+            SendFetch(
+                self._next_request(now_ns, out),
+                self.leader,
+                log.flushed_newest_offset,
+                0 if log.is_empty else log.epochs.latest_epoch,
+                self.leader_epoch,
+                self.shared.config.replication_max_bytes,
+            )
+        )
+
+    def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """Append what was asked for, or learn that there is nothing."""
+        if event.request_id != self._request_id or self.following is not Following.FETCHING:
+            self._drop(event, "stale request", out)
+            return
+        problem = self._problem(event)
+        if problem:
+            self._drop(event, problem, out)
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self._heard(now_ns)
+        self.shared.backoff.succeeded()
+        self._leader_high_watermark = event.high_watermark
+        if event.spans:
+            self._now(Following.FLUSHING, out)
+            self.log.append_spans(event.spans)
+            out.append(AppendFetched(event.token, self.log.newest_offset))
+        else:
+            self._learn_high_watermark(event.high_watermark, out)
+            self._sleep(now_ns, out)
+
+    def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
+        if event.spans:
+            out.append(DropFetched(event.token, why))
+
+    def _problem(self, event: FetchAnswered) -> str:
+        """Why the answer may not be appended, '' when it may [D14, D15, D16]."""
+        if event.leader_epoch != self.leader_epoch:
+            return "stale epoch"
+        next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
+        for span in event.spans:
+            if span.base_offset != next_offset or span.last_offset < span.base_offset:
+                return "gap"
+            if not epoch <= span.leader_epoch <= self.leader_epoch:
+                return "epoch out of order"
+            next_offset, epoch = span.last_offset + 1, span.leader_epoch
+        return ""
+
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """What was fetched is on disk: HW may rise, and the next fetch acknowledges it."""
+        if self.following is Following.FLUSHING and self.log.is_flushed:
+            self._learn_high_watermark(self._leader_high_watermark, out)
+            self._fetch(now_ns, out)
+
+    def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
+        """HW = min(the leader's, own newest flushed offset): never above what this log holds [D7]."""
+        self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
+
+    def _sleep(self, now_ns: int, out: Effects) -> None:
+        if self._woken:
+            self._fetch(now_ns, out)
+            return
+        self._now(Following.IDLE, out)
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + nanoseconds(self.shared.config.max_idle_wait_s), out)
+
+    def woken_up(self, now_ns: int, out: Effects) -> None:
+        """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
+        self._woken = True
+        if self.following is Following.IDLE:
+            self._fetch(now_ns, out)
+
+    # ---- failures and refusals -------------------------------------------------------------------------------------
+    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
+        """No answer: back off."""
+        if event.request_id == self._request_id and self._request_id:
+            self._failed(now_ns, out)
+
+    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
+        """Reconcile if the logs diverge, start afresh if behind the log start, else back off."""
+        if event.request_id != self._request_id or not self._request_id:
+            return
+        ours = event.leader_epoch == self.leader_epoch
+        if ours and event.reason in _ALIVE:
+            self._heard(now_ns)
+        fetching = ours and self.following is Following.FETCHING
+        if fetching and event.reason is RefusalReason.DIVERGED:
+            self._heard(now_ns)
+            self._now(Following.RECONCILE_BACKOFF, out)
+            self._failed(now_ns, out)
+        elif fetching and event.reason is RefusalReason.BEFORE_LOG_START and event.log_start_offset >= self.log.log_end_offset:
+            self._heard(now_ns)
+            self._request_ended(out)
+            self._start_afresh(event.log_start_offset, out)
+        else:
+            self._failed(now_ns, out)
+
+    # ---- the leader's health ---------------------------------------------------------------------------------------
+    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
+        """CommitPosition: as good as an answer's HW, once the logs agree. It also heals a lost wake-up."""
+        if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
+            return
+        self._heard(now_ns)
+        if not self.agrees:
+            return
+        self._learn_high_watermark(event.high_watermark, out)
+        log_start_offset = min(event.log_start_offset, self.log.high_watermark + 1)
+        if log_start_offset > self.log.log_start_offset:
+            out.append(DropLogPrefix(log_start_offset))
+        if event.high_watermark > self.log.newest_offset:
+            self.woken_up(now_ns, out)
+
+    def _heard(self, now_ns: int) -> None:
+        self._heard_ns = now_ns
+
+    def _leader_timeout_ns(self) -> int:
+        return nanoseconds(self.shared.config.max_leader_timeout_s)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """A request timed out, a wait ended, or the leader is to be looked at."""
+        if kind is Deadline.REQUEST:
+            self._failed(now_ns, out)
+        elif kind is Deadline.LEADER:
+            self._check_leader(late_ns, now_ns, out)
+        elif kind is Deadline.FETCH:
+            if self.following is Following.RECONCILE_BACKOFF:
+                self._ask(now_ns, out)
+            elif self.following in (Following.IDLE, Following.FETCH_BACKOFF):
+                self._fetch(now_ns, out)
+
+    def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Report a leader that has been silent too long; not when it was this process that stood still."""
+        timeout_ns = self._leader_timeout_ns()
+        if late_ns > timeout_ns // 4:
+            self._heard(now_ns)
+        silent_ns = now_ns - self._heard_ns
+        if silent_ns < timeout_ns:
+            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)
+            return
+        state = self.shared.state
+        if state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr:
+            out.append(report_leader(self.shared))
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + timeout_ns // 2, out)
+
+
+def report_leader(shared: Shared) -> ReportLeader:
+    """A report with the position of this replica's log, for the leadership of the current state [C9]."""
+    state, log = shared.state, shared.log
+    return ReportLeader(
+        state.leader, state.leader_epoch, log.epochs.latest_epoch, log.flushed_newest_offset, log.high_watermark
+    )

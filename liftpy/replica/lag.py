@@ -1,0 +1,58 @@
+"""The lag policy: which ISR the leader wants. Pure functions over ``Progress``.
+
+Goal: the ISR is the set of replicas that follow; one that stopped must not hold HW for longer than ``max_lag_time_s``.
+Constraint: who joins holds everything that is or may be committed, or an election could choose it and lose records:
+at or past HW AND at or past the epoch's start, by a fetch in this LeaderEpoch under the incarnation that is live now [C6, D19].
+(A new leader's own HW lags behind the true one until HW passes the epoch's start: at or past HW alone is not enough.)
+Algorithm: leave when fenced, or not caught up for ``max_lag_time_s``, or (off by default) more than ``max_lag_records`` behind;
+join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
+
+Worked example: HW 40, epoch start 50, log end 60. A follower at newest offset 45 has log end 46 < 50: it stays out. At 49, log
+end 50, it joins (if it was caught up lately), and HW then waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from liftpy.replica.progress import Progress
+
+
+def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
+    """Whether a member of the ISR should leave it."""
+    if now_ns - progress.caught_up_ns > max_lag_ns:
+        return True
+    if max_lag_records == 0 or progress.position is None:
+        return False
+    return log_end_offset - 1 - progress.position > max_lag_records
+
+
+def may_join(progress: Progress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
+    """Whether a replica outside the ISR holds all that may be committed. ``live_incarnation`` 0: fenced or unknown."""
+    if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
+        return False
+    return progress.position >= high_watermark and progress.position + 1 >= epoch_start_offset
+
+
+def wanted_isr(
+    leader: str,
+    isr: frozenset[str],
+    followers: Mapping[str, Progress],
+    live: Mapping[str, int],
+    *,
+    high_watermark: int,
+    epoch_start_offset: int,
+    log_end_offset: int,
+    now_ns: int,
+    max_lag_ns: int,
+    max_lag_records: int,
+) -> frozenset[str]:
+    """The ISR as it should be now; the leader is always in it [C3]."""
+    wanted = {leader}
+    for replica, progress in followers.items():
+        lagging = is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records)
+        if lagging or replica not in live:
+            continue
+        if replica in isr or (progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)):
+            wanted.add(replica)
+    return frozenset(wanted)

@@ -1,0 +1,267 @@
+"""LeaderRole: one partition's leader in one LeaderEpoch [spec 1: Writing, Idle followers, Membership of the ISR].
+
+It gives offsets to what is published, answers fetches, moves HW by the commit rule, acknowledges, wakes idle followers and asks
+the metadata group for ISR changes. It never cuts its own log [D25], and without a current lease it appends but
+tells nobody [D22].
+
+Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served already) -> LEADER_READY <-> LEADER_NO_LEASE.
+"""
+
+from __future__ import annotations
+
+from liftpy.config import AckPolicy
+from liftpy.replica import lag
+from liftpy.replica.commit import new_high_watermark
+from liftpy.replica.effects import (
+    AppendBatch,
+    CloseSubject,
+    DropPendingAcks,
+    NotifyReplica,
+    OpenSubject,
+    ProposeIsr,
+    RejectPublishes,
+    RejectReason,
+    ReplayLog,
+    SendAcks,
+    SendNotice,
+    StartServing,
+)
+from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived, IsrChangeAnswered, PublishesReceived
+from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+
+REPLAY, READY, NO_LEASE = "LEADER_REPLAY", "LEADER_READY", "LEADER_NO_LEASE"
+
+_LAG_CHECKS_PER_LAG_TIME = 4
+_NOTICE_DELAY_NS = 5_000_000
+"""A raised HW waits this long before idle followers are told, so that a burst of commits is one notice."""
+_ISR_RETRY_NS = 250_000_000
+"""After the metadata group refused or did not answer."""
+
+
+class LeaderRole(Role):
+    """The leader. ``service``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
+
+    name = "LEADER"
+
+    def __init__(self, shared: Shared, now_ns: int, service: FetchService | None = None) -> None:
+        super().__init__(shared, REPLAY)
+        self.epoch_start_offset = shared.log.log_end_offset
+        """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
+        self.service = service or FetchService(shared, self.leader_epoch, now_ns)
+        self.isr_change = IsrChange()
+        self._promoted = service is not None
+        self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
+        self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Serve fetches, replay, tell the replicas; take publishes when the replay is done."""
+        super().enter(now_ns, out)
+        self.service.partition_changed(now_ns)
+        if self._promoted:
+            self._open(now_ns, out)
+        else:
+            out.append(StartServing())
+            out.append(ReplayLog(self.log.log_end_offset))
+        deadlines = self.shared.deadlines
+        deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns(), out)
+        self._send_notices(now_ns, out)
+        self._advance(now_ns, out)
+
+    def _open(self, now_ns: int, out: Effects) -> None:
+        out.append(OpenSubject())
+        self.to_phase(READY if self.shared.lease.is_current(now_ns) else NO_LEASE, out)
+        self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+
+    def leave(self, out: Effects) -> None:
+        """Close, and forget who waits: what they published may or may not survive."""
+        super().leave(out)
+        out.append(CloseSubject())
+        out.append(DropPendingAcks())
+
+    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
+        """Derived state covers the log: open."""
+        if finished and self.phase == REPLAY:
+            self._open(now_ns, out)
+
+    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+        """A renewed lease sets free what waited for it."""
+        if self.phase == NO_LEASE and self.shared.lease.is_current(now_ns):
+            self.to_phase(READY, out)
+            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+            self._acknowledge(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """Another ISR, replica set or set of live nodes, under the same leadership."""
+        self.service.partition_changed(now_ns)
+        if epoch_rose:
+            self.isr_change.settled()
+            self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+        self._advance(now_ns, out)
+        self._review_isr(now_ns, out)
+
+    # ---- publishes, log, commit ------------------------------------------------------------------------------------
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Append, or refuse before appending. Without a lease nobody may be told no, so it is appended [D20, D22]."""
+        state = self.shared.state
+        if len(state.isr) < state.min_isr and self.shared.lease.is_current(now_ns):
+            out.append(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR))
+            return
+        base_offset = self.log.append(event.record_count, self.leader_epoch)
+        out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
+
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """Own records are on disk: wake idle followers, move HW, acknowledge."""
+        out.extend(map(NotifyReplica, self.service.waiters.signal(self.log.flushed_end_offset)))
+        self._advance(now_ns, out)
+
+    def log_start_moved(self, now_ns: int, out: Effects) -> None:
+        """Tell the followers."""
+        self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+
+    def _advance(self, now_ns: int, out: Effects) -> None:
+        """Move HW by the commit rule, then acknowledge what that allows."""
+        state, log = self.shared.state, self.log
+        offset = new_high_watermark(
+            state.commit_policy,
+            self.service.positions(),
+            replicas=state.replicas,
+            isr=state.isr,
+            maximal_isr=self.isr_change.maximal(state.isr),
+            min_isr=state.min_isr,
+            epoch_start_offset=self.epoch_start_offset,
+            high_watermark=log.high_watermark,
+        )
+        if offset > log.high_watermark:
+            self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
+            if any(map(self._should_be_told, self.service.followers)):
+                self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+        self._acknowledge(now_ns, out)
+
+    def _acknowledge(self, now_ns: int, out: Effects) -> None:
+        log = self.log
+        due_leader = log.flushed_newest_offset > self._acked_leader_through
+        due_all = log.high_watermark > self._acked_all_through
+        if not (due_leader or due_all) or not self.shared.lease.is_current(now_ns):
+            return
+        if due_leader:
+            self._acked_leader_through = log.flushed_newest_offset
+            out.append(SendAcks(AckPolicy.LEADER, log.flushed_newest_offset, self.leader_epoch))
+        if due_all:
+            self._acked_all_through = log.high_watermark
+            out.append(SendAcks(AckPolicy.ALL, log.high_watermark, self.leader_epoch))
+
+    # ---- followers -------------------------------------------------------------------------------------------------
+    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+        """Count it, move HW, then answer, so that the answer carries the new HW."""
+        reason = self.service.fetch_received(event, now_ns)
+        if reason is not None:
+            self.refuse(event.token, reason, out)
+            return
+        self._advance(now_ns, out)
+        self.service.answer(event, out)
+        if event.replica not in self.shared.state.isr:
+            self._review_isr(now_ns, out)
+
+    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+        """Tell a follower where an epoch ends on this log."""
+        self.service.epoch_offset_received(event, out)
+
+    def _should_be_told(self, replica: str) -> bool:
+        """Whether a notice would tell ``replica``, if it lives, something that its next fetch will not tell it soon."""
+        if replica not in self.shared.live:
+            return False
+        progress = self.service.followers[replica]
+        if progress.told_log_start_offset < self.log.log_start_offset:
+            return True
+        if progress.position is None:
+            return True
+        return progress.told_high_watermark < self.log.high_watermark and self.service.waiters.is_waiting(replica)
+
+    def _want_notice(self, at_ns: int, out: Effects) -> None:
+        self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
+
+    def _send_notices(self, now_ns: int, out: Effects) -> None:
+        """NewLeadershipTerm to those that have not fetched in this epoch, CommitPosition to idle ones behind."""
+        log = self.log
+        told = tuple(filter(self._should_be_told, self.service.followers))
+        if told:
+            epoch = self.shared.state.epoch
+            out.append(
+                SendNotice(told, self.leader_epoch, epoch, self.epoch_start_offset, log.high_watermark, log.log_start_offset)
+            )
+        for replica in told:
+            progress = self.service.followers[replica]
+            progress.told_high_watermark = log.high_watermark
+            progress.told_log_start_offset = log.log_start_offset
+        if any(replica in self.shared.live and p.position is None for replica, p in self.service.followers.items()):
+            self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+
+    # ---- the ISR ---------------------------------------------------------------------------------------------------
+    def _lag_interval_ns(self) -> int:
+        return nanoseconds(self.shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
+
+    def _review_isr(self, now_ns: int, out: Effects) -> None:
+        """Ask for the ISR that the lag policy wants, one change at a time."""
+        change, state, config = self.isr_change, self.shared.state, self.shared.config
+        if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
+            return
+        wanted = lag.wanted_isr(
+            self.shared.node_id,
+            state.isr,
+            self.service.followers,
+            self.shared.live,
+            high_watermark=self.log.high_watermark,
+            epoch_start_offset=self.epoch_start_offset,
+            log_end_offset=self.log.flushed_end_offset,
+            now_ns=now_ns,
+            max_lag_ns=nanoseconds(config.max_lag_time_s),
+            max_lag_records=config.max_lag_records,
+        )
+        if wanted == state.isr and not change.unsettled:
+            return
+        change.proposed(wanted)
+        live = self.shared.live
+        incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
+        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations))
+        self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
+
+    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
+        """Accepted: the image will show it, and until then old and new count. Refused: see IsrChange."""
+        change = self.isr_change
+        if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
+            return
+        if event.accepted is None:
+            change.unanswered(now_ns + _ISR_RETRY_NS)
+        else:
+            change.refused(now_ns + _ISR_RETRY_NS)
+        self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+        self._advance(now_ns, out)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Lag, lease, notices, or no answer of the metadata group."""
+        if kind is Deadline.LAG:
+            self._check_lag(late_ns, now_ns, out)
+        elif kind is Deadline.LEASE:
+            self._check_lease(now_ns, out)
+        elif kind is Deadline.NOTICE:
+            self._send_notices(now_ns, out)
+        elif kind is Deadline.ISR_CHANGE:
+            self.isr_change.unanswered(now_ns)
+            self._review_isr(now_ns, out)
+
+    def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
+        interval_ns = self._lag_interval_ns()
+        if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
+            for progress in self.service.followers.values():
+                progress.caught_up_ns += late_ns
+        self._review_isr(now_ns, out)
+        self.shared.deadlines.set(Deadline.LAG, now_ns + interval_ns, out)
+
+    def _check_lease(self, now_ns: int, out: Effects) -> None:
+        if self.shared.lease.is_current(now_ns):
+            self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+        elif self.phase == READY:
+            self.to_phase(NO_LEASE, out)

@@ -1,0 +1,57 @@
+"""Progress: the leader's view of one follower. It is SET by each fetch, not only raised [D18].
+
+A position counts only for one (LeaderEpoch, incarnation): the object lives as long as one LeaderEpoch, and forgets the position
+when the follower's node comes back as another incarnation, which may have lost what the last one flushed [D6, C12].
+Times are monotonic ns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the leader knows of one follower in this LeaderEpoch."""
+
+    caught_up_ns: int
+    """When the follower last was at the leader's log end; at first: when the leader began."""
+    incarnation: int = 0
+    """Whose position this is; 0: none yet."""
+    position: int | None = None
+    """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
+    was_caught_up: bool = False
+    """It has been at the log end in this epoch, under this incarnation."""
+    last_fetch_ns: int = 0
+    log_end_offset_at_last_fetch: int = 0
+    """Exclusive: the leader's flushed end when it last fetched."""
+    last_request_id: int = 0
+    """The newest request that counted; one below it was overtaken on its way."""
+    told_high_watermark: int = -2
+    """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    told_log_start_offset: int = -1
+    """Log start of the last notice that was sent to it."""
+
+    def incarnation_is(self, incarnation: int) -> None:
+        """Forget everything if the follower's process is another one."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.position = None
+            self.was_caught_up = False
+            self.last_request_id = 0
+            self.told_high_watermark = -2
+
+    def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
+        """A valid fetch acknowledges everything up to ``offset`` (inclusive).
+
+        Caught up means: at the log end now, or at what was the log end when it fetched before. The second keeps a follower
+        in the ISR that is always one fetch behind a busy leader [L8].
+        """
+        if offset + 1 >= leader_end_offset:
+            self.caught_up_ns, self.was_caught_up = now_ns, True
+        elif self.position is not None and offset + 1 >= self.log_end_offset_at_last_fetch:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.last_fetch_ns), True
+        self.position = offset
+        self.last_request_id = request_id
+        self.last_fetch_ns = now_ns
+        self.log_end_offset_at_last_fetch = leader_end_offset

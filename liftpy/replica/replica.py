@@ -1,0 +1,255 @@
+"""Replica: one partition on one node. One way in, ``step(event, now_ns)``, and a list of effects out.
+
+The only file that changes roles:
+
+    Waiting(NO_METADATA) --LogOpened, PartitionChanged--> by what the metadata says:
+
+        status           this node is                      role
+        ONLINE           the leader, registered as now     Leader      (a Candidate of the same epoch keeps its followers)
+        ONLINE           another replica                   Follower of the leader
+        CANDIDATE_FOUND  the candidate, registered as now  Candidate
+        CANDIDATE_FOUND  another replica                   Follower of the candidate, in the proposed epoch
+        ELECTION         a replica                         Waiting     (the ISR is frozen, nobody may acknowledge)
+        OFFLINE          a replica                         Waiting
+        any              no replica                        Waiting
+
+    any --StorageFailed--> Failed        any --StopRequested--> Stopped
+
+A change of (role, leader, LeaderEpoch) makes a new role object: nothing of an old leadership is left in it. States are taken in
+the order of their Epoch; an older one is ignored [C2]. "Registered as now": the metadata shows this process's incarnation;
+a state from before its registration names a leader that does not exist any more [C7].
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from liftpy.config import ReplicationConfig
+from liftpy.replica import events as ev
+from liftpy.replica.backoff import Backoff
+from liftpy.replica.candidate import CandidateRole
+from liftpy.replica.effects import Effect
+from liftpy.replica.follower import FollowerRole
+from liftpy.replica.leader import NO_LEASE, READY, LeaderRole
+from liftpy.replica.lease import Lease
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
+from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
+
+
+class Replica:
+    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one."""
+
+    def __init__(self, node_id: str, incarnation: int, config: ReplicationConfig, seed: int = 0) -> None:
+        backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
+        self._shared = Shared(node_id, incarnation, config, Lease(nanoseconds(config.lease_s)), backoff)
+        self._role: Role = WaitingRole(self._shared)
+        self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
+
+    # ---- views -----------------------------------------------------------------------------------------------------
+    @property
+    def role(self) -> str:
+        """LEADER, CANDIDATE, FOLLOWER, WAITING, FAILED or STOPPED."""
+        return self._role.name
+
+    @property
+    def phase(self) -> str:
+        """The phase in the role, as in RoleChanged; a follower's is finer."""
+        return self._role.phase
+
+    @property
+    def state(self) -> PartitionState:
+        """The partition as of the last PartitionChanged."""
+        return self._shared.state
+
+    @property
+    def log(self) -> LocalLog:
+        """What the core knows of its log; not to be changed."""
+        return self._shared.log
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive, -1: none."""
+        return self._shared.log.high_watermark
+
+    @property
+    def leader_epoch(self) -> int:
+        """In which the current role acts."""
+        return self._role.leader_epoch
+
+    def may_answer_publishers(self, now_ns: int) -> bool:
+        """Whether a negative ack may leave (a message that was not given to the core): it leads, with a lease [A2, D22]."""
+        return self._role.name == "LEADER" and self._shared.lease.is_current(now_ns)
+
+    def may_serve_committed(self) -> bool:
+        """Whether reads up to HW may be answered [R7]: it leads, or its log agrees with its leader's in this epoch."""
+        role = self._role
+        if isinstance(role, FollowerRole):
+            return role.agrees
+        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE)
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """Whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
+        role, shared = self._role, self._shared
+        if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
+            return False
+        return shared.log.high_watermark + 1 >= role.epoch_start_offset
+
+    def snapshot(self, now_ns: int) -> ReplicaSnapshot:
+        """For status."""
+        shared, state = self._shared, self._shared.state
+        log = shared.log
+        return ReplicaSnapshot(
+            stream=state.key.stream,
+            partition=state.key.partition,
+            role=self._role.name,
+            phase=self._role.phase,
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            epoch=state.epoch,
+            replicas=state.replicas,
+            isr=tuple(replica for replica in state.replicas if replica in state.isr),
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            flushed_end_offset=log.flushed_end_offset,
+            high_watermark=log.high_watermark,
+            lease_is_current=shared.lease.is_current(now_ns),
+            followers=self._followers(now_ns),
+        )
+
+    def _followers(self, now_ns: int) -> tuple[FollowerSnapshot, ...]:
+        role, log = self._role, self._shared.log
+        if not isinstance(role, LeaderRole):
+            return ()
+        return tuple(
+            FollowerSnapshot(
+                replica,
+                progress.position,
+                None if progress.position is None else max(0, log.flushed_newest_offset - progress.position),
+                replica in self._shared.state.isr,
+                (now_ns - progress.caught_up_ns) / 1e9,
+            )
+            for replica, progress in role.service.followers.items()
+        )
+
+    # ---- the one way in --------------------------------------------------------------------------------------------
+    def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
+        """Take one event at ``now_ns`` (monotonic); return what to do, in order. See ``effects`` for the contract."""
+        out: list[Effect] = []
+        role = self._role
+        match event:
+            case ev.FetchReceived():
+                role.fetch_received(event, now_ns, out)
+            case ev.FetchAnswered():
+                role.fetch_answered(event, now_ns, out)
+            case ev.LogFlushed():
+                self._shared.log.flushed(event.end_offset)
+                role.log_flushed(now_ns, out)
+            case ev.PublishesReceived():
+                role.publishes_received(event, now_ns, out)
+            case ev.WokenUp():
+                role.woken_up(now_ns, out)
+            case ev.MetadataHeard():
+                self._shared.lease.heard(event.sent_ns)
+                role.metadata_heard(now_ns, out)
+            case ev.DeadlineReached():
+                late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
+                if late_ns is not None:
+                    role.deadline_reached(event.kind, late_ns, now_ns, out)
+            case ev.FetchRefused():
+                role.fetch_refused(event, now_ns, out)
+            case ev.RequestFailed():
+                role.request_failed(event, now_ns, out)
+            case ev.EpochOffsetReceived():
+                role.epoch_offset_received(event, now_ns, out)
+            case ev.EpochOffsetAnswered():
+                role.epoch_offset_answered(event, now_ns, out)
+            case ev.NoticeReceived():
+                role.notice_received(event, now_ns, out)
+            case ev.IsrChangeAnswered():
+                role.isr_change_answered(event, now_ns, out)
+            case ev.LogTruncated():
+                self._shared.log.truncated(event.end_offset)
+                role.log_truncated(now_ns, out)
+            case ev.ReplayProgressed():
+                role.replay_progressed(event.end_offset, False, now_ns, out)
+            case ev.ReplayFinished():
+                role.replay_progressed(event.end_offset, True, now_ns, out)
+            case ev.LeaderEpochPersisted():
+                self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
+                role.epoch_persisted(event.leader_epoch, now_ns, out)
+            case ev.LogStartMoved():
+                self._log_start_moved(event, now_ns, out)
+            case ev.PartitionChanged():
+                self._partition_changed(event, now_ns, out)
+            case ev.LogOpened():
+                self._log_opened(event, now_ns)
+            case ev.StorageFailed():
+                self._storage_failed(event, now_ns, out)
+            case ev.StopRequested():
+                self._become(StoppedRole(self._shared, "STOPPED"), now_ns, out)
+            case _:
+                assert_never(event)
+        return out
+
+    def _log_opened(self, event: ev.LogOpened, now_ns: int) -> None:
+        self._shared.log.opened(event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs)
+        self._shared.next_request_id = max(now_ns, 1)  # above every id of an earlier replica object of this process
+        self._persisted_epoch = event.persisted_epoch
+
+    def _log_start_moved(self, event: ev.LogStartMoved, now_ns: int, out: Effects) -> None:
+        if event.log_start_offset > self._shared.log.log_start_offset:
+            self._shared.log.start_moved(event.log_start_offset)
+            self._role.log_start_moved(now_ns, out)
+
+    def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
+        led = isinstance(self._role, LeaderRole)
+        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=led and event.no_space)
+        if event.token:
+            failed.publishes_received(ev.PublishesReceived(event.token, 0, 0, 0), now_ns, out)
+        self._become(failed, now_ns, out)
+
+    # ---- roles -----------------------------------------------------------------------------------------------------
+    def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
+        shared, state = self._shared, event.state
+        if isinstance(self._role, FailedRole | StoppedRole) or state.epoch < shared.state.epoch:
+            return
+        if state.leader_epoch < self._persisted_epoch:
+            return  # this node is a candidate of a later epoch, the image has not caught up with that
+        epoch_rose = state.epoch > shared.state.epoch
+        old, shared.state, shared.live = shared.state, state, dict(event.incarnations)
+        role = self._role_for(state, now_ns)
+        if role is None:
+            self._role.partition_changed(epoch_rose, now_ns, out)
+        else:
+            role_is_new = not isinstance(role, WaitingRole) or not isinstance(self._role, WaitingRole)
+            if role_is_new or (old.status, old.leader_epoch) != (state.status, state.leader_epoch) or not old.epoch:
+                self._become(role, now_ns, out)
+
+    def _role_for(self, state: PartitionState, now_ns: int) -> Role | None:
+        """The role that the metadata asks for; None: the one that it has."""
+        shared, role = self._shared, self._role
+        leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
+        if not leader or shared.node_id not in state.replicas:
+            return WaitingRole(shared)
+        same_epoch = role.leader_epoch == state.leader_epoch
+        if leader != shared.node_id:
+            follows = isinstance(role, FollowerRole) and same_epoch and role.leader == leader
+            return None if follows else FollowerRole(shared, leader, now_ns)
+        if state.status is PartitionStatus.ONLINE and isinstance(role, LeaderRole) and same_epoch:
+            return None
+        if state.status is PartitionStatus.CANDIDATE_FOUND and isinstance(role, CandidateRole) and same_epoch:
+            return None
+        if shared.live.get(shared.node_id) != shared.incarnation:
+            return WaitingRole(shared)
+        if state.status is PartitionStatus.CANDIDATE_FOUND:
+            return CandidateRole(shared, now_ns)
+        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase == "LEADER_INIT"
+        return LeaderRole(shared, now_ns, role.service if promoted and isinstance(role, CandidateRole) else None)
+
+    def _become(self, role: Role, now_ns: int, out: Effects) -> None:
+        self._role.leave(out)
+        self._role = role
+        role.enter(now_ns, out)

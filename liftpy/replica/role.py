@@ -1,0 +1,159 @@
+"""Role: what every role of a replica shares, and what a role does with an event that is not for it.
+
+A role is an object with one method per event. The base class is the answer of a replica that does not act: publishes are
+dropped in silence (another node may have appended them, so a refusal could be a lie [A2]), requests are refused, answers to
+requests of an earlier role are not used [D16].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.replica.backoff import Backoff
+from liftpy.replica.deadlines import Deadlines
+from liftpy.replica.effects import DropFetched, DropPublishes, Effect, RaiseHighWatermark, RoleChanged, SendFetchRefusal
+from liftpy.replica.events import (
+    Deadline,
+    EpochOffsetAnswered,
+    EpochOffsetReceived,
+    FetchAnswered,
+    FetchReceived,
+    FetchRefused,
+    IsrChangeAnswered,
+    NoticeReceived,
+    PublishesReceived,
+    RefusalReason,
+    RequestFailed,
+)
+from liftpy.replica.lease import Lease
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.partition import PartitionState, PartitionStatus
+
+Effects = list[Effect]
+
+NO_STATE = PartitionState(PartitionKey("", "", 0), (), frozenset(), "", 0, 0, PartitionStatus.OFFLINE, 1)
+
+
+def nanoseconds(seconds: float) -> int:
+    """A setting in seconds as ns."""
+    return round(seconds * NS_PER_S)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What outlives a role: the replica's identity, log, lease and what the metadata says."""
+
+    node_id: str
+    incarnation: int
+    config: ReplicationConfig
+    lease: Lease
+    backoff: Backoff
+    log: LocalLog = field(default_factory=LocalLog)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    live: dict[str, int] = field(default_factory=dict)
+    """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    state: PartitionState = NO_STATE
+    """The partition as of the last PartitionChanged; epoch 0: none yet."""
+    next_request_id: int = 1
+    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request."""
+
+    def raise_high_watermark(self, offset: int, out: Effects) -> None:
+        """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""
+        if self.log.raise_high_watermark(offset):
+            out.append(RaiseHighWatermark(offset))
+
+
+class Role:
+    """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
+
+    name = "NONE"
+
+    def __init__(self, shared: Shared, phase: str) -> None:
+        self.shared = shared
+        self.log = shared.log
+        self.phase = phase
+        self.leader_epoch = shared.state.leader_epoch
+        """The LeaderEpoch in which this role acts; another one needs another role object."""
+
+    def to_phase(self, phase: str, out: Effects) -> None:
+        """Go on to ``phase``, and show it."""
+        if phase != self.phase:
+            self.phase = phase
+            out.append(RoleChanged(self.name, phase, self.leader_epoch))
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """The role begins."""
+        out.append(RoleChanged(self.name, self.phase, self.leader_epoch))
+
+    def leave(self, out: Effects) -> None:
+        """The role ends; nothing of it may act afterwards."""
+        self.shared.deadlines.cancel_all(out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """The metadata changed, but not this role."""
+
+    def metadata_heard(self, now_ns: int, out: Effects) -> None:
+        """The lease was extended."""
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """A deadline that this role set has come, ``late_ns`` after its time."""
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+    def log_flushed(self, now_ns: int, out: Effects) -> None:
+        """More of the own log is on disk."""
+
+    def log_truncated(self, now_ns: int, out: Effects) -> None:
+        """The cut that this role asked for is done."""
+
+    def log_start_moved(self, now_ns: int, out: Effects) -> None:
+        """Retention moved the log start."""
+
+    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
+        """The proposed LeaderEpoch is on disk."""
+
+    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
+        """Derived state covers the log up to ``end_offset``."""
+
+    # ---- requests of others ----------------------------------------------------------------------------------------
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Messages on the data subject."""
+        out.append(DropPublishes(event.token))
+
+    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+        """A follower fetches."""
+        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+
+    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+        """A follower reconciles."""
+        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+
+    def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
+        """Answer a request with a refusal."""
+        out.append(SendFetchRefusal(token, reason, self.leader_epoch, self.log.log_start_offset))
+
+    # ---- answers and notices ---------------------------------------------------------------------------------------
+    def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """An answer to a fetch."""
+        if event.spans:
+            out.append(DropFetched(event.token, "not following"))
+
+    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
+        """A refusal of a fetch or of an epoch query."""
+
+    def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
+        """No answer to a fetch or an epoch query."""
+
+    def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
+        """An answer to an epoch query."""
+
+    def woken_up(self, now_ns: int, out: Effects) -> None:
+        """The leader says that there is more."""
+
+    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
+        """The leader tells its HW."""
+
+    def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
+        """The metadata group answered."""

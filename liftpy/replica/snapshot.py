@@ -1,0 +1,44 @@
+"""Snapshot of a replica for status pages and tests: frozen values, read by nobody who decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSnapshot:
+    """The leader's view of one follower."""
+
+    replica: str
+    position: int | None
+    """Inclusive: newest offset that it has flushed in this LeaderEpoch; None: unknown."""
+    lag_records: int | None
+    """Records of the leader's flushed log that it does not have; None: unknown."""
+    in_isr: bool
+    caught_up_age_s: float
+    """Seconds since it was last at the log end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One replica at one moment."""
+
+    stream: str
+    partition: int
+    role: str
+    phase: str
+    leader: str
+    leader_epoch: int
+    epoch: int
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    log_start_offset: int
+    log_end_offset: int
+    """Exclusive."""
+    flushed_end_offset: int
+    """Exclusive."""
+    high_watermark: int
+    """Inclusive, -1: none."""
+    lease_is_current: bool
+    followers: tuple[FollowerSnapshot, ...]
+    """Empty unless it leads."""

@@ -1,0 +1,55 @@
+"""WaitingRole and its kin: replicas that hold their log and serve what is committed, but neither lead nor follow."""
+
+from __future__ import annotations
+
+from liftpy.replica.effects import RejectPublishes, RejectReason
+from liftpy.replica.events import PublishesReceived
+from liftpy.replica.follower import report_leader
+from liftpy.replica.partition import PartitionStatus
+from liftpy.replica.role import Effects, Role, Shared
+
+
+class WaitingRole(Role):
+    """There is no leader, or this node is no replica, or the metadata does not show this process yet.
+
+    In an election it tells its position once, so that the best candidate can be chosen.
+    """
+
+    name = "WAITING"
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared, shared.state.status.name if shared.state.epoch else "NO_METADATA")
+
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Tell the position if there is an election."""
+        super().enter(now_ns, out)
+        state = self.shared.state
+        if (
+            state.status is PartitionStatus.ELECTION
+            and self.shared.node_id in state.isr
+            and self.shared.node_id != state.leader
+        ):
+            out.append(report_leader(self.shared))
+
+
+class FailedRole(Role):
+    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8]."""
+
+    name = "FAILED"
+
+    def __init__(self, shared: Shared, reason: str, speaks_until_lease_ends: bool) -> None:
+        super().__init__(shared, reason)
+        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+
+    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
+        """Refuse for lack of space while the lease lasts, then be silent."""
+        if self._speaks_until_lease_ends and self.shared.lease.is_current(now_ns):
+            out.append(RejectPublishes(event.token, RejectReason.NO_SPACE))
+        else:
+            super().publishes_received(event, now_ns, out)
+
+
+class StoppedRole(Role):
+    """The node stops; whatever still arrives is not acted on."""
+
+    name = "STOPPED"

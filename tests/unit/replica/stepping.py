@@ -1,0 +1,110 @@
+"""A replica under a hand-moved clock: feed events, look at the effects. Disk and network are the test's."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.replica.replica import Replica
+
+KEY = PartitionKey("orders", "uid-1", 0)
+S = 1_000_000_000
+E = TypeVar("E")
+
+
+def state(
+    leader: str = "a",
+    isr: str = "abc",
+    *,
+    epoch: int = 1,
+    leader_epoch: int = 1,
+    status: PartitionStatus = PartitionStatus.ONLINE,
+    candidate: str = "",
+    min_isr: int = 2,
+    replicas: str = "abc",
+    policy: CommitPolicy = CommitPolicy.ISR,
+) -> PartitionState:
+    return PartitionState(KEY, tuple(replicas), frozenset(isr), leader, leader_epoch, epoch, status, min_isr, policy, candidate)
+
+
+class Stepped:
+    """``node`` has incarnation 1; so have the others unless a test says otherwise."""
+
+    def __init__(self, node: str, config: ReplicationConfig | None = None) -> None:
+        self.replica = Replica(node, 1, config or ReplicationConfig(), seed=7)
+        self.now_ns = 100 * S
+        self.out: list[do.Effect] = []
+        self.tokens = 0
+
+    def step(self, event: ev.Event, after_s: float = 0.0) -> list[do.Effect]:
+        self.now_ns += round(after_s * S)
+        self.out = self.replica.step(event, self.now_ns)
+        return self.out
+
+    def opened(self, end: int = 0, hw: int = -1, epochs: tuple[tuple[int, int], ...] = (), start: int = 0) -> Stepped:
+        self.step(ev.LogOpened(start, end, hw, epochs))
+        return self
+
+    def told(self, partition: PartitionState, live: dict[str, int] | None = None) -> list[do.Effect]:
+        return self.step(ev.PartitionChanged(partition, live if live is not None else {"a": 1, "b": 1, "c": 1}))
+
+    def heard(self) -> list[do.Effect]:
+        return self.step(ev.MetadataHeard(self.now_ns))
+
+    def only(self, kind: type[E]) -> E:
+        found = [effect for effect in self.out if isinstance(effect, kind)]
+        assert len(found) == 1, self.out
+        return found[0]
+
+    def has(self, kind: type) -> bool:
+        return any(isinstance(effect, kind) for effect in self.out)
+
+    def sent(self) -> list[do.Effect]:
+        """The effects of the last step, less timers and status."""
+        return [effect for effect in self.out if not isinstance(effect, do.SetDeadline | do.RoleChanged)]
+
+    # ---- a leader's day ----------------------------------------------------------------------------------------------
+    def leads(self, partition: PartitionState | None = None, end: int = 0, hw: int = -1) -> Stepped:
+        self.opened(end, hw, ((1, 0),) if end else ())
+        self.heard()
+        self.told(partition or state(leader_epoch=2))
+        self.step(ev.ReplayFinished(end))
+        return self
+
+    def publish(self, count: int = 1, *, flush: bool = True) -> list[do.Effect]:
+        self.tokens += 1
+        self.step(ev.PublishesReceived(self.tokens, count, count * 10, 0))
+        if flush and self.has(do.AppendBatch):
+            self.step(ev.LogFlushed(self.replica.log.log_end_offset))
+        return self.out
+
+    def fetch(self, replica: str, offset: int, offset_epoch: int = 2, **other: object) -> list[do.Effect]:
+        self.tokens += 1
+        leader_epoch = self.replica.leader_epoch
+        event = {
+            "token": self.tokens, "replica": replica, "offset": offset, "leader_epoch": leader_epoch, "incarnation": 1,
+            "offset_epoch": offset_epoch if offset >= 0 else 0, "request_id": self.tokens, "max_bytes": 0,
+            "stream_uid": KEY.uid,
+        }  # fmt: skip
+        return self.step(ev.FetchReceived(**{**event, **other}))  # type: ignore[arg-type]
+
+    # ---- a follower's day --------------------------------------------------------------------------------------------
+    def follows(self, partition: PartitionState | None = None) -> Stepped:
+        self.opened()
+        self.told(partition or state())
+        return self
+
+    def answered(self, spans: list[tuple[int, int, int]], hw: int, request: int | None = None) -> list[do.Effect]:
+        request_id = self.only(do.SendFetch).request_id if request is None else request
+        self.tokens += 1
+        spanned = tuple(ev.BatchSpan(*span) for span in spans)
+        return self.step(ev.FetchAnswered(self.tokens, request_id, self.replica.leader_epoch, hw, spanned))
+
+    def fire(self, kind: ev.Deadline, late_s: float = 0.0) -> list[do.Effect]:
+        at_ns = self.replica._shared.deadlines._at_ns[kind]
+        self.now_ns = max(self.now_ns, at_ns + round(late_s * S))
+        return self.step(ev.DeadlineReached(kind))

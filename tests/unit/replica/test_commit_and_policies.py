@@ -1,0 +1,163 @@
+"""The pure rules: commit, lag, reconcile, ISR change, lease, back-off, waiters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from liftpy.config import CommitPolicy
+from liftpy.replica.backoff import Backoff
+from liftpy.replica.commit import isr_high_watermark, new_high_watermark, quorum_high_watermark
+from liftpy.replica.events import EpochOffsetAnswered
+from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.lag import may_join, wanted_isr
+from liftpy.replica.lease import Lease
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.progress import Progress
+from liftpy.replica.reconcile import Cut, StartAfresh, reconcile
+from liftpy.replica.waiters import Waiters
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.json").read_text())["vectors"]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
+def test_the_high_watermark_is_that_of_the_vectors(vector: dict) -> None:
+    isr = vector["isr"]
+    assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
+
+
+def test_an_unknown_position_holds_the_watermark() -> None:
+    assert isr_high_watermark({"a": 9, "b": None}, "ab", 2, 1, 3) == 3
+    assert isr_high_watermark({"a": 9}, "ab", 2, 1, 3) == 3
+
+
+def test_a_member_in_flight_counts() -> None:
+    common = {"replicas": "abc", "isr": frozenset("ab"), "min_isr": 1, "epoch_start_offset": 0, "high_watermark": -1}
+    positions = {"a": 9, "b": 9, "c": 2}
+    assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("abc"), **common) == 2
+    assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("ab"), **common) == 9
+
+
+def test_quorum_follows_the_median_and_commits_nothing_of_older_epochs_alone() -> None:
+    positions = {"a": 9, "b": 7, "c": None}
+    assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=7, high_watermark=1) == 7
+    assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=8, high_watermark=1) == 1
+    assert quorum_high_watermark(positions, "abc", 3, 3, epoch_start_offset=0, high_watermark=1) == 1
+    assert quorum_high_watermark(positions, "abcde", 5, 2, epoch_start_offset=0, high_watermark=1) == 1
+    assert quorum_high_watermark(positions, "abc", 1, 2, epoch_start_offset=0, high_watermark=1) == 1
+
+
+def test_a_position_is_set_not_only_raised_and_dies_with_the_incarnation() -> None:
+    progress = Progress(caught_up_ns=0)
+    progress.incarnation_is(4)
+    progress.fetched(9, 1, 10, 100)
+    progress.fetched(5, 2, 10, 200)
+    assert (progress.position, progress.caught_up_ns) == (5, 100)
+    progress.incarnation_is(5)
+    assert progress.position is None
+    assert not progress.was_caught_up
+
+
+def test_a_follower_one_fetch_behind_a_busy_leader_is_caught_up() -> None:
+    progress = Progress(caught_up_ns=0)
+    for turn in range(1, 50):
+        progress.fetched(turn * 10 - 1, turn, turn * 10 + 10, turn * 1000)
+    assert progress.caught_up_ns == 48_000
+
+
+def joins(position: int, hw: int, start: int, live: int = 1) -> bool:
+    progress = Progress(caught_up_ns=0, incarnation=1, position=position, was_caught_up=True)
+    return may_join(progress, live, hw, start)
+
+
+def test_joining_needs_the_watermark_and_the_epoch_start_and_the_live_incarnation() -> None:
+    assert joins(49, 40, 50)
+    assert not joins(45, 40, 50)  # at HW, below the epoch's start: KAFKA-7128
+    assert not joins(49, 50, 50)
+    assert not joins(49, 40, 50, live=2)
+    assert not joins(49, 40, 50, live=0)
+
+
+def test_the_wanted_isr_drops_the_fenced_and_the_late() -> None:
+    followers = {name: Progress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))}
+    wanted = wanted_isr(
+        "a", frozenset("abcd"), followers, {"a": 1, "b": 1, "c": 1},
+        high_watermark=5, epoch_start_offset=0, log_end_offset=10, now_ns=120, max_lag_ns=50, max_lag_records=0,
+    )  # fmt: skip
+    assert wanted == frozenset("ab")
+
+
+def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LocalLog:
+    opened = LocalLog()
+    opened.opened(start, end, -1, epochs)
+    return opened
+
+
+def answer(epoch: int, last: int, start: int = 0) -> EpochOffsetAnswered:
+    return EpochOffsetAnswered(1, epoch, last, 9, start)
+
+
+def test_reconcile_cuts_to_the_largest_common_prefix_and_asks_again() -> None:
+    own = log(((1, 0), (3, 10)), 14)
+    assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
+    own.truncate(10)
+    assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
+
+
+def test_reconcile_with_the_same_epoch_needs_one_answer() -> None:
+    assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Cut(14, agreed=True)
+    assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
+
+
+def test_reconcile_with_a_leader_that_knows_no_such_epoch_begins_afresh() -> None:
+    assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
+    assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
+    assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
+
+
+def test_both_sets_count_until_the_image_shows_the_outcome() -> None:
+    change, isr = IsrChange(), frozenset("ab")
+    change.proposed(frozenset("abc"))
+    change.unanswered(0)
+    assert change.maximal(isr) == frozenset("abc")
+    change.proposed(frozenset("ab"))
+    change.refused(0)
+    assert change.maximal(isr) == frozenset("abc"), "the refusal may mean that the first attempt took effect"
+    change.settled()
+    assert change.maximal(isr) == isr
+
+
+def test_a_refused_change_is_forgotten() -> None:
+    change = IsrChange()
+    change.proposed(frozenset("abc"))
+    change.refused(5)
+    assert change.maximal(frozenset("ab")) == frozenset("ab")
+
+
+def test_the_lease_runs_from_when_the_heartbeat_was_sent() -> None:
+    lease = Lease(100)
+    assert not lease.is_current(0)
+    lease.heard(50)
+    lease.heard(20)
+    assert lease.is_current(149)
+    assert not lease.is_current(150)
+
+
+def test_backoff_grows_to_its_bound_and_is_the_same_for_the_same_seed() -> None:
+    first, same, other = Backoff(100, 1000, 1), Backoff(100, 1000, 1), Backoff(100, 1000, 2)
+    waits = [first.next_ns() for _ in range(8)]
+    assert waits == [same.next_ns() for _ in range(8)]
+    assert waits != [other.next_ns() for _ in range(8)]
+    assert all(50 <= wait < 1000 for wait in waits)
+    first.succeeded()
+    assert first.next_ns() < 100
+
+
+def test_a_waiter_is_told_once() -> None:
+    waiters = Waiters()
+    waiters.register("b", 10)
+    assert waiters.signal(10) == []
+    assert waiters.signal(11) == ["b"]
+    assert waiters.signal(12) == []

@@ -1,0 +1,326 @@
+"""The follower: reconcile, fetch, checks, HW, idle sleep, back-off, reports. And the candidate."""
+
+from __future__ import annotations
+
+import pytest
+from stepping import S, Stepped, state
+
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.events import Deadline, RefusalReason
+from liftpy.replica.partition import PartitionStatus
+
+
+def idle(end: int = 3) -> Stepped:
+    """b follows a in epoch 1, has ``end`` records and sleeps."""
+    follower = Stepped("b").follows()
+    if end:
+        follower.answered([(0, end - 1, 1)], -1)
+        follower.step(ev.LogFlushed(end))
+    follower.answered([], end - 1)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    return follower
+
+
+def test_it_fetches_appends_flushes_and_only_then_acknowledges() -> None:
+    follower = Stepped("b").follows()
+    assert follower.only(do.SendFetch).offset == -1
+    follower.answered([(0, 2, 1), (3, 4, 1)], 1)
+    assert follower.sent() == [do.AppendFetched(1, 4)]
+    assert follower.replica.high_watermark == -1, "HW waits for the flush"
+    follower.step(ev.LogFlushed(3))
+    assert not follower.has(do.SendFetch)
+    follower.step(ev.LogFlushed(5))
+    assert follower.replica.high_watermark == 1
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch) == (4, 1)
+
+
+def test_the_watermark_is_never_above_its_own_log() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 100)
+    follower.step(ev.LogFlushed(3))
+    assert follower.replica.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(1, 2, 1)],  # a gap in front
+        [(0, 2, 1), (4, 5, 1)],  # a gap inside
+        [(0, 2, 1), (2, 5, 1)],  # an overlap
+        [(0, 2, 2)],  # an epoch that the leader can't have
+        [(0, -1, 1)],
+    ],
+)
+def test_a_wrong_answer_is_dropped_and_asked_for_again_after_a_pause(spans: list) -> None:
+    follower = Stepped("b").follows()
+    follower.answered(spans, 5)
+    assert follower.has(do.DropFetched)
+    assert follower.replica.log.log_end_offset == 0
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+
+
+def test_an_answer_to_another_request_is_not_used() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([(0, 2, 1)], 5, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.AppendFetched)
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+
+
+def test_it_sleeps_when_caught_up_and_a_notification_ends_the_sleep() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    assert follower.only(do.SendFetch).offset == 2
+
+
+def test_it_fetches_after_every_idle_wait() -> None:
+    follower = idle()
+    before = follower.now_ns
+    follower.fire(Deadline.FETCH)
+    assert follower.now_ns - before == S
+    assert follower.has(do.SendFetch)
+
+
+def test_a_wake_up_that_overtakes_its_empty_answer_is_not_lost() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.step(ev.WokenUp())
+    assert not follower.has(do.SendFetch)
+    follower.answered([], -1, request=request)
+    assert follower.has(do.SendFetch)
+    follower.answered([], -1)
+    assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
+
+
+def test_a_wake_up_during_a_flush_is_not_lost() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 0)
+    follower.step(ev.WokenUp())
+    follower.step(ev.LogFlushed(3))
+    assert follower.has(do.SendFetch)
+
+
+def test_errors_back_off_and_never_lead_into_the_idle_sleep() -> None:
+    follower = Stepped("b").follows()
+    waits = []
+    for _ in range(6):
+        follower.step(ev.RequestFailed(follower.only(do.SendFetch).request_id, "no responders"))
+        before = follower.now_ns
+        follower.fire(Deadline.FETCH)
+        waits.append((follower.now_ns - before) / S)
+    assert waits[0] <= 0.05
+    assert waits == sorted(waits) or waits[-1] > waits[0]
+    assert max(waits) <= 1.0
+
+
+def test_no_answer_is_a_failure_and_a_late_answer_is_not_used() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.fire(Deadline.REQUEST)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.DropFetched)
+
+
+def test_after_a_restart_it_reconciles_before_it_fetches() -> None:
+    follower = Stepped("b").opened(14, 5, ((1, 0), (3, 10)))
+    follower.told(state(leader_epoch=5))
+    query = follower.only(do.SendEpochQuery)
+    assert (query.asked_epoch, query.current_epoch) == (3, 5)
+    assert not follower.has(do.SendFetch)
+    follower.step(ev.NoticeReceived("a", 5, 1, 0, 13, 0))
+    assert follower.replica.high_watermark == 5, "HW does not rise before the cut"
+    follower.step(ev.EpochOffsetAnswered(query.request_id, 2, 11, 5, 0))
+    assert follower.only(do.TruncateLog).end_offset == 10
+    assert not follower.has(do.SendFetch)
+    follower.step(ev.LogTruncated(10))
+    query = follower.only(do.SendEpochQuery)
+    assert query.asked_epoch == 1
+    follower.step(ev.EpochOffsetAnswered(query.request_id, 1, 7, 5, 0))
+    follower.step(ev.LogTruncated(8))
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch) == (7, 1)
+
+
+def test_no_answer_never_cuts() -> None:
+    follower = Stepped("b").opened(14, 5, ((1, 0),))
+    follower.told(state(leader_epoch=5))
+    for _ in range(5):
+        follower.step(ev.RequestFailed(follower.only(do.SendEpochQuery).request_id, "no responders"))
+        assert not follower.has(do.TruncateLog)
+        follower.fire(Deadline.FETCH)
+    assert follower.replica.log.log_end_offset == 14
+
+
+def test_an_answer_of_another_epoch_is_not_used() -> None:
+    follower = Stepped("b").opened(14, 5, ((1, 0),))
+    follower.told(state(leader_epoch=5))
+    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 4, 0))
+    assert not follower.has(do.TruncateLog)
+    assert follower.replica.phase == "FOLLOWER_RECONCILE_BACKOFF"
+
+
+def test_an_unflushed_tail_is_flushed_before_the_first_fetch() -> None:
+    node = Stepped("a").leads()
+    node.publish(3, flush=False)
+    node.told(state("b", epoch=2, leader_epoch=3))
+    node.step(ev.EpochOffsetAnswered(node.only(do.SendEpochQuery).request_id, 2, 9, 3, 0))
+    assert not node.has(do.SendFetch)
+    node.step(ev.LogFlushed(3))
+    assert node.only(do.SendFetch).offset == 2
+
+
+def test_a_diverged_fetch_leads_back_to_reconciliation() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.DIVERGED, 1, 0))
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendEpochQuery)
+
+
+def test_behind_the_log_start_it_starts_afresh() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, 40))
+    assert follower.only(do.ResetLog).start_offset == 40
+    follower.step(ev.LogTruncated(40))
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch) == (39, 0)
+    follower.answered([(40, 44, 1)], 44)
+    follower.step(ev.LogFlushed(45))
+    assert follower.replica.high_watermark == 44
+
+
+def test_a_log_start_inside_its_own_log_is_no_reason_to_start_afresh() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, 2))
+    assert not follower.has(do.ResetLog)
+
+
+def test_a_notice_raises_the_watermark_and_moves_the_log_start() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 9, 1)], -1)
+    follower.step(ev.LogFlushed(10))
+    follower.answered([], 3)
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, 9, 5))
+    assert follower.sent() == [do.RaiseHighWatermark(9), do.DropLogPrefix(5)]
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, 12, 5))
+    assert follower.has(do.SendFetch), "it lacks records: a wake-up was lost"
+
+
+def test_a_notice_of_another_epoch_is_ignored() -> None:
+    follower = idle()
+    follower.step(ev.NoticeReceived("a", 2, 9, 0, 9, 5))
+    assert follower.out == []
+
+
+def test_a_silent_leader_is_reported_again_and_again() -> None:
+    follower = idle()
+    follower.fire(Deadline.LEADER)
+    report = follower.only(do.ReportLeader)
+    assert report == do.ReportLeader("a", 1, 1, 2, 2)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader)
+
+
+def test_a_leader_that_answers_is_not_reported() -> None:
+    follower = idle()
+    follower.fire(Deadline.FETCH)
+    follower.answered([], 2)
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+
+
+def test_a_follower_that_stood_still_does_not_blame_the_leader() -> None:
+    follower = idle()
+    follower.fire(Deadline.LEADER, late_s=20)
+    assert not follower.has(do.ReportLeader)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader)
+
+
+def test_a_follower_outside_the_isr_reports_nobody() -> None:
+    follower = Stepped("b").follows(state(isr="ac"))
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+
+
+def test_a_new_epoch_of_the_same_leader_is_followed_anew() -> None:
+    follower = idle()
+    follower.told(state(leader_epoch=2, epoch=2))
+    assert follower.has(do.SendEpochQuery)
+    follower.told(state(leader_epoch=2, epoch=3, isr="ab"))
+    assert follower.sent() == [], "another ISR is no reason to begin again"
+
+
+def test_in_an_election_it_stops_fetching_and_tells_its_position() -> None:
+    follower = idle()
+    follower.told(state(leader="", status=PartitionStatus.ELECTION, epoch=2))
+    assert follower.replica.role == "WAITING"
+    assert follower.only(do.ReportLeader).newest_offset == 2
+    follower.step(ev.WokenUp())
+    assert follower.out == []
+
+
+def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
+    return state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="b", epoch=epoch, leader_epoch=leader_epoch)
+
+
+def test_a_candidate_persists_replays_serves_and_appends_nothing() -> None:
+    candidate = idle()
+    candidate.told(proposed())  # type: ignore[arg-type]
+    assert candidate.only(do.PersistLeaderEpoch).leader_epoch == 2
+    candidate.fetch("c", 2, 1)
+    assert candidate.has(do.SendFetchRefusal), "not before the epoch is durable"
+    candidate.step(ev.LeaderEpochPersisted(2))
+    assert candidate.has(do.StartServing)
+    assert candidate.only(do.ReplayLog).end_offset == 3
+    candidate.fetch("c", 2, 1)
+    assert candidate.has(do.SendFetchResponse)
+    candidate.publish()
+    assert candidate.sent() == [do.DropPublishes(candidate.tokens)]
+    assert not candidate.has(do.RaiseHighWatermark)
+    candidate.step(ev.ReplayProgressed(1))
+    candidate.fire(Deadline.PROMOTION)
+    assert candidate.only(do.ReportPromotion) == do.ReportPromotion(2, 2, 1, 2, finished=False)
+    candidate.step(ev.ReplayFinished(3))
+    assert candidate.only(do.ReportPromotion).finished
+    candidate.heard()
+    candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
+    assert candidate.has(do.OpenSubject)
+    assert candidate.replica.role == "LEADER"
+    candidate.publish(1)
+    assert candidate.replica.high_watermark == 2
+    candidate.fetch("c", 3)
+    assert candidate.replica.high_watermark == 3
+
+
+def test_a_candidate_that_is_passed_over_follows_the_next_one() -> None:
+    candidate = idle()
+    candidate.told(proposed())  # type: ignore[arg-type]
+    candidate.step(ev.LeaderEpochPersisted(2))
+    candidate.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    assert candidate.has(do.CloseSubject)
+    assert candidate.only(do.SendEpochQuery).leader == "c"
+
+
+def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> None:
+    node = Stepped("b")
+    node.step(ev.LogOpened(0, 3, 2, ((1, 0),), persisted_epoch=2))
+    node.told(state(leader_epoch=1, epoch=1))
+    assert node.replica.role == "WAITING"
+
+
+def test_a_cut_below_the_own_watermark_takes_it_along() -> None:
+    follower = Stepped("b").opened(14, 12, ((1, 0),))
+    follower.told(state(leader_epoch=5))
+    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 5, 0))
+    assert follower.replica.high_watermark == 7

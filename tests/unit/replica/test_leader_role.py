@@ -1,0 +1,359 @@
+"""The leader: sequencing, positions, HW, acks, lease, ISR, waiters, notices."""
+
+from __future__ import annotations
+
+import pytest
+from stepping import KEY, S, Stepped, state
+
+from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.events import Deadline, RefusalReason
+
+
+def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:
+    return [(e.policy, e.through_offset) for e in leader.out if isinstance(e, do.SendAcks)]
+
+
+def test_it_serves_while_it_replays_and_opens_when_derived_state_is_there() -> None:
+    leader = Stepped("a").opened(5, 3, ((1, 0),))
+    leader.heard()
+    leader.told(state(leader_epoch=2))
+    assert leader.has(do.StartServing)
+    assert leader.only(do.ReplayLog).end_offset == 5
+    assert not leader.has(do.OpenSubject)
+    leader.step(ev.ReplayFinished(5))
+    assert leader.has(do.OpenSubject)
+    assert leader.replica.phase == "LEADER_READY"
+
+
+def test_it_leads_only_when_the_metadata_shows_its_own_incarnation() -> None:
+    node = Stepped("a").opened()
+    for live in ({}, {"a": 2}, {"b": 1}):
+        node.told(state(), live)
+        assert node.replica.role == "WAITING", live
+    node.told(state())
+    assert node.replica.role == "LEADER"
+
+
+def test_publishes_become_offsets_and_acks_follow_flush_and_commit() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3, flush=False)
+    assert leader.only(do.AppendBatch) == do.AppendBatch(1, 0, 2, 0)
+    assert not leader.has(do.SendAcks)
+    leader.step(ev.LogFlushed(3))
+    assert acks(leader) == [(AckPolicy.LEADER, 2)]
+    leader.fetch("b", 2)
+    assert leader.replica.high_watermark == -1
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+    assert acks(leader) == [(AckPolicy.ALL, 2)]
+    kinds = [type(effect) for effect in leader.sent()]
+    assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
+
+
+def test_a_leader_that_has_not_flushed_holds_the_watermark() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.publish(2, flush=False)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+
+
+def test_below_min_isr_publishers_are_told_and_nothing_is_appended() -> None:
+    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
+    leader.publish()
+    assert leader.sent() == [do.RejectPublishes(1, do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.replica.log.log_end_offset == 0
+
+
+def test_without_a_lease_it_appends_and_tells_nobody_and_makes_up_for_it() -> None:
+    leader = Stepped("a").leads()
+    leader.fire(Deadline.LEASE)
+    assert leader.replica.phase == "LEADER_NO_LEASE"
+    leader.publish(2)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    assert leader.replica.high_watermark == 1
+    assert not leader.has(do.SendAcks)
+    assert not leader.replica.may_answer_latest(leader.now_ns)
+    leader.heard()
+    assert acks(leader) == [(AckPolicy.LEADER, 1), (AckPolicy.ALL, 1)]
+    assert leader.replica.phase == "LEADER_READY"
+
+
+def test_a_pause_longer_than_the_lease_silences_it_before_any_timer_fires() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(2, flush=False)
+    leader.now_ns += 30 * S
+    leader.step(ev.LogFlushed(2))
+    assert not leader.has(do.SendAcks)
+
+
+def test_it_has_no_negative_ack_without_a_lease() -> None:
+    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
+    leader.now_ns += 30 * S
+    leader.publish()
+    assert not leader.has(do.RejectPublishes)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"leader_epoch": 1}, RefusalReason.STALE_EPOCH),
+        ({"leader_epoch": 0}, RefusalReason.STALE_EPOCH),
+        ({"incarnation": 2}, RefusalReason.STALE_INCARNATION),
+        ({"replica": "x"}, RefusalReason.NOT_A_REPLICA),
+        ({"stream_uid": "uid-0"}, RefusalReason.WRONG_STREAM),
+        ({"offset_epoch": 1}, RefusalReason.DIVERGED),
+        ({"offset": 7}, RefusalReason.DIVERGED),
+    ],
+)
+def test_a_wrong_fetch_is_refused_and_moves_nothing(other: dict, reason: RefusalReason) -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("c", 4)
+    leader.fetch("b", 1)
+    leader.fetch(**{"replica": "b", "offset": 4, **other})
+    assert leader.only(do.SendFetchRefusal).reason is reason
+    assert leader.replica.high_watermark == 1
+
+
+def test_a_position_may_fall_and_an_overtaken_request_does_not_count() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("b", 4, request_id=10)
+    leader.fetch("b", 1, request_id=11)
+    leader.fetch("b", 4, request_id=9)
+    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
+    leader.fetch("c", 4)
+    assert leader.replica.high_watermark == 1
+
+
+def test_another_incarnation_starts_unknown() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("b", 4)
+    leader.told(state(leader_epoch=2), {"a": 1, "b": 2, "c": 1})
+    leader.fetch("c", 4)
+    assert leader.replica.high_watermark == -1
+    leader.fetch("b", 4, incarnation=2)
+    assert leader.replica.high_watermark == 4
+
+
+def test_a_fenced_follower_may_read_but_does_not_count() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
+    leader.fetch("b", 4)
+    leader.fetch("c", 4)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica.high_watermark == -1
+
+
+def test_behind_the_log_start_is_told_where_it_is() -> None:
+    leader = Stepped("a")
+    leader.opened(20, 19, ((1, 10),), start=10)
+    leader.heard()
+    leader.told(state(leader_epoch=2))
+    for offset, offset_epoch, refused in ((4, 1, True), (9, 1, True), (9, 0, False), (8, 0, True), (12, 1, False)):
+        leader.fetch("b", offset, offset_epoch)
+        assert leader.has(do.SendFetchRefusal) is refused, offset
+    leader.fetch("b", 4, 1)
+    assert leader.only(do.SendFetchRefusal) == do.SendFetchRefusal(leader.tokens, RefusalReason.BEFORE_LOG_START, 2, 10)
+
+
+def test_an_epoch_query_is_answered_only_in_the_same_epoch() -> None:
+    leader = Stepped("a").leads(end=5, hw=3)
+    leader.publish(2)
+    for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
+        leader.step(ev.EpochOffsetReceived(1, "b", asked, 2, KEY.uid))
+        assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, epoch, last, 2, 0)
+    leader.step(ev.EpochOffsetReceived(1, "b", 1, 1, KEY.uid))
+    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
+
+
+def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
+    empty = Stepped("a").leads()
+    empty.step(ev.EpochOffsetReceived(1, "b", 1, 2, KEY.uid))
+    assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 0, -1, 2, 0)
+    empty_epoch = Stepped("a").leads(end=5)
+    empty_epoch.step(ev.EpochOffsetReceived(1, "b", 2, 2, KEY.uid))
+    assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 1, 4, 2, 0)
+
+
+def test_an_idle_follower_is_woken_once_per_sleep() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.publish(1)
+    assert leader.only(do.NotifyReplica).replica == "b"
+    leader.publish(1)
+    assert not leader.has(do.NotifyReplica)
+    leader.fetch("b", 1)
+    leader.publish(1, flush=False)
+    assert not leader.has(do.NotifyReplica), "there is nothing to fetch before the flush"
+    leader.step(ev.LogFlushed(3))
+    assert leader.has(do.NotifyReplica)
+
+
+def test_an_idle_follower_hears_of_a_higher_watermark() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1)
+    leader.fetch("b", 0)
+    leader.fetch("c", 0)
+    leader.fire(Deadline.NOTICE)
+    assert leader.only(do.SendNotice).replicas == ("b",)
+    assert leader.only(do.SendNotice).high_watermark == 0
+
+
+def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1)
+    while not leader.has(do.ProposeIsr):
+        leader.heard()
+        leader.fetch("b", 0)
+        leader.fire(Deadline.LAG)
+    proposed = leader.only(do.ProposeIsr)
+    assert proposed == do.ProposeIsr(frozenset("ab"), 2, 1, (("a", 1), ("b", 1)))
+    leader.step(ev.IsrChangeAnswered(1, True))
+    assert leader.replica.high_watermark == -1, "accepted, but the image does not show it yet"
+    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
+    assert leader.replica.high_watermark == 0
+
+
+def test_a_follower_that_is_fenced_leaves_at_once() -> None:
+    leader = Stepped("a").leads()
+    leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})
+    assert leader.only(do.ProposeIsr).isr == frozenset("ab")
+
+
+def test_a_follower_joins_by_a_fetch_of_this_epoch_and_then_counts() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
+    leader.publish(1)
+    leader.fetch("b", 5)
+    leader.fetch("c", 3, 1)
+    assert not leader.has(do.ProposeIsr)
+    leader.fetch("c", 5)
+    assert leader.only(do.ProposeIsr).isr == frozenset("abc")
+    leader.publish(1)
+    leader.fetch("b", 6)
+    assert leader.replica.high_watermark == 5, "c is in flight: it counts"
+
+
+def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    leader.step(ev.IsrChangeAnswered(1, None))
+    leader.publish(1)
+    leader.fetch("b", 0)
+    assert leader.replica.high_watermark == -1
+    leader.now_ns += S
+    leader.heard()
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr), "settle it by another attempt"
+    leader.step(ev.IsrChangeAnswered(1, False))
+    assert leader.replica.high_watermark == -1
+    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
+    assert leader.replica.high_watermark == 0
+
+
+def test_one_change_at_a_time_and_a_pause_after_a_refusal() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr)
+    leader.fetch("c", -1)
+    assert not leader.has(do.ProposeIsr)
+    leader.step(ev.IsrChangeAnswered(1, False))
+    leader.fetch("c", -1)
+    assert not leader.has(do.ProposeIsr)
+    leader.now_ns += S
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr)
+
+
+def test_a_leader_that_stood_still_does_not_blame_its_followers() -> None:
+    leader = Stepped("a").leads()
+    leader.now_ns += 20 * S
+    leader.heard()
+    leader.step(ev.DeadlineReached(Deadline.LAG))
+    assert not leader.has(do.ProposeIsr)
+
+
+def test_a_higher_epoch_makes_it_step_down_and_forget_its_publishers() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.told(state("b", epoch=2, leader_epoch=3))
+    assert leader.has(do.CloseSubject)
+    assert leader.has(do.DropPendingAcks)
+    assert leader.replica.role == "FOLLOWER"
+    assert leader.only(do.SendEpochQuery).asked_epoch == 2
+    leader.publish()
+    assert leader.sent() == [do.DropPublishes(leader.tokens)], "the new leader heard it too: no negative ack"
+
+
+def test_an_older_state_is_ignored() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=5))
+    leader.told(state("b", epoch=4, leader_epoch=1))
+    assert leader.replica.role == "LEADER"
+
+
+def test_no_space_is_told_and_ends_the_leadership() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed("disk full", no_space=True, token=1))
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(1, do.RejectReason.NO_SPACE)
+    assert leader.has(do.CloseSubject)
+    assert leader.replica.role == "FAILED"
+    leader.publish()
+    assert leader.only(do.RejectPublishes).reason is do.RejectReason.NO_SPACE
+    leader.now_ns += 2 * S
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_a_failed_flush_answers_nobody() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed("flush"))
+    assert leader.has(do.DropPendingAcks)
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_a_single_replica_commits_by_itself() -> None:
+    leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
+    assert leader.replica.high_watermark == 3
+    leader.publish(2)
+    assert acks(leader) == [(AckPolicy.LEADER, 5), (AckPolicy.ALL, 5)]
+
+
+def test_quorum_commits_with_the_median() -> None:
+    leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 1)
+    assert leader.replica.high_watermark == 1
+
+
+def test_latest_is_not_known_before_the_watermark_reaches_the_epoch_start() -> None:
+    leader = Stepped("a").leads(end=5, hw=2)
+    assert not leader.replica.may_answer_latest(leader.now_ns)
+    leader.fetch("b", 4, 1)
+    leader.fetch("c", 4, 1)
+    assert leader.replica.may_answer_latest(leader.now_ns)
+
+
+def test_an_idle_leader_hears_heartbeats_without_effects() -> None:
+    leader = Stepped("a", ReplicationConfig()).leads()
+    leader.now_ns += S // 4
+    assert leader.heard() == []
+
+
+def test_stopping_gives_everything_up() -> None:
+    leader = Stepped("a").leads()
+    leader.step(ev.StopRequested())
+    assert leader.has(do.CloseSubject)
+    assert leader.replica.role == "STOPPED"
+    leader.told(state(epoch=9, leader_epoch=9))
+    assert leader.replica.role == "STOPPED"
