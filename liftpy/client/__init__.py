@@ -1,1 +1,40 @@
-"""What applications import: connect, publish, consume, administer."""
+"""What applications import: connect, publish, consume, administer.
+
+    async with await liftpy.client.connect("nats://127.0.0.1:4222") as client:
+        await client.create_stream("orders", "shop.orders")
+        ack = await client.publish("orders", b"one", key=b"k")
+        async for record in client.consume("orders", start="earliest", until="end"):
+            print(record.offset, record.value)
+
+asyncio on nats-py. Every error is a ``liftpy.errors.LiftError``; offsets are inclusive unless a name says ``end_offset``
+or ``next_offset``; times are seconds (``_s``) or nanoseconds since 1970 (``_ns``).
+"""
+
+from __future__ import annotations
+
+from liftpy.client.admin import ClusterState, Controller
+from liftpy.client.client import Client, connect
+from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.credentials import Credentials
+from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
+from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.slices import BatchSlice
+
+__all__ = [
+    "BatchSlice",
+    "Bounds",
+    "Client",
+    "ClusterState",
+    "Consumer",
+    "Controller",
+    "Credentials",
+    "PublishAck",
+    "PublishOptions",
+    "Publisher",
+    "ReadOptions",
+    "Start",
+    "Until",
+    "connect",
+    "parse_start",
+    "parse_until",
+]

@@ -122,16 +122,17 @@ class Publisher:
         loop = asyncio.get_running_loop()
         now = loop.time()
         message = _InFlight(
-            self._encode(value, key, headers, ack), loop.create_future(), now + self._options.patience_s, now + self._options.timeout_s
+            payload=self._encode(value, key, headers, ack),
+            answer=loop.create_future(),
+            give_up=now + self._options.patience_s,
+            deadline=now + self._options.timeout_s,
         )
         self._in_flight[number] = message
         self._idle.clear()
         await self._put_on_the_wire(number, message)
         return message.answer
 
-    async def post(
-        self, value: bytes, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None
-    ) -> None:
+    async def post(self, value: bytes, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> None:
         """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key."""
         if key is not None:
             await self._transport.publish(self._subject, self._encode(value, key, headers, AckPolicy.NONE))
@@ -193,9 +194,7 @@ class Publisher:
         self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
         self._subscription = await connection.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
-    def _encode(
-        self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy
-    ) -> bytes:
+    def _encode(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy) -> bytes:
         message = client_pb2.Message(
             offset=-1,
             key=key or b"",

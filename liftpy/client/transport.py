@@ -121,6 +121,18 @@ class Transport:
         except (nats.errors.Error, OSError) as error:
             raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
 
+    async def settle(self) -> None:
+        """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
+
+        Twice, because nats-py's ``flush`` writes its PING ahead of what is still buffered: the PONG of the first one only
+        shows that the buffer has been written, that of the second one comes after it.
+        """
+        try:
+            await self.connection.flush(timeout=5)
+            await self.connection.flush(timeout=5)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise UnavailableError(f"the NATS connection fails: {error or type(error).__name__}") from error
+
     async def close(self) -> None:
         """Flush and close the connection; never raises."""
         with contextlib.suppress(Exception):

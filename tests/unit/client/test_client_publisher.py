@@ -26,7 +26,7 @@ class Leader:
 
     async def start(self) -> Leader:
         self.subscription = await self.transport.connection.subscribe(self.subject, cb=self.on_message)
-        await self.transport.connection.flush()
+        await self.transport.settle()
         return self
 
     async def on_message(self, message: Any) -> None:
@@ -109,12 +109,12 @@ async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transpor
 async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport: Transport, server_side: Transport) -> None:
     late = Leader(server_side, "data.late")
     p = publisher(transport, late, patience_s=0.15)
-    with pytest.raises(UnavailableError, match="nobody listens on data.late"):
+    with pytest.raises(UnavailableError, match=r"nobody listens on data\.late"):
         await p.publish(b"x")
     await p.close()
     async with publisher(transport, late) as patient:
         future = await patient.send(b"y")
-        while not patient._refused:  # the server has said that nobody listens
+        while not patient._refused:  # noqa: ASYNC110  # until the server has said that nobody listens
             await asyncio.sleep(0)
         await late.start()
         assert (await future).offset == 0
@@ -132,7 +132,7 @@ async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transpo
 async def test_without_an_ack_the_bytes_go_out_as_they_are(transport: Transport, server_side: Transport) -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     await server_side.connection.subscribe("data.plain", cb=heard.put)
-    await server_side.connection.flush()
+    await server_side.settle()
     p = Publisher(transport, "flights", 0, "data.plain", PublishOptions())
     assert await p.publish(b"bare", headers={"a": b"1"}, ack=AckPolicy.NONE) is None
     message = await asyncio.wait_for(heard.get(), 5)

@@ -1,0 +1,165 @@
+"""Administration: streams and the cluster's state, through ``<ns>.control``.
+
+A change carries an operation id: it is repeated with the same id until it is answered or the deadline passes, and the
+metadata group applies an id once. So neither a lost answer nor a change of the metadata leader makes two streams of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from liftpy.client.retrying import retrying
+from liftpy.client.transport import Transport
+from liftpy.cluster import codec
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.stream_config import config_to_pb
+from liftpy.config import StreamConfig
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    FencedError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    StaleRequestError,
+    UnavailableError,
+)
+from liftpy.ids import check_data_subject, check_name
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
+from liftpy.wire.subjects import Subjects
+
+_Error = cluster_pb2.ControlResponse.Error
+DEADLINE_S = 15.0
+ATTEMPT_S = 1.5
+OPERATION_ID_SIZE_BYTES = 16
+
+_ERRORS: dict[int, type[LiftError]] = {
+    _Error.INVALID: ConfigError,
+    _Error.EXISTS: AlreadyExistsError,
+    _Error.NOT_FOUND: NotFoundError,
+    _Error.STALE: StaleRequestError,
+    _Error.FENCED: FencedError,
+    _Error.UNAVAILABLE: UnavailableError,
+    _Error.OUTCOME_UNKNOWN: OutcomeUnknownError,
+    _Error.NOT_ENOUGH_NODES: ConfigError,
+    _Error.NOT_METADATA_LEADER: UnavailableError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One member of the metadata group. ``lag``: entries behind the leader's log end."""
+
+    node_id: str
+    leader: bool
+    term: int
+    commit_index: int
+    applied_index: int
+    lag: int
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The metadata as its leader answered it. ``metadata_leader``: node id, empty when there is none."""
+
+    image: ClusterImage
+    metadata_leader: str
+    controllers: tuple[Controller, ...]
+
+    def streams(self) -> list[StreamImage]:
+        """All streams, by name."""
+        return [self.image.streams[name] for name in sorted(self.image.streams)]
+
+    def stream(self, name: str) -> StreamImage:
+        """The stream of that name; raise NotFoundError."""
+        found = self.image.streams.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.image.streams)[:10]) or "none"
+            raise NotFoundError(f"there is no stream {name!r}; there are: {known}")
+        return found
+
+
+class Admin:
+    """Requests to the metadata group. ``deadline_s`` bounds every call, all its repetitions included."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, deadline_s: float = DEADLINE_S) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._deadline_s = deadline_s
+
+    async def create_stream(
+        self,
+        name: str,
+        subject: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 0,
+        config: StreamConfig | None = None,
+    ) -> StreamImage:
+        """Attach a new stream to ``subject``; ``replicas`` 0 means 3, or the number of live nodes if fewer.
+
+        Raises InvalidNameError, AlreadyExistsError, ConfigError (also: not enough nodes), UnavailableError.
+        """
+        check_name(name, "stream")
+        check_data_subject(subject, self._subjects.namespace)
+        request = cluster_pb2.ControlRequest()
+        request.createStream.CopyFrom(
+            cluster_pb2.CreateStream(
+                name=name,
+                subject=subject,
+                partitions=partitions,
+                replicationFactor=replicas,
+                config=config_to_pb(config or StreamConfig()),
+            )
+        )
+        return codec.stream_from_pb((await self._change(request)).stream)
+
+    async def delete_stream(self, name: str, uid: str = "") -> None:
+        """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
+        check_name(name, "stream")
+        request = cluster_pb2.ControlRequest()
+        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
+        await self._change(request)
+
+    async def describe(self, *, linearizable: bool = False) -> ClusterState:
+        """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
+        request = cluster_pb2.ControlRequest(sender="client", linearizable=linearizable)
+        request.describeCluster.SetInParent()
+        cluster = (await self._ask(request)).cluster
+        controllers = tuple(
+            Controller(c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected)
+            for c in cluster.controllers
+        )
+        return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
+
+    async def _change(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        request.sender = "client"
+        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
+        return await self._ask(request)
+
+    async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        payload = frames.encode(request)
+        give_up_at = asyncio.get_running_loop().time() + self._deadline_s
+        async for attempt in retrying(self._deadline_s):
+            with attempt:
+                left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
+                answer = await self._transport.request(self._subjects.control(), payload, min(ATTEMPT_S, left_s))
+                response = frames.decode(answer, cluster_pb2.ControlResponse)
+                if response.operationId not in (b"", request.operationId):
+                    raise ProtocolError("the answer on the control subject is to another request")
+                if response.error != _Error.OK:
+                    raise control_error(response)
+                return response
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+
+def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
+    """The error that a negative answer of the metadata group stands for."""
+    name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
+    kind = _ERRORS.get(response.error, LiftError)
+    return kind(response.detail or f"the metadata group answered {name}")

@@ -1,0 +1,219 @@
+"""``connect`` and ``Client``: the one object that an application holds; everything else is reached from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from nats.aio.client import Client as NatsConnection
+
+from liftpy.client import positions
+from liftpy.client.admin import Admin, ClusterState
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_ahead
+from liftpy.client.credentials import Credentials
+from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.progress import ReadProgress
+from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.slices import BatchSlice
+from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
+from liftpy.cluster.image import StreamImage
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import ConfigError, ProtocolError
+from liftpy.ids import check_name
+from liftpy.wire.subjects import Subjects, data_subject
+
+
+async def connect(
+    nats: str | Sequence[str] | NatsConnection = DEFAULT_URL,
+    namespace: str = "liftpy",
+    *,
+    credentials: Credentials | None = None,
+    name: str = "liftpy-client",
+    timeout_s: float = 5.0,
+    **nats_options: Any,
+) -> Client:
+    """A Client of the cluster ``namespace`` on these NATS servers; use it as ``async with await connect(...)``.
+
+    ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close. ``nats_options``: more arguments
+    for ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
+    """
+    subjects = Subjects(namespace)
+    if isinstance(nats, NatsConnection):
+        return Client(Transport(nats), subjects, owns_connection=False)
+    connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
+    return Client(Transport(connection), subjects, owns_connection=True)
+
+
+class Client:
+    """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._owns_connection = owns_connection
+        self._admin = Admin(transport, subjects)
+        self._data_subjects: dict[str, str] = {}
+        self._publishers: dict[tuple[str, int], Publisher] = {}
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close publishers (what is in flight fails with OutcomeUnknownError) and the connection if it is ours."""
+        for publisher in self._publishers.values():
+            await publisher.close()
+        self._publishers.clear()
+        if self._owns_connection:
+            await self._transport.close()
+
+    # ---- administration ----------------------------------------------------------------------------------------------
+    async def create_stream(
+        self,
+        name: str,
+        subject: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 0,
+        config: StreamConfig | None = None,
+        ready_s: float = 15.0,
+    ) -> StreamImage:
+        """Attach a new stream to ``subject`` and wait until its leaders take messages.
+
+        ``replicas``: 0 means 3, or the number of live nodes if fewer. ``ready_s``: how long to wait for the leaders; 0: don't
+        (a plain message sent before a leader listens is heard by nobody). Raises InvalidNameError, AlreadyExistsError,
+        ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its leaders are not there yet).
+        """
+        stream = await self._admin.create_stream(name, subject, partitions=partitions, replicas=replicas, config=config)
+        self._data_subjects[name] = stream.subject
+        if ready_s:
+            options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
+            await asyncio.gather(*(self._reader(name, p.partition, options).bounds(stream.uid) for p in stream.partitions))
+        return stream
+
+    async def delete_stream(self, name: str, uid: str = "") -> None:
+        """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
+        await self._admin.delete_stream(name, uid)
+        self._data_subjects.pop(name, None)
+
+    async def list_streams(self) -> list[StreamImage]:
+        """All streams with partitions, replicas, ISR and leaders, by name."""
+        return (await self._admin.describe()).streams()
+
+    async def stream(self, name: str) -> StreamImage:
+        """One stream; raises NotFoundError."""
+        return (await self._admin.describe()).stream(check_name(name, "stream"))
+
+    async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
+        """Nodes, streams, metadata leader and its group; ``linearizable``: certainly as of now, behind a barrier."""
+        return await self._admin.describe(linearizable=linearizable)
+
+    async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
+        """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
+        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), b"", timeout_s)
+        try:
+            status = json.loads(answer)
+        except ValueError as error:
+            raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None
+        if not isinstance(status, dict):
+            raise ProtocolError(f"{node_id} answered its status in a form that is not a JSON object")
+        return status
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+    def consume(
+        self,
+        stream: str,
+        partition: int = 0,
+        *,
+        start: Start = "earliest",
+        until: Until = None,
+        options: ReadOptions | None = None,
+    ) -> Consumer:
+        """Read committed records: ``async for record in client.consume("orders"): ...`` or ``.batches()``.
+
+        ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime.
+        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), None (follow). Iterating raises
+        OffsetOutOfRangeError (retention, or past the end: never a silent reset), NotFoundError (deleted and made again),
+        UnavailableError (nobody answered for ``options.patience_s``).
+        """
+        return Consumer(self._reader(stream, partition, options), start, until)
+
+    def read_range(
+        self,
+        stream: str,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        uid: str = "",
+        options: ReadOptions | None = None,
+    ) -> AsyncGenerator[BatchSlice, None]:
+        """Exactly the records ``start_offset`` (inclusive) to ``end_offset`` (exclusive), which must be committed already.
+
+        Only replicas whose HW covers the range answer, so that a range planned once reads the same every time [R5]; what
+        can't be given whole is an error, never a short success. ``uid``: refuse a stream that was made again.
+        """
+        if not 0 <= start_offset <= end_offset:
+            raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
+        progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
+        return read_ahead(self._reader(stream, partition, options), progress)
+
+    async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
+        """Log start, HW and leader of a partition, as its leader says. Raises UnavailableError when nobody serves it."""
+        return (await self._reader(stream, partition, options).bounds())[0]
+
+    async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
+        """Offset of the first record stamped at or after ``moment`` (a datetime), or HW + 1."""
+        return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment)))[1]
+
+    # ---- publishing --------------------------------------------------------------------------------------------------
+    async def publish(
+        self,
+        stream: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int = 0,
+        ack: AckPolicy = AckPolicy.ALL,
+    ) -> PublishAck | None:
+        """Publish one message and wait until it is committed (ALL), flushed on the leader (LEADER), or not at all (NONE: None).
+
+        Raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored), OutcomeUnknownError (no ack came).
+        For more than a few messages use ``publisher()``: it keeps many in flight.
+        """
+        found = self._publishers.get((stream, partition))
+        if found is None:
+            found = self._publishers[stream, partition] = await self.publisher(stream, partition)
+        return await found.publish(value, key=key, headers=headers, ack=ack)
+
+    async def publisher(
+        self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
+    ) -> Publisher:
+        """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
+
+        ``subject``: publish there without asking the metadata group, for those who may not, or where the stream's subject
+        has wildcards. Raises NotFoundError, ConfigError (a wildcard), UnavailableError.
+        """
+        check_name(stream, "stream")
+        if not subject:
+            subject = data_subject(await self._data_subject(stream), partition)
+        if any(token in ("*", ">") for token in subject.split(".")):
+            raise ConfigError(f"{stream} listens on {subject}: name the subject to publish on (subject=...)")
+        return Publisher(self._transport, stream, partition, subject, options or PublishOptions())
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
+        check_name(stream, "stream")
+        if partition < 0:
+            raise ConfigError(f"partition {partition}: partitions are numbered from 0")
+        return PartitionReader(self._transport, self._subjects, stream, partition, options or ReadOptions())
+
+    async def _data_subject(self, stream: str) -> str:
+        if stream not in self._data_subjects:
+            self._data_subjects[stream] = (await self.stream(stream)).subject
+        return self._data_subjects[stream]

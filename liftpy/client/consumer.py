@@ -1,0 +1,195 @@
+"""Reading one partition: long-poll requests with read-ahead, fail-over among replicas, batches or records out.
+
+What may be handed on is decided in ``progress.py``; this is the shell around it: it asks, waits, changes replica, and keeps
+a bounded number of answers ready so that the replica works while the application does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime
+
+from liftpy.client import positions
+from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, check_head
+from liftpy.client.retrying import retrying
+from liftpy.client.slices import BatchSlice
+from liftpy.client.transport import Transport
+from liftpy.errors import ConfigError, LiftError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record
+from liftpy.wire.subjects import Subjects
+
+_PAYLOAD_RESERVE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a partition is read.
+
+    ``max_bytes``: of one answer; lowered to what the NATS server takes. ``wait_s``: how long a replica may hold a request at
+    the end of the log (long poll). ``answer_timeout_s``: on top of that, until the next replica is asked. ``patience_s``:
+    how long nobody may answer before UnavailableError. ``read_ahead``: answers kept ready, each up to ``max_bytes``.
+    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers.
+    """
+
+    max_bytes: int = 1024 * 1024
+    wait_s: float = 1.0
+    answer_timeout_s: float = 2.0
+    patience_s: float = 30.0
+    read_ahead: int = 4
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "max_bytes": (4096, 64 << 20),
+            "wait_s": (0, 30),
+            "answer_timeout_s": (0.01, 60),
+            "patience_s": (0.01, 3600),
+            "read_ahead": (1, 64),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+
+
+class PartitionReader:
+    """Asks the replicas of one partition. ``node``: the one that answered last and is asked again; empty: any."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, stream: str, partition: int, options: ReadOptions) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self.stream = stream
+        self.partition = partition
+        self.options = options
+        self.node = options.node
+        self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+
+    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new.
+
+        Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
+        or CorruptionError that every replica's answer led to.
+        """
+        wait_s = self.options.wait_s
+        async for attempt in retrying(self.options.patience_s, reads=True):
+            with attempt:
+                asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
+                request = progress.request(self._max_bytes, round(wait_s * 1000))
+                slices = progress.accept(await self._ask(asked, request, wait_s))
+                self.node = self.options.node or progress.node
+                return slices
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def bounds(self, uid: str = "", at_ns: int | None = None) -> tuple[Bounds, int]:
+        """What the partition holds, as its leader says, and the first offset stamped at or after ``at_ns`` (or HW + 1).
+
+        Only the leader knows the newest HW: a follower may answer with one that is a moment old.
+        """
+        request = client_pb2.ReadRequest(boundsOnly=True, streamUid=uid, minHighWatermark=-1)
+        if at_ns is not None:
+            request.byTimestamp, request.timestamp = True, at_ns
+        node = self.options.node
+        async for attempt in retrying(self.options.patience_s, reads=True):
+            with attempt:
+                asked, node = node, self.options.node
+                head, _ = frames.decode_read_response(await self._ask(asked, request, 0.0))
+                if not self.options.node and head.leader != head.node:
+                    node = head.leader
+                    raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
+                check_head(head, uid, self.stream, self.partition, head.logStartOffset)
+                return bounds_of(head), head.nextOffset
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
+        subject = (
+            self._subjects.read_from(self.stream, self.partition, node)
+            if node
+            else self._subjects.read(self.stream, self.partition)
+        )
+        return await self._transport.request(subject, frames.encode(request), wait_s + self.options.answer_timeout_s)
+
+
+class Consumer:
+    """One reader of one partition: an async iterator of records; ``batches()`` is the same by whole batches, much faster.
+
+    Within one Consumer every committed record comes once, in order, without a gap, or an error is raised [R1, R2]. It holds
+    on to the stream that it began with: one deleted and made again is an error [R9]. Use one iterator at a time.
+    """
+
+    def __init__(self, reader: PartitionReader, start: Start, until: Until) -> None:
+        self._reader = reader
+        self._start = start
+        self._until = until
+        self._progress: ReadProgress | None = None
+        self.bounds: Bounds | None = None
+        """What the partition held when reading began; None before."""
+
+    async def begin(self) -> Bounds:
+        """Resolve start and end now, not at the first record; idempotent. Raises as reading does."""
+        if self.bounds is None or self._progress is None:
+            by_time = isinstance(self._start, datetime)
+            at_ns = positions.timestamp_ns(self._start) if isinstance(self._start, datetime) else None
+            self.bounds, at_offset = await self._reader.bounds(at_ns=at_ns)
+            self._progress = ReadProgress(
+                self._reader.stream,
+                self._reader.partition,
+                next_offset=at_offset if by_time else positions.start_offset(self._start, self.bounds),
+                end_offset=positions.end_offset(self._until, self.bounds),
+                uid=self.bounds.uid,
+                high_watermark=self.bounds.high_watermark,
+            )
+        return self.bounds
+
+    async def batches(self) -> AsyncGenerator[BatchSlice, None]:
+        """The committed records as slices of batches, in order; ends at ``until``."""
+        await self.begin()
+        assert self._progress is not None
+        async with contextlib.aclosing(read_ahead(self._reader, self._progress)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def records(self) -> AsyncGenerator[Record, None]:
+        """The committed records one by one, for code that works by record; ends at ``until``."""
+        async with contextlib.aclosing(self.batches()) as pieces:
+            async for piece in pieces:
+                for record in piece.records():
+                    yield record
+
+    def __aiter__(self) -> AsyncGenerator[Record, None]:
+        return self.records()
+
+
+async def read_ahead(reader: PartitionReader, progress: ReadProgress) -> AsyncGenerator[BatchSlice, None]:
+    """Slices from ``progress`` on, with up to ``read_ahead`` answers fetched before they are wanted."""
+    ready: asyncio.Queue[list[BatchSlice] | LiftError | None] = asyncio.Queue(reader.options.read_ahead)
+    fetching = asyncio.create_task(_fetch_all(reader, progress, ready), name=f"read {reader.stream}/{reader.partition}")
+    try:
+        while (pieces := await ready.get()) is not None:
+            if isinstance(pieces, LiftError):
+                raise pieces
+            for piece in pieces:
+                yield piece
+    finally:
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+
+
+async def _fetch_all(
+    reader: PartitionReader, progress: ReadProgress, ready: asyncio.Queue[list[BatchSlice] | LiftError | None]
+) -> None:
+    try:
+        while not progress.done:
+            if pieces := await reader.fetch(progress):
+                await ready.put(pieces)
+    except LiftError as error:
+        await ready.put(error)
+    except Exception as error:  # a bug must reach the application, not die with this task
+        await ready.put(LiftError(f"reading {progress.stream}/{progress.partition} failed: {error!r}"))
+        raise
+    else:
+        await ready.put(None)

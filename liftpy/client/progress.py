@@ -1,0 +1,138 @@
+"""A reader's progress through one partition: what to ask next, and what of an answer may be handed on. Pure.
+
+Holds R1 (nothing past HW), R2 (in order, no gap, no duplicate), R9 (another uid is another stream) and the CRC check, once
+per batch. It knows nothing of NATS: bytes of an answer go in, checked slices of batches come out, or an error that says
+whether another replica may do better (retryable) or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftpy.client.positions import Bounds, out_of_range
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import RecordBatch, split_batches
+
+_Error = client_pb2.ReadResponse.Error
+
+
+class NotServedError(UnavailableError):
+    """This replica does not answer for that range now; another one, or the same later, may. ``leader``: hint, may be empty."""
+
+    code = "NOT_SERVED"
+
+    def __init__(self, text: str, leader: str = "", high_watermark: int = -1) -> None:
+        super().__init__(text)
+        self.leader = leader
+        self.high_watermark = high_watermark
+
+
+@dataclass(slots=True)
+class ReadProgress:
+    """The state of one reader.
+
+    ``next_offset``: first offset not yet handed on, inclusive. ``end_offset``: stop before it, exclusive; None: never.
+    ``uid``: the stream's identity, pinned by the first answer when empty. ``high_watermark``: the greatest seen, inclusive.
+    ``floor_high_watermark``: replicas whose HW is below it are not to answer: the end of a planned range [R5].
+    ``leader_epoch``: of the last record handed on; it never falls along a log [D14]. ``node``: who answered last.
+    """
+
+    stream: str
+    partition: int
+    next_offset: int
+    end_offset: int | None = None
+    uid: str = ""
+    floor_high_watermark: int = -1
+    high_watermark: int = -1
+    leader_epoch: int = 0
+    node: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything up to the end has been handed on."""
+        return self.end_offset is not None and self.next_offset >= self.end_offset
+
+    def request(self, max_bytes: int, wait_ms: int) -> client_pb2.ReadRequest:
+        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us."""
+        return client_pb2.ReadRequest(
+            offset=self.next_offset,
+            maxBytes=max_bytes,
+            waitMs=wait_ms,
+            streamUid=self.uid,
+            minHighWatermark=max(self.next_offset - 1, self.floor_high_watermark),
+        )
+
+    def accept(self, answer: bytes) -> list[BatchSlice]:
+        """Check an answer to the newest ``request`` and move on; raise a LiftError and stay where it was otherwise."""
+        head, body = frames.decode_read_response(answer)
+        check_head(head, self.uid, self.stream, self.partition, self.next_offset)
+        slices: list[BatchSlice] = []
+        position, epoch = self.next_offset, self.leader_epoch
+        for batch in split_batches(body):
+            if batch.next_offset <= position:
+                continue
+            self._check_batch(batch, position, epoch, head)
+            piece = BatchSlice.between(batch, position, self.end_offset)
+            if piece:
+                slices.append(piece)
+            position, epoch = batch.next_offset, batch.leader_epoch
+        self._move(head, position, epoch)
+        return slices
+
+    def _check_batch(self, batch: RecordBatch, position: int, epoch: int, head: client_pb2.ReadResponse) -> None:
+        where = f"{self.stream}/{self.partition} from {head.node}"
+        if batch.base_offset > position and not head.compacted:
+            raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
+        if batch.last_offset > head.highWatermark:
+            raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")
+        if batch.leader_epoch < epoch:
+            raise ProtocolError(f"{where}: LeaderEpoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}")
+
+    def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int) -> None:
+        if head.compacted:  # the tail of what was asked for may have been compacted away
+            position = max(position, min(head.nextOffset, head.highWatermark + 1))
+        committed = max(head.highWatermark, self.high_watermark)
+        if position == self.next_offset and committed >= position and not self.done:
+            raise NotServedError(f"{head.node} sent nothing at {position} although {committed} is committed", head.leader)
+        self.uid = self.uid or head.streamUid
+        self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
+        self.leader_epoch = epoch
+        self.node = head.node
+        self.high_watermark = max(self.high_watermark, head.highWatermark)
+
+
+def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
+    """Raise the LiftError that an answer's header stands for; nothing for OK. ``uid`` empty: any."""
+    error: LiftError | None = None
+    name, text = f"{stream}/{partition}", f"{head.node or 'a replica'}: {head.detail or 'no detail'}"
+    match head.error:
+        case _Error.OK:
+            if uid and head.streamUid != uid:
+                error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
+        case _Error.WRONG_STREAM:
+            error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
+        case _Error.OFFSET_OUT_OF_RANGE if offset < head.logStartOffset:
+            error = out_of_range(offset, head.logStartOffset, head.highWatermark)
+        case _Error.BAD_REQUEST:
+            error = ProtocolError(f"{name}: the read was refused as malformed [{text}]")
+        case _:
+            reason = client_pb2.ReadResponse.Error.Name(head.error) if head.error in _Error.values() else str(head.error)
+            error = NotServedError(f"{name}: {reason} [{text}]", head.leader, head.highWatermark)
+    if error is not None:
+        raise error
+
+
+def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
+    """The bounds that an answer's header gives."""
+    return Bounds(
+        uid=head.streamUid,
+        node=head.node,
+        leader=head.leader,
+        leader_epoch=head.leaderEpoch,
+        log_start_offset=head.logStartOffset,
+        high_watermark=head.highWatermark,
+        compacted=head.compacted,
+    )

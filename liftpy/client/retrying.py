@@ -1,0 +1,28 @@
+"""How this client tries again: randomised exponential waits, always bounded in time. The core never retries; the edge does."""
+
+from __future__ import annotations
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from liftpy.errors import CorruptionError, LiftError, ProtocolError
+
+FIRST_WAIT_S = 0.02
+LONGEST_WAIT_S = 0.5
+
+
+def retrying(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
+    """Attempts until one works, an error is final, or ``patience_s`` have passed (then the last error is raised).
+
+    ``reads``: bytes that do not parse or check are tried again too: another replica may hold them whole.
+    """
+    also: tuple[type[LiftError], ...] = (ProtocolError, CorruptionError) if reads else ()
+
+    def worth_it(error: BaseException) -> bool:
+        return isinstance(error, LiftError) and (error.retryable or isinstance(error, also))
+
+    return AsyncRetrying(
+        stop=stop_after_delay(patience_s),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
+        retry=retry_if_exception(worth_it),
+        reraise=True,
+    )

@@ -1,0 +1,89 @@
+"""What a reader hands on: a batch, cut to the records that were asked for. Pure; nothing is copied by cutting.
+
+Batches travel whole, so the first one of an answer may begin before the wanted offset and the last one end after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from liftpy.wire.batch import Record, RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``; at least one."""
+
+    batch: RecordBatch
+    first_index: int
+    end_index: int
+
+    @classmethod
+    def between(cls, batch: RecordBatch, start_offset: int, end_offset: int | None) -> BatchSlice | None:
+        """The records of ``batch`` from ``start_offset`` on, before ``end_offset`` (None: to its end); None if there are none.
+
+        A control batch holds records of the protocol, none of an application: it always gives None.
+        """
+        if batch.header.control:
+            return None
+        first, end = 0, batch.record_count
+        cut_end = end_offset is not None and end_offset < batch.next_offset
+        if start_offset > batch.base_offset or cut_end:
+            offsets = batch.offsets()
+            first = int(np.searchsorted(offsets, start_offset))
+            if end_offset is not None and cut_end:
+                end = int(np.searchsorted(offsets, end_offset))
+        return cls(batch, first, end) if first < end else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was cut away."""
+        return self.first_index == 0 and self.end_index == self.batch.record_count
+
+    @property
+    def record_count(self) -> int:
+        """How many records it holds."""
+        return self.end_index - self.first_index
+
+    @property
+    def leader_epoch(self) -> int:
+        """LeaderEpoch in which the records were appended."""
+        return self.batch.leader_epoch
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record, inclusive."""
+        return int(self.offsets()[0])
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return int(self.offsets()[-1])
+
+    def offsets(self) -> NDArray[np.int64]:
+        """int64[record_count]: the offset of every record."""
+        return self.batch.offsets()[self.first_index : self.end_index]
+
+    def timestamps_ns(self) -> NDArray[np.int64]:
+        """int64[record_count]: when the leader stamped every record, ns since 1970."""
+        return self.batch.timestamps_ns()[self.first_index : self.end_index]
+
+    def values(self) -> list[bytes | None]:
+        """The values; None is a tombstone."""
+        values = self.batch.values()
+        return values if self.whole else values[self.first_index : self.end_index]
+
+    def keys(self) -> list[bytes | None]:
+        """The keys, None where there is none."""
+        keys = self.batch.keys()
+        return keys if self.whole else keys[self.first_index : self.end_index]
+
+    def records(self) -> Iterator[Record]:
+        """The records one by one, for code that works by record; columns are much faster."""
+        records = self.batch.records()
+        return records if self.whole else islice(records, self.first_index, self.end_index)

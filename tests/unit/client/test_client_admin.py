@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client import admin as admin_module
+from liftpy.client.admin import Admin
+from liftpy.client.credentials import Credentials
+from liftpy.client.transport import NobodyListensError, Transport, open_connection
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    InvalidNameError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StaleRequestError,
+    UnavailableError,
+)
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+
+_Error = pb.ControlResponse.Error
+Answer = Callable[[pb.ControlRequest], "pb.ControlResponse | None"]
+
+
+class Controller:
+    """The metadata leader as a test scripts it; what is asked is kept."""
+
+    def __init__(self, transport: Transport, subjects: Subjects) -> None:
+        self.transport, self.subjects = transport, subjects
+        self.asked: list[pb.ControlRequest] = []
+        self.script: list[Answer] = []
+
+    async def start(self) -> Controller:
+        await self.transport.connection.subscribe(self.subjects.control(), cb=self.on_request)
+        await self.transport.settle()
+        return self
+
+    async def on_request(self, message: Any) -> None:
+        request = frames.decode(message.data, pb.ControlRequest)
+        self.asked.append(request)
+        answer = self.script.pop(0)(request)
+        if answer is not None:
+            answer.operationId = answer.operationId or request.operationId
+            await message.respond(frames.encode(answer))
+
+
+def fails(error: int, detail: str = "") -> Answer:
+    return lambda _: pb.ControlResponse(error=error, detail=detail)  # type: ignore[arg-type]
+
+
+def made(request: pb.ControlRequest) -> pb.ControlResponse:
+    wanted = request.createStream
+    partition = pb.Partition(partition=0, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
+    stream = pb.Stream(name=wanted.name, uid="u1", subject=wanted.subject, config=wanted.config, partitions=[partition])
+    return pb.ControlResponse(stream=stream)
+
+
+@pytest.fixture
+def subjects(request: pytest.FixtureRequest) -> Subjects:
+    return Subjects(f"ns{abs(hash(request.node.name)) % 10**9}")
+
+
+@pytest.fixture
+async def controller(server_side: Transport, subjects: Subjects) -> Controller:
+    return await Controller(server_side, subjects).start()
+
+
+@pytest.fixture
+def admin(transport: Transport, subjects: Subjects) -> Admin:
+    return Admin(transport, subjects, deadline_s=5.0)
+
+
+async def test_a_stream_is_made_with_its_settings(admin: Admin, controller: Controller) -> None:
+    controller.script = [made]
+    config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1, retention_age_s=3.5)
+    stream = await admin.create_stream("orders", "shop.orders", config=config)
+    assert (stream.name, stream.uid, stream.subject, stream.config) == ("orders", "u1", "shop.orders", config)
+    asked = controller.asked[0]
+    assert len(asked.operationId) == 16
+    assert (asked.createStream.partitions, asked.createStream.replicationFactor) == (1, 0)
+
+
+async def test_an_unknown_outcome_is_asked_again_with_the_same_id(
+    admin: Admin, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.1)
+    silent: Answer = lambda _: None  # noqa: E731
+    unwilling = [fails(e) for e in (_Error.OUTCOME_UNKNOWN, _Error.UNAVAILABLE, _Error.NOT_METADATA_LEADER)]
+    controller.script = [silent, *unwilling, made]
+    assert (await admin.create_stream("orders", "shop.orders")).uid == "u1"
+    assert len(controller.asked) == 5
+    assert len({asked.operationId for asked in controller.asked}) == 1
+    controller.script = [made]
+    await admin.create_stream("orders2", "shop.orders2")
+    assert len({asked.operationId for asked in controller.asked}) == 2  # another call, another id
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (_Error.EXISTS, AlreadyExistsError),
+        (_Error.NOT_FOUND, NotFoundError),
+        (_Error.INVALID, ConfigError),
+        (_Error.NOT_ENOUGH_NODES, ConfigError),
+        (_Error.STALE, StaleRequestError),
+    ],
+)
+async def test_a_refusal_is_final_and_says_what_the_group_said(
+    admin: Admin, controller: Controller, error: int, kind: type[Exception]
+) -> None:
+    controller.script = [fails(error, "because of this")]
+    with pytest.raises(kind, match="because of this"):
+        await admin.delete_stream("orders", "u1")
+    assert len(controller.asked) == 1
+
+
+async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
+    transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
+    with pytest.raises(NobodyListensError, match="nobody listens"):
+        await Admin(transport, Subjects("empty"), deadline_s=0.2).describe()
+    mute = await Controller(server_side, Subjects("mute")).start()
+    mute.script = [lambda _: None] * 100
+    with pytest.raises(OutcomeUnknownError):
+        await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
+    assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
+
+
+async def test_the_cluster_is_described(admin: Admin, controller: Controller) -> None:
+    image = pb.Image(index=7, nodes=[pb.Node(nodeId="n1", incarnation=3)], streams=[made(pb.ControlRequest()).stream])
+    image.streams[0].name = "orders"
+    status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, connected=True)
+    description = pb.ClusterDescription(image=image, metadataLeader="n1", controllers=[status])
+    controller.script = [lambda _: pb.ControlResponse(cluster=description)] * 2
+    state = await admin.describe(linearizable=True)
+    assert controller.asked[0].linearizable
+    assert (state.metadata_leader, state.image.index, state.image.nodes["n1"].incarnation) == ("n1", 7, 3)
+    assert state.controllers[0].leader
+    assert [s.name for s in state.streams()] == ["orders"]
+    assert state.stream("orders").uid == "u1"
+    with pytest.raises(NotFoundError, match=r"no stream 'order'; there are: orders"):
+        state.stream("order")
+
+
+@pytest.mark.parametrize(("name", "subject"), [("a b", "x"), ("", "x"), ("a", "x y"), ("a", "ns.x"), ("a", ">")])
+async def test_bad_names_are_refused_before_anything_is_sent(transport: Transport, name: str, subject: str) -> None:
+    with pytest.raises(InvalidNameError):
+        await Admin(transport, Subjects("ns")).create_stream(name, subject)
+
+
+async def test_no_server_is_said_plainly() -> None:
+    with pytest.raises(UnavailableError, match=r"no NATS server lets us in at nats://127.0.0.1:1"):
+        await open_connection("nats://127.0.0.1:1", timeout_s=1.0)
+
+
+def test_credentials_are_checked_and_never_shown() -> None:
+    assert Credentials(user="u", password="secret").nats_options() == {"user": "u", "password": "secret"}
+    assert "secret" not in repr(Credentials(user="u", password="secret"))
+    for wrong in ({"user": "u"}, {"token": "t", "creds_file": "f"}, {"tls_cert_file": "c"}):
+        with pytest.raises(ConfigError):
+            Credentials(**wrong)
+    with pytest.raises(ConfigError, match="TLS"):
+        Credentials(tls_ca_file="/nonexistent").nats_options()

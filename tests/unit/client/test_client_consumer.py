@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, ReadOptions
+from liftpy.client.transport import Transport
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.subjects import Subjects
+
+_Error = client_pb2.ReadResponse.Error
+_numbers = count()
+
+
+class Replica:
+    """A replica as readers see it, with values v0, v1... ``high_watermark`` inclusive."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, name: str, leader: str = "n1") -> None:
+        self.transport, self.subjects, self.name, self.leader = transport, subjects, name, leader
+        self.batches: list[bytes] = []
+        self.high_watermark = -1
+        self.log_start = 0
+        self.uid = "u1"
+        self.asked: list[client_pb2.ReadRequest] = []
+        self.answers = True
+        self.damage = False
+        self.grown = asyncio.Event()
+        self.subscriptions: list[Any] = []
+
+    async def start(self) -> Replica:
+        subscribe, read = self.transport.connection.subscribe, self.subjects.read("s", 0)
+        self.subscriptions = [
+            await subscribe(read, queue=read, cb=self.on_request),
+            await subscribe(self.subjects.read_from("s", 0, self.name), cb=self.on_request),
+        ]
+        await self.transport.settle()
+        return self
+
+    async def stop(self) -> None:
+        for subscription in self.subscriptions:
+            await subscription.unsubscribe()
+        await self.transport.settle()
+
+    def grow(self, records: int, batch_records: int = 10, epoch: int = 1) -> None:
+        for _ in range(0, records, batch_records):
+            base = parse_batch(self.batches[-1]).next_offset if self.batches else 0
+            values = [f"v{i}".encode() for i in range(base, base + batch_records)]
+            self.batches.append(build_batch(values, base_offset=base, leader_epoch=epoch, timestamp_ns=base * 1000))
+            self.high_watermark = base + batch_records - 1
+        self.grown.set()
+
+    async def on_request(self, message: Any) -> None:
+        request = frames.decode(message.data, client_pb2.ReadRequest)
+        self.asked.append(request)
+        if self.answers:
+            await message.respond(await self.answer(request))
+
+    async def answer(self, request: client_pb2.ReadRequest) -> bytes:
+        if request.waitMs and request.offset > self.high_watermark and not request.boundsOnly:
+            self.grown.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.grown.wait(), request.waitMs / 1000)
+        head = client_pb2.ReadResponse(
+            streamUid=self.uid,
+            node=self.name,
+            leader=self.leader,
+            leaderEpoch=1,
+            highWatermark=self.high_watermark,
+            logStartOffset=self.log_start,
+            nextOffset=request.offset,
+        )
+        body = b""
+        if request.streamUid not in ("", self.uid):
+            head.error = _Error.WRONG_STREAM
+        elif request.minHighWatermark > self.high_watermark:
+            head.error = _Error.NOT_READY
+        elif request.boundsOnly:
+            if request.byTimestamp:
+                head.nextOffset = next(
+                    (b.base_offset for b in map(parse_batch, self.batches) if b.timestamp_ns >= request.timestamp),
+                    self.high_watermark + 1,
+                )
+        elif request.offset < self.log_start:
+            head.error = _Error.OFFSET_OUT_OF_RANGE
+        else:
+            body, head.nextOffset = self.take(request)
+        return frames.read_response_header(head) + (body[:-1] + b"!" if self.damage and body else body)
+
+    def take(self, request: client_pb2.ReadRequest) -> tuple[bytes, int]:
+        body, following = b"", request.offset
+        for raw in self.batches:
+            batch = parse_batch(raw)
+            fits = not body or len(body) + len(raw) <= request.maxBytes
+            if request.offset < batch.next_offset and batch.last_offset <= self.high_watermark and fits:
+                body, following = body + raw, batch.next_offset
+        return body, following
+
+
+@pytest.fixture
+def subjects() -> Subjects:
+    return Subjects(f"reads{next(_numbers)}")
+
+
+@pytest.fixture
+async def client(nats_url: str, transport: Transport, subjects: Subjects) -> AsyncIterator[Client]:
+    async with Client(transport, subjects, owns_connection=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def leader(server_side: Transport, subjects: Subjects) -> Replica:
+    return await Replica(server_side, subjects, "n1").start()
+
+
+QUICK = ReadOptions(max_bytes=4096, wait_s=0.05, answer_timeout_s=0.3, patience_s=1.0)
+
+
+async def values(records: AsyncIterator[Any], limit: int = 10**9) -> list[bytes]:
+    found = []
+    async for record in records:
+        found.append(record.value)
+        if len(found) == limit:
+            break
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # the condition is the client's, it sets no event
+            await asyncio.sleep(0)
+
+
+def expected(start: int, end: int) -> list[bytes]:
+    return [f"v{i}".encode() for i in range(start, end)]
+
+
+async def test_everything_committed_comes_once_and_in_order(client: Client, leader: Replica) -> None:
+    leader.grow(500)
+    assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 500)
+    pieces = [piece async for piece in client.consume("s", until="end", options=QUICK).batches()]
+    assert [v for piece in pieces for v in piece.values()] == expected(0, 500)
+    assert len([a for a in leader.asked if not a.boundsOnly]) >= 4  # more than one answer each
+
+
+@pytest.mark.parametrize(
+    ("start", "until", "first", "end"),
+    [
+        ("latest", "end", 99, 100),
+        ("new", "end", 100, 100),
+        (37, 61, 37, 62),
+        (100, "end", 100, 100),
+        (95, "end", 95, 100),
+        (datetime.fromtimestamp(0.00003, UTC), "end", 30, 100),
+    ],
+)
+async def test_starts_and_ends(client: Client, leader: Replica, start: Any, until: Any, first: int, end: int) -> None:
+    leader.grow(100)
+    assert await values(aiter(client.consume("s", start=start, until=until, options=QUICK))) == expected(first, end)
+
+
+async def test_nothing_past_the_high_watermark_and_following_goes_on(client: Client, leader: Replica) -> None:
+    leader.grow(30)
+    leader.high_watermark = 19
+    consumer = client.consume("s", options=QUICK)
+    records = aiter(consumer)
+    assert await values(records, 20) == expected(0, 20)
+    records = aiter(client.consume("s", start=20, options=QUICK))
+    following = asyncio.create_task(values(records, 15))
+    await until(lambda: len([a for a in leader.asked if a.offset == 20 and not a.boundsOnly]) >= 2)  # it asks, and asks again
+    assert not following.done()
+    leader.high_watermark = 29
+    leader.grow(10)
+    assert await following == expected(20, 35)
+
+
+async def test_an_offset_outside_is_an_error_never_a_reset(client: Client, leader: Replica) -> None:
+    leader.grow(50)
+    leader.log_start = 20
+    for start in (19, 51):
+        with pytest.raises(OffsetOutOfRangeError, match=r"outside 20\.\.50"):
+            await values(aiter(client.consume("s", start=start, options=QUICK)))
+    consumer = client.consume("s", start="earliest", options=QUICK)
+    await consumer.begin()
+    leader.log_start = 40  # retention passes by
+    with pytest.raises(OffsetOutOfRangeError):
+        await values(aiter(consumer))
+
+
+async def test_a_stream_made_again_is_refused(client: Client, leader: Replica) -> None:
+    leader.grow(20)
+    records = aiter(client.consume("s", options=QUICK))
+    assert await values(records, 20) == expected(0, 20)
+    consumer = client.consume("s", options=QUICK)
+    await consumer.begin()
+    leader.uid = "u2"
+    with pytest.raises(NotFoundError, match="made again"):
+        await values(aiter(consumer))
+
+
+async def test_the_end_is_the_leaders_not_a_laggards(client: Client, leader: Replica, server_side: Transport) -> None:
+    leader.grow(100)
+    laggard = await Replica(server_side, leader.subjects, "n2").start()
+    laggard.grow(50)
+    for _ in range(8):  # whichever of the two is asked first
+        assert (await client.bounds("s")).high_watermark == 99
+    assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 100)
+
+
+async def test_another_replica_takes_over(client: Client, leader: Replica, server_side: Transport) -> None:
+    leader.grow(2000)
+    other = await Replica(server_side, leader.subjects, "n2").start()
+    other.grow(2000)
+    records = aiter(client.consume("s", until="end", options=ReadOptions(max_bytes=4096, answer_timeout_s=0.2, read_ahead=1)))
+    first = await values(records, 100)
+    records = aiter(client.consume("s", start=100, until="end", options=ReadOptions(max_bytes=4096, answer_timeout_s=0.2)))
+    head = [await anext(records) for _ in range(10)]
+    leader.answers = False
+    rest = await values(records)
+    assert first + [r.value for r in head] + rest == expected(0, 2000)
+    assert other.asked
+
+
+async def test_damaged_answers_are_asked_elsewhere_and_raised_when_all_are_damaged(
+    client: Client, leader: Replica, server_side: Transport
+) -> None:
+    leader.grow(100)
+    leader.damage = True
+    with pytest.raises(CorruptionError, match="CRC-32C"):
+        await values(aiter(client.consume("s", until="end", options=QUICK)))
+    other = await Replica(server_side, leader.subjects, "n2").start()
+    other.grow(100)
+    patient = ReadOptions(patience_s=10, answer_timeout_s=0.3)
+    assert await values(aiter(client.consume("s", until="end", options=patient))) == expected(0, 100)
+
+
+async def test_nobody_there_is_said_after_a_bounded_time(client: Client) -> None:
+    with pytest.raises(UnavailableError, match="nobody listens"):
+        await values(aiter(client.consume("s", options=ReadOptions(patience_s=0.2))))
+
+
+async def test_a_range_is_given_whole_or_not_at_all(client: Client, leader: Replica) -> None:
+    leader.grow(100)
+    pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
+    assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
+    assert [piece async for piece in client.read_range("s", 0, 50, 50)] == []
+    with pytest.raises(UnavailableError, match="NOT_READY"):
+        _ = [piece async for piece in client.read_range("s", 0, 50, 101, options=QUICK)]
+    with pytest.raises(NotFoundError):
+        _ = [piece async for piece in client.read_range("s", 0, 0, 10, uid="other", options=QUICK)]
+    with pytest.raises(ConfigError):
+        client.read_range("s", 0, 5, 4)
+
+
+async def test_read_ahead_is_bounded_and_ends_with_its_reader(client: Client, leader: Replica) -> None:
+    leader.grow(3000)
+    before = asyncio.all_tasks()
+    batches = client.consume("s", options=ReadOptions(max_bytes=4096, read_ahead=2)).batches()
+    await anext(batches)
+    for _ in range(200):  # long enough for a reader without a bound to run to the end
+        await leader.transport.connection.flush()
+    asked = [a for a in leader.asked if not a.boundsOnly]
+    assert len(asked) <= 5
+    await batches.aclose()
+    assert not {t for t in asyncio.all_tasks() - before if t.get_name().startswith("read s/0")}
+
+
+def test_options_are_bounded() -> None:
+    with pytest.raises(ConfigError, match="wait_s"):
+        ReadOptions(wait_s=31)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.client import positions
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import NotServedError, ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, parse_batch
+
+_Error = client_pb2.ReadResponse.Error
+
+
+def batch(base: int, count: int, *, epoch: int = 1, **more: object) -> bytes:
+    values = [f"v{i}".encode() for i in range(base, base + count)]
+    return build_batch(values, base_offset=base, leader_epoch=epoch, timestamp_ns=1000 + base, **more)  # type: ignore[arg-type]
+
+
+def answer(*batches: bytes, hw: int, error: int = _Error.OK, uid: str = "u1", **head: object) -> bytes:
+    fields = {"streamUid": uid, "node": "n1", "highWatermark": hw, "error": error, **head}
+    return frames.read_response_header(client_pb2.ReadResponse(**fields)) + b"".join(batches)  # type: ignore[arg-type]
+
+
+def offsets(slices: list[BatchSlice]) -> list[int]:
+    return [offset for piece in slices for offset in piece.offsets().tolist()]
+
+
+def test_batches_come_in_order_and_the_position_moves() -> None:
+    progress = ReadProgress("s", 0, 0)
+    assert offsets(progress.accept(answer(batch(0, 3), batch(3, 2), hw=9))) == [0, 1, 2, 3, 4]
+    assert (progress.next_offset, progress.uid, progress.node, progress.high_watermark) == (5, "u1", "n1", 9)
+    request = progress.request(1000, 20)
+    assert (request.offset, request.minHighWatermark, request.streamUid, request.maxBytes, request.waitMs) == (
+        5,
+        4,
+        "u1",
+        1000,
+        20,
+    )
+
+
+def test_what_lies_before_the_wanted_offset_or_past_the_end_is_cut_away() -> None:
+    progress = ReadProgress("s", 0, 2, end_offset=6)
+    pieces = progress.accept(answer(batch(0, 4), batch(4, 4), batch(8, 4), hw=20))
+    assert offsets(pieces) == [2, 3, 4, 5]
+    assert [v for p in pieces for v in p.values()] == [b"v2", b"v3", b"v4", b"v5"]
+    assert [r.offset for p in pieces for r in p.records()] == [2, 3, 4, 5]
+    assert (progress.next_offset, progress.done) == (6, True)
+
+
+def test_what_was_had_already_does_not_come_twice() -> None:
+    progress = ReadProgress("s", 0, 5)
+    assert offsets(progress.accept(answer(batch(0, 5), batch(5, 2), hw=9))) == [5, 6]
+
+
+def test_nothing_new_is_no_error_at_the_end_of_the_log() -> None:
+    progress = ReadProgress("s", 0, 5)
+    assert progress.accept(answer(hw=4)) == []
+    assert progress.next_offset == 5
+
+
+def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
+    with pytest.raises(NotServedError, match="sent nothing at 5"):
+        ReadProgress("s", 0, 5).accept(answer(hw=9))
+    with pytest.raises(NotServedError, match="sent nothing at 5"):  # it lags behind what another one has said
+        ReadProgress("s", 0, 5, high_watermark=9).accept(answer(hw=4))
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "text"),
+    [
+        (answer(batch(6, 2), hw=9), ProtocolError, "a gap, offset 5 was asked for and 6 came"),
+        (answer(batch(5, 2), batch(8, 1), hw=9), ProtocolError, "a gap"),
+        (answer(batch(5, 2), hw=5), ProtocolError, "past the HW 5"),
+        (answer(batch(5, 2, epoch=3), batch(7, 1, epoch=2), hw=9), ProtocolError, "LeaderEpoch 2 at 7 follows 3"),
+        (answer(batch(5, 2)[:-1] + b"!", hw=9), CorruptionError, "CRC-32C"),
+        (answer(batch(5, 2)[:-3], hw=9), CorruptionError, "bytes"),
+        (b"garbage", ProtocolError, "envelope"),
+        (answer(batch(5, 2), hw=9, uid="u2"), NotFoundError, "made again"),
+        (answer(hw=9, error=_Error.WRONG_STREAM), NotFoundError, "made again"),
+        (answer(hw=9, error=_Error.OFFSET_OUT_OF_RANGE, logStartOffset=7), OffsetOutOfRangeError, "log starts at 7"),
+        (answer(hw=3, error=_Error.OFFSET_OUT_OF_RANGE), NotServedError, "OFFSET_OUT_OF_RANGE"),
+        (answer(hw=3, error=_Error.NOT_READY, detail="promoting", leader="n2"), NotServedError, "NOT_READY .*promoting"),
+        (answer(hw=3, error=_Error.BAD_REQUEST), ProtocolError, "malformed"),
+    ],
+)
+def test_a_wrong_answer_is_an_error_and_moves_nothing(frame: bytes, kind: type[Exception], text: str) -> None:
+    progress = ReadProgress("s", 0, 5, uid="u1", leader_epoch=1)
+    with pytest.raises(kind, match=text):
+        progress.accept(frame)
+    assert (progress.next_offset, progress.leader_epoch, progress.high_watermark) == (5, 1, -1)
+
+
+def test_a_compacted_log_may_have_holes_and_still_moves_on() -> None:
+    progress = ReadProgress("s", 0, 0, end_offset=30)
+    kept = build_batch([b"a", b"b"], base_offset=10, offset_deltas=[2, 7], leader_epoch=1)
+    assert offsets(progress.accept(answer(kept, hw=29, compacted=True, nextOffset=18))) == [12, 17]
+    assert progress.next_offset == 18
+    assert progress.accept(answer(hw=29, compacted=True, nextOffset=30)) == []
+    assert progress.done
+
+
+def test_control_batches_are_passed_over() -> None:
+    progress = ReadProgress("s", 0, 0)
+    assert offsets(progress.accept(answer(batch(0, 2, control=True), batch(2, 1), hw=9))) == [2]
+
+
+def test_a_planned_range_wants_a_replica_that_has_all_of_it() -> None:
+    assert ReadProgress("s", 0, 3, end_offset=50, floor_high_watermark=49).request(1, 0).minHighWatermark == 49
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=12), st.data())
+def test_any_way_of_cutting_a_log_into_answers_gives_every_record_once(sizes: list[int], data: st.DataObject) -> None:
+    bases = [sum(sizes[:i]) for i in range(len(sizes))]
+    total = sum(sizes)
+    start = data.draw(st.integers(0, total))
+    end = data.draw(st.integers(start, total))
+    progress = ReadProgress("s", 0, start, end_offset=end)
+    got: list[int] = []
+    while not progress.done:
+        first = max(i for i, base in enumerate(bases) if base <= progress.next_offset)
+        upto = data.draw(st.integers(first + 1, len(bases)))
+        chosen = [batch(bases[i], sizes[i]) for i in range(first, upto)]
+        got += offsets(progress.accept(answer(*chosen, hw=total - 1)))
+    assert got == list(range(start, end))
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.none() | st.integers(0, 40))
+def test_a_slice_is_the_records_between(count: int, start: int, end: int | None) -> None:
+    whole = parse_batch(batch(5, count))
+    wanted = [o for o in range(5, 5 + count) if o >= start and (end is None or o < end)]
+    piece = BatchSlice.between(whole, start, end)
+    if piece is None:
+        assert wanted == []
+        return
+    assert piece.offsets().tolist() == wanted
+    assert (piece.first_offset, piece.last_offset, piece.record_count) == (wanted[0], wanted[-1], len(wanted))
+    assert piece.values() == [f"v{o}".encode() for o in wanted]
+    assert len(piece.keys()) == len(piece.timestamps_ns()) == len(list(piece.records())) == len(wanted)
+    assert piece.whole == (len(wanted) == count)
+
+
+BOUNDS = Bounds(uid="u", node="n1", leader="n1", leader_epoch=1, log_start_offset=10, high_watermark=19)
+EMPTY = Bounds(uid="u", node="n1", leader="n1", leader_epoch=1, log_start_offset=0, high_watermark=-1)
+
+
+@pytest.mark.parametrize(
+    ("start", "offset", "in_empty"),
+    [("earliest", 10, 0), ("latest", 19, 0), ("new", 20, 0), (10, 10, None), (20, 20, None), (0, None, 0)],
+)
+def test_words_become_offsets(start: positions.Start, offset: int | None, in_empty: int | None) -> None:
+    for bounds, wanted in ((BOUNDS, offset), (EMPTY, in_empty)):
+        if wanted is None:
+            with pytest.raises(OffsetOutOfRangeError, match="choose an offset in there"):
+                positions.start_offset(start, bounds)
+        else:
+            assert positions.start_offset(start, bounds) == wanted
+
+
+def test_ends_are_inclusive_for_people_and_exclusive_inside() -> None:
+    assert positions.end_offset("end", BOUNDS) == 20
+    assert positions.end_offset("end", EMPTY) == 0
+    assert positions.end_offset(25, BOUNDS) == 26
+    assert positions.end_offset(None, BOUNDS) is None
+    with pytest.raises(ConfigError):
+        positions.end_offset("soon", BOUNDS)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        positions.start_offset("now", BOUNDS)  # type: ignore[arg-type]
+
+
+def test_words_from_a_command_line() -> None:
+    assert [positions.parse_start(t) for t in ("earliest", "latest", "new", "17")] == ["earliest", "latest", "new", 17]
+    assert positions.parse_start("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12)
+    assert [positions.parse_until(t) for t in (None, "end", "17")] == [None, "end", 17]
+    for wrong in ("", "-1", "tomorrow"):
+        with pytest.raises(ConfigError):
+            positions.parse_start(wrong)
+        with pytest.raises(ConfigError):
+            positions.parse_until(wrong)
+
+
+def test_times_are_nanoseconds_and_utc_where_they_say_nothing() -> None:
+    assert positions.timestamp_ns(datetime(1970, 1, 1, 0, 0, 1, 5)) == 1_000_005_000
+    assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
