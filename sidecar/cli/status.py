@@ -1,0 +1,145 @@
+"""``liftpy status``: nodes, metadata leader, and where every replica of every partition stands.
+
+The metadata come from the metadata leader, positions from the nodes themselves; a node that does not answer leaves gaps,
+shown as ``?`` (null in JSON), not a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from liftpy.client import Client, ClusterState
+from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+_NODE_TIMEOUT_S = 2.0
+
+NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
+"""Node id -> (stream uid, partition) -> what that node says of its replica; nodes that did not answer are absent."""
+
+
+@click.command()
+@click.option("--stream", "only", default=None, help="This stream only.")
+@json_option
+@connection_options
+def status(only: str | None, as_json: bool, target: Target) -> None:
+    """Show nodes, metadata leader, and per partition leader, epochs, replicas, ISR, HW, newest offset and lag."""
+    found = with_client(target, lambda client: gather(client, only))
+    click.echo(json.dumps(found)) if as_json else _show(found)
+
+
+async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
+    """The state as one JSON object; NotFoundError if the stream ``only`` does not exist."""
+    state = await client.describe_cluster()
+    if only is not None:
+        state.stream(only)
+    reports = await ask_nodes(client, sorted(state.image.nodes))
+    return {
+        "metadata_leader": state.metadata_leader,
+        "index": state.image.index,
+        "nodes": [_node(state, node_id, node_id in reports) for node_id in sorted(state.image.nodes)],
+        "partitions": [
+            _partition(stream, partition, reports)
+            for stream in state.streams()
+            if only in (None, stream.name)
+            for partition in stream.partitions
+        ],
+    }
+
+
+async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
+    """What the nodes say of their partitions, all asked at once."""
+
+    async def ask(node_id: str) -> dict[str, Any] | None:
+        try:
+            return await client.node_status(node_id, _NODE_TIMEOUT_S)
+        except (UnavailableError, OutcomeUnknownError, ProtocolError):
+            return None
+
+    answers = await asyncio.gather(*map(ask, node_ids))
+    return {
+        node_id: {(p["uid"], p["partition"]): p for p in answer.get("partitions", [])}
+        for node_id, answer in zip(node_ids, answers, strict=True)
+        if answer is not None
+    }
+
+
+def _node(state: ClusterState, node_id: str, answers: bool) -> dict[str, Any]:
+    node = state.image.nodes[node_id]
+    controller = next((c for c in state.controllers if c.node_id == node_id), None)
+    return {
+        "node_id": node_id,
+        "fenced": node.fenced,
+        "answers": answers,
+        "incarnation": node.incarnation,
+        "rack": node.rack,
+        "weight": node.weight,
+        "version": node.version,
+        "status_address": node.status_address,
+        "leads": state.image.leader_counts.get(node_id, 0),
+        "controller": controller is not None,
+        "metadata_leader": node_id == state.metadata_leader,
+    }
+
+
+def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, Any]:
+    said = {n: reports[n].get((stream.uid, partition.partition)) for n in partition.replicas if n in reports}
+    newest = {n: p["newest_offset"] for n, p in said.items() if p is not None}
+    leader = said.get(partition.leader) or {}
+    top = newest.get(partition.leader)
+    return {
+        "stream": stream.name,
+        "uid": stream.uid,
+        "partition": partition.partition,
+        "status": partition.status.name,
+        "leader": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "epoch": partition.epoch,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "high_watermark": leader.get("high_watermark"),
+        "newest_offset": top,
+        "log_start_offset": leader.get("log_start_offset"),
+        "lag": {n: None if top is None or n not in newest else max(0, top - newest[n]) for n in partition.replicas},
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console()
+    nodes = Table("node", "state", "incarnation", "rack", "leads", "metadata", "version", title="nodes")
+    for n in found["nodes"]:
+        state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"
+        role = "leader" if n["metadata_leader"] else "member" if n["controller"] else ""
+        nodes.add_row(n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"])
+    console.print(nodes)
+    console.print(f"metadata leader: {found['metadata_leader'] or 'none'}", highlight=False)
+    if not found["partitions"]:
+        console.print("no streams yet: liftpy stream create NAME --subject SUBJECT", highlight=False)
+        return
+    table = Table("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag", title="partitions")
+    for p in found["partitions"]:
+        lag = " ".join(f"{node}:{_known(records)}" for node, records in p["lag"].items() if node != p["leader"])
+        table.add_row(
+            f"{p['stream']}/{p['partition']}",
+            p["status"],
+            p["leader"] or "none",
+            f"{p['leader_epoch']}/{p['epoch']}",
+            " ".join(p["replicas"]),
+            " ".join(p["isr"]),
+            _known(p["high_watermark"]),
+            _known(p["newest_offset"]),
+            lag,
+        )
+    console.print(table)
+
+
+def _known(value: int | None) -> str:
+    return "?" if value is None else str(value)

@@ -1,0 +1,179 @@
+"""The command line without a cluster: help, wrong usage, nobody there. Against a cluster: tests/integration/test_client_cli.py."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from pathlib import Path
+
+import click
+import pytest
+
+from liftpy.wire.batch import Record, build_batch, parse_batch
+from sidecar.cli import demo_steps, main, publish
+from sidecar.cli.consume import record_json
+from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
+
+OWN = ["stream", "publish", "consume", "status", "demo"]
+NOBODY = ["--nats", "nats://127.0.0.1:1"]
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main.main(list(arguments))
+    said = capsys.readouterr()
+    return int(left.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize("words", [[c] for c in OWN] + [["stream", s] for s in ("create", "list", "show", "delete")])
+def test_help_says_what_and_how(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(*words, "--help", capsys=capsys)
+    assert code == 0
+    assert out.startswith(f"Usage: liftpy {' '.join(words)}")
+    command = main.liftpy.get_command(click.Context(main.liftpy), words[0])
+    if isinstance(command, click.Group) and len(words) == 1:
+        return
+    assert "--json" in out
+    if words != ["demo"]:
+        assert "--nats" in out
+        assert "--namespace" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stream", "list"],
+        ["stream", "show", "orders"],
+        ["stream", "create", "orders", "--subject", "shop.orders"],
+        ["stream", "delete", "orders", "--yes"],
+        ["publish", "orders", "/dev/null"],
+        ["consume", "orders"],
+        ["status"],
+    ],
+)
+def test_nobody_there_is_exit_code_3_and_says_where_it_looked(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(*words, *NOBODY, capsys=capsys)
+    assert (code, out) == (3, "")
+    assert "nats://127.0.0.1:1" in err
+    assert "try again" in err
+    code, out, err = run(*words, *NOBODY, "--json", capsys=capsys)
+    assert (code, out) == (3, "")
+    assert json.loads(err)["error"] == {"code": "UNAVAILABLE", "detail": json.loads(err)["error"]["detail"], "retryable": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["stream", "create", "orders"], "--subject"),
+        (["stream", "create", "orders", "--subject", "s", "--replicas", "0"], "--replicas"),
+        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:<ms>"),
+        (["consume", "orders", "--from", "yesterday"], "earliest, latest, new"),
+        (["consume", "orders", "--until", "-3"], "last one wanted"),
+        (["consume"], "NAME"),
+        (["publish", "orders", "/nonexistent"], "No such file"),
+        (["publish", "orders", "--ack", "maybe"], "all"),
+        (["status", "--nats", "http://x"], "not a NATS URL"),
+        (["status", "--namespace", "a b"], "namespace"),
+        (["demo", "--records", "0"], "--records"),
+        (["strem"], "strem"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_says_what_is_right(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(*words, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert hint in err
+
+
+def test_deleting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    code, out, err = run("stream", "delete", "orders", *NOBODY, capsys=capsys)
+    assert (code, out) == (130, "")
+    assert "for good?" in err
+
+
+def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> None:
+    async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
+        return [line async for line in publish._lines(file)]  # type: ignore[arg-type]
+
+    long = b"x" * 200_000
+    text = b"one\n\nthree\r\n" + long + b"\nlast without an end"
+    wanted = [b"one", b"", b"three\r", long, b"last without an end"]
+    assert asyncio.run(lines(io.BytesIO(text))) == wanted
+    assert asyncio.run(lines(io.BytesIO(b""))) == []
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb") as slow:
+        theirs.sendall(b"first\nsec")
+        got = publish._lines(slow)  # type: ignore[arg-type]
+
+        async def first_before_the_second_is_whole() -> list[bytes]:
+            found = [await anext(got)]
+            theirs.sendall(b"ond\n")
+            theirs.shutdown(socket.SHUT_WR)
+            return [*found, *[line async for line in got]]
+
+        assert asyncio.run(first_before_the_second_is_whole()) == [b"first", b"second"]
+
+
+def test_records_are_printed_as_text_where_they_are_text() -> None:
+    plain = Record(5, 7, None, b"caf\xc3\xa9", (), "", None, 1)
+    assert record_json(plain) == {"offset": 5, "timestamp_ns": 7, "value": "café"}
+    odd = Record(6, 7, b"\xff", None, (("h", b"1"), ("h", b"\xfe")), "a.b", None, 1)
+    assert record_json(odd) == {
+        "offset": 6,
+        "timestamp_ns": 7,
+        "value": None,
+        "key_base64": "/w==",
+        "headers": [{"name": "h", "value": "1"}, {"name": "h", "value_base64": "/g=="}],
+        "subject": "a.b",
+    }
+
+
+def test_the_demos_flights_are_all_there_and_its_table_is_right() -> None:
+    lines = read_flights(FLIGHT_COUNT)
+    assert len(lines) == FLIGHT_COUNT
+    assert lines[0] == b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
+    assert read_flights(3) == lines[:3]
+    delays = mean_delays(lines)
+    assert len(delays) == 16
+    assert sum(flights for flights, _ in delays.values()) == 327_346  # the published number of flights with a known delay
+    assert round(delays["HA"][1] / delays["HA"][0], 2) == -6.92
+
+
+def test_the_demo_sees_every_kind_of_difference() -> None:
+    sent = [b"a", b"b", b"c"]
+    assert demo_steps.first_difference(sent, [b"a", b"b", b"c"]) == ""
+    assert "offset 1: b'x' where b'b'" in demo_steps.first_difference(sent, [b"a", b"x", b"c"])
+    assert "2 records came back, 3 were sent" in demo_steps.first_difference(sent, [b"a", b"b"])
+    assert "4 records came back" in demo_steps.first_difference(sent, [*sent, b"d"])
+
+
+def test_the_demo_says_which_offsets_spark_did_not_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from liftpy.errors import DataLossError
+
+    def write(offsets: list[int]) -> Path:
+        table = pa.table(
+            {"offset": pa.array(offsets, pa.int64()), "value": pa.array([b"%d" % o for o in offsets], pa.binary())}
+        )
+        with pa.OSFile(str(tmp_path / "f"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        return tmp_path / "f"
+
+    assert demo_steps._values_by_offset(write([1, 0, 2])) == [b"0", b"1", b"2"]
+    for wrong in ([0, 2], [1, 2], [0, 1, 1]):
+        with pytest.raises(DataLossError, match="gap or a duplicate"):
+            demo_steps._values_by_offset(write(wrong))
+
+
+def test_a_batchs_records_print() -> None:
+    batch = parse_batch(
+        build_batch([b"v"], keys=[b"k"], headers=[[("a", b"b")]], subjects=["s"], base_offset=3, timestamp_ns=9)
+    )
+    assert [record_json(r) for r in batch.records()] == [
+        {"offset": 3, "timestamp_ns": 9, "value": "v", "key": "k", "headers": [{"name": "a", "value": "b"}], "subject": "s"}
+    ]
