@@ -31,6 +31,9 @@ HEADER_SIZE_BYTES = 64
 MAGIC = 0x424C
 """The bytes ``LB``."""
 VERSION = 1
+SIGNATURE = b"LB\x01"
+"""Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
+SIGNATURE_POSITION = 4
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 """Bound of a batch and of its body before compression; anything larger is refused unread."""
 
@@ -278,7 +281,11 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
     Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
     """
     view = memoryview(buffer)
-    header = parse_header(view, position)
+    try:
+        header = parse_header(view, position)
+    except UnknownFormatError:
+        _refuse_if_damaged(view, position)
+        raise
     end = position + header.size_bytes
     if end > len(view):
         raise CorruptionError(f"the batch at {position} says {header.size_bytes} bytes, {len(view) - position} are there")
@@ -296,6 +303,13 @@ def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[Re
         batches.append(batch)
         position += batch.header.size_bytes
     return batches
+
+
+def _refuse_if_damaged(view: memoryview, position: int) -> None:
+    """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
+    crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
+    if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
+        raise CorruptionError(f"the batch at {position} is damaged in its version, codec or columns")
 
 
 def _compress(body: bytes, codec: Codec) -> bytes:

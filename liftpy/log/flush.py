@@ -1,0 +1,48 @@
+"""Flush: one group commit. It is made on the log's thread, run in any other one, and completed on the log's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from liftpy.errors import StorageError
+from liftpy.log.small_files import SegmentSummary, encode_index
+from liftpy.log.storage import LogFile, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class SealJob:
+    """A segment that was rolled: flush its file, then write its index."""
+
+    file: LogFile
+    index_name: str
+    summary: SegmentSummary
+
+
+@dataclass(slots=True)
+class Flush:
+    """What one group commit covers: everything below ``end_offset`` (exclusive)."""
+
+    storage: Storage
+    active: LogFile
+    seals: tuple[SealJob, ...]
+    new_names: bool
+    end_offset: int
+    waiter: Callable[[], None] | None = field(default=None)
+    """Set by a shell that runs ``run`` elsewhere: blocks until that run is over."""
+
+    def run(self) -> None:
+        """Make it durable; raises StorageError. Thread-safe against appends to the same log."""
+        for job in self.seals:
+            job.file.sync()
+        self.active.sync()
+        if self.new_names:
+            self.storage.sync_folder()
+        for job in self.seals:
+            self.storage.replace(job.index_name, encode_index(job.summary))
+
+    def wait(self) -> None:
+        """Return when the run in another thread is over."""
+        if self.waiter is None:
+            raise StorageError("a flush is under way and nobody can wait for it: complete it before the log is cut")
+        self.waiter()

@@ -1,0 +1,401 @@
+"""Log: one partition's segmented log. Synchronous; the storage does the I/O, the caller runs the flushes where it likes.
+
+    append -> (begin_flush -> Flush.run in any thread -> complete_flush) -> flushed_end_offset -> positions told to others
+
+Group commit: while one Flush runs, further batches are appended, and the next Flush covers them all. An error from a flush is
+final: the log is closed and nothing is acknowledged any more [S4]. What is handed out by ``read`` stays valid through
+truncation, retention and close.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from liftpy.config import FlushMode, StreamConfig
+from liftpy.errors import LogClosedError, OffsetOutOfRangeError, StorageError
+from liftpy.invariants import check
+from liftpy.log.epochs import EpochCache
+from liftpy.log.flush import Flush, SealJob
+from liftpy.log.recovery import OpenReport, recover
+from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, index_name, log_name
+from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+from liftpy.log.storage import Bytes, Storage
+from liftpy.wire.batch import RecordBatch, parse_batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Whole batches, back to back in ``chunks``. The first may begin before the wanted offset.
+
+    ``next_offset``: where to go on reading, exclusive end of the last batch (the wanted offset when there is none).
+    """
+
+    chunks: tuple[memoryview, ...]
+    size_bytes: int
+    next_offset: int
+
+
+class Log:
+    """A partition's log. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
+
+    def __init__(self, storage: Storage, config: StreamConfig, segments: list[Segment], checkpoint: Checkpoint) -> None:
+        self.storage = storage
+        self.config = config
+        self.segments = segments
+        """Ascending, never empty; the last one is appended to."""
+        self.epochs = EpochCache()
+        self.on_advance: Callable[[], None] | None = None
+        """Called after each append, rise of the HW, or cut: tailing readers look again."""
+        self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
+        """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
+        for segment in segments:
+            for epoch, start in segment.epochs:
+                self.epochs.assign(epoch, start)
+        self.epochs.drop_prefix(self.log_start_offset, self.log_end_offset)
+        self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
+        """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
+        self.persisted_epoch = checkpoint.persisted_epoch
+        """The LeaderEpoch promised last by ``persist_epoch``; 0: none."""
+        self._durable_end_offset = self.log_end_offset
+        self._checkpointed = checkpoint
+        self._unsynced: list[SealJob] = []
+        self._flush: Flush | None = None
+        self._new_names = False
+        self.closed: str = ""
+        """Why the log is closed; '' while it is open."""
+
+    @classmethod
+    def open(
+        cls, storage: Storage, config: StreamConfig, *, now_wall_ns: int = 0, clean: bool = False
+    ) -> tuple[Log, OpenReport]:
+        """Recover the folder and open the log on it. ``clean`` is what the node's stop marker says; nothing relies on it.
+
+        Raises StorageError, UnknownFormatError for data of another format version.
+        """
+        recovered = recover(storage)
+        segments, start = recovered.segments, recovered.checkpoint.log_start_offset
+        if not segments or segments[-1].sealed:
+            base = segments[-1].next_offset if segments else start
+            segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
+            storage.sync_folder()
+        segments[-1].file.sync()  # what a killed process wrote may be in the page cache only
+        log = cls(storage, config, segments, recovered.checkpoint)
+        log.segments[-1].made_wall_ns = now_wall_ns
+        return log, recovered.report
+
+    # ---- bounds ------------------------------------------------------------------------------------------------------
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive: the offset that the next record gets."""
+        return max(self.segments[-1].next_offset, self.log_start_offset)
+
+    @property
+    def newest_offset(self) -> int:
+        """Inclusive: the last record; ``log_start_offset - 1`` when the log is empty."""
+        return self.log_end_offset - 1
+
+    @property
+    def flushed_end_offset(self) -> int:
+        """Exclusive: everything below is on disk, or counts as such by the stream's flush policy."""
+        return self._durable_end_offset if self.config.flush.mode is FlushMode.ALWAYS else self.log_end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(s.size_bytes for s in self.segments)
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: Bytes, now_wall_ns: int = 0) -> None:
+        """Add one sealed batch whose base offset is ``log_end_offset``. Raises NoSpaceError, StorageError, LogClosedError."""
+        parsed = parse_batch(batch, verify=False)
+        self.append_batches(memoryview(batch), (parsed,), now_wall_ns)
+
+    def append_batches(self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0) -> None:
+        """Add received batches as they are, with one write: ``buffer`` is their bytes back to back, CRCs already checked.
+
+        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written.
+        """
+        self._must_be_open()
+        self._check_follows(batches)
+        self._roll_if_due(len(buffer), now_wall_ns)
+        active = self.segments[-1]
+        try:
+            active.file.append((buffer,))
+        except StorageError as error:
+            self.closed = str(error)
+            raise
+        position = active.size_bytes
+        for batch in batches:
+            active.note(batch.header, position)
+            self.epochs.assign(batch.leader_epoch, batch.base_offset)
+            position += batch.header.size_bytes
+        self._advanced()
+
+    def _check_follows(self, batches: Sequence[RecordBatch]) -> None:
+        end_offset, epoch = self.log_end_offset, self.epochs.latest_epoch
+        for batch in batches:
+            check(batch.base_offset == end_offset, "D15", "batch at", batch.base_offset, "log end", end_offset)
+            check(batch.leader_epoch >= epoch, "D14", "epoch", batch.leader_epoch, "after", epoch)
+            end_offset, epoch = batch.next_offset, batch.leader_epoch
+
+    def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
+        active = self.segments[-1]
+        full = active.size_bytes > 0 and active.size_bytes + size_bytes > self.config.segment_bytes
+        age_ns = int(self.config.segment_age_s * 1e9)
+        old = age_ns > 0 and active.size_bytes > 0 and now_wall_ns - active.made_wall_ns >= age_ns
+        if full or old:
+            self.roll(now_wall_ns)
+        elif active.size_bytes == 0:
+            active.made_wall_ns = now_wall_ns
+
+    def roll(self, now_wall_ns: int = 0) -> None:
+        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush."""
+        active, base = self.segments[-1], self.log_end_offset
+        file = self.storage.create(log_name(base))
+        active.sealed = True
+        self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
+        self.segments.append(Segment(base, file, base, checked=True, made_wall_ns=now_wall_ns))
+        self._new_names = True
+
+    # ---- flushing ----------------------------------------------------------------------------------------------------
+
+    def begin_flush(self) -> Flush | None:
+        """What is to be flushed now; None when everything is, or when a Flush is under way."""
+        if self._flush is not None or self.closed or (self._durable_end_offset == self.log_end_offset and not self._unsynced):
+            return None
+        seals, self._unsynced = tuple(self._unsynced), []
+        self._flush = Flush(self.storage, self.segments[-1].file, seals, self._new_names, self.log_end_offset)
+        self._new_names = False
+        return self._flush
+
+    def complete_flush(self, flush: Flush, error: Exception | None = None) -> int:
+        """Take note that ``flush`` has run; return ``flushed_end_offset``. An ``error`` closes the log for good [S4]."""
+        check(flush is self._flush, "S4", "a flush completes that was not begun")
+        self._flush = None
+        if error is not None:
+            self.closed = f"flush failed: {error}"
+            raise StorageError(self.closed) from error
+        self._durable_end_offset = max(self._durable_end_offset, min(flush.end_offset, self.log_end_offset))
+        for segment in self.segments[:-1]:
+            if segment.sealed and any(job.file is segment.file for job in flush.seals):
+                segment.file.seal()
+        return self.flushed_end_offset
+
+    def flush(self) -> int:
+        """Flush here and now; return ``flushed_end_offset``. For tools, tests and the end; a server uses ``begin_flush``."""
+        if (flush := self.begin_flush()) is not None:
+            try:
+                flush.run()
+            except StorageError as error:
+                return self.complete_flush(flush, error)
+            self.complete_flush(flush)
+        return self.flushed_end_offset
+
+    # ---- commitment --------------------------------------------------------------------------------------------------
+
+    def raise_high_watermark(self, high_watermark: int) -> None:
+        """Records through ``high_watermark`` are committed. Never falls, never above the log [D7, D8]."""
+        check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
+        if high_watermark > self.high_watermark:
+            self.high_watermark = high_watermark
+            self._advanced()
+
+    def persist_epoch(self, leader_epoch: int) -> None:
+        """Store, durably, that states of an epoch below ``leader_epoch`` are not to be followed any more."""
+        if leader_epoch > self.persisted_epoch:
+            self.persisted_epoch = leader_epoch
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write HW, log start and epoch, if they have changed. The stored HW never runs ahead of what is on disk."""
+        self._must_be_open()
+        stored = Checkpoint(min(self.high_watermark, self._durable_end_offset - 1), self.log_start_offset, self.persisted_epoch)
+        if stored != self._checkpointed:
+            self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(stored))
+            self._checkpointed = stored
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
+        """Whole batches from the one that holds ``from_offset`` on, up to ``end_offset`` (exclusive; default HW + 1).
+
+        At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
+        given. Raises OffsetOutOfRangeError below the log start and above the log end, LogClosedError.
+        """
+        self._must_be_open()
+        limit = min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
+        if not self.log_start_offset <= from_offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {from_offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
+            )
+        chunks: list[memoryview] = []
+        size_bytes, next_offset = 0, from_offset
+        index = bisect_right(self.segments, from_offset, key=lambda s: s.base_offset) - 1
+        for segment in self.segments[max(index, 0) :]:
+            if next_offset >= limit or size_bytes >= max_bytes:
+                break
+            chunk, end = self._read_segment(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
+            if not chunk:
+                if segment.next_offset > next_offset:
+                    break
+                continue
+            chunks.append(chunk)
+            size_bytes += len(chunk)
+            next_offset = end
+        return ReadResult(tuple(chunks), size_bytes, next_offset)
+
+    def _read_segment(
+        self, segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool
+    ) -> tuple[memoryview, int]:
+        """(bytes, offset after them) of the whole batches of one segment; a first batch may be larger than ``max_bytes``."""
+        segment.check(segment.entry_at(offset), segment.entry_at(offset) + 2 * INDEX_INTERVAL_BYTES)
+        start = segment.locate(offset)
+        segment.check(start, start + max_bytes)
+        end = segment.end_of_whole_batches(start, start + max_bytes, limit)
+        if end == start and first:
+            header = next((h for _, h in segment.batches(start, start + 1)), None)
+            if header is not None and header.next_offset <= limit:
+                end = start + header.size_bytes
+        if end == start:
+            return memoryview(b""), offset
+        chunk = segment.file.read(start, end - start)
+        return chunk, segment.next_offset if end == segment.size_bytes else self._offset_at(segment, end)
+
+    @staticmethod
+    def _offset_at(segment: Segment, position: int) -> int:
+        return next(header.base_offset for _, header in segment.batches(position, position + 1))
+
+    def offset_for_timestamp(self, timestamp_ns: int) -> int:
+        """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
+        for segment in self.segments:
+            if segment.record_count == 0 or segment.max_timestamp_ns < timestamp_ns:
+                continue
+            before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+            position = segment.entries[before].position if before >= 0 else 0
+            segment.check(position, segment.size_bytes)
+            for _, header in segment.batches(position, segment.size_bytes):
+                if header.timestamp_ns >= timestamp_ns:
+                    return max(header.base_offset, self.log_start_offset)
+        return self.log_end_offset
+
+    # ---- cutting -----------------------------------------------------------------------------------------------------
+
+    def truncate_after(self, offset: int) -> int:
+        """Keep the batches that end at or below ``offset``; return the new ``log_end_offset``. Durable when it returns."""
+        return self.truncate_to(offset + 1)
+
+    def truncate_to(self, end_offset: int) -> int:
+        """Cut so that the log ends at ``end_offset``, or before it where that is inside a batch: a batch is atomic [D23].
+
+        Newest files first, each removal durable before the next, so that a process that dies leaves no gap.
+        """
+        self._must_be_open()
+        self._join_flush()
+        while len(self.segments) > 1 and self.segments[-1].base_offset >= end_offset:
+            self._remove(self.segments.pop())
+        active = self.segments[-1]
+        position = active.locate(end_offset) if active.next_offset > end_offset else active.size_bytes
+        if position < active.size_bytes or active.sealed:
+            self.storage.remove(index_name(active.base_offset))
+            self.storage.sync_folder()
+            self._shorten(active, position)
+        self._forget_flushes(self.log_end_offset)
+        self.epochs.truncate(self.log_end_offset)
+        self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
+        if self.high_watermark > self.newest_offset:
+            self.high_watermark = self.newest_offset
+            self.checkpoint()
+        self._advanced()
+        return self.log_end_offset
+
+    def _shorten(self, segment: Segment, position: int) -> None:
+        segment.file.truncate(position)
+        kept = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
+        kept.size_bytes = position  # so that the walk over what is kept sees its end
+        for at, header in list(kept.batches(0, position)):
+            kept.note(header, at)
+        kept.made_wall_ns = segment.made_wall_ns
+        self.segments[-1] = kept
+
+    def reset(self, start_offset: int) -> None:
+        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26]."""
+        self._must_be_open()
+        self._join_flush()
+        self.log_start_offset = start_offset
+        self.high_watermark = start_offset - 1
+        self._durable_end_offset = start_offset
+        self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(self._begin_checkpoint(start_offset)))
+        for segment in reversed(self.segments):
+            self._remove(segment)
+        self.segments = [Segment(start_offset, self.storage.create(log_name(start_offset)), start_offset, checked=True)]
+        self.storage.sync_folder()
+        self._forget_flushes(start_offset)
+        self._new_names, self.epochs = False, EpochCache()
+        self._advanced()
+
+    def _begin_checkpoint(self, start_offset: int) -> Checkpoint:
+        self._checkpointed = Checkpoint(start_offset - 1, start_offset, self.persisted_epoch)
+        return self._checkpointed
+
+    def drop_prefix(self, log_start_offset: int) -> None:
+        """Records below ``log_start_offset`` are not served any more, and whole segments below it are deleted.
+
+        Never above HW + 1 [D26], and only ever forward; an offset inside a batch is lowered to the batch's first.
+        """
+        self._must_be_open()
+        wanted = min(log_start_offset, self.high_watermark + 1)
+        if wanted < self.log_end_offset:
+            index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
+            segment = self.segments[index]
+            wanted = self._offset_at(segment, segment.locate(wanted)) if segment.record_count else segment.base_offset
+        if wanted <= self.log_start_offset:
+            return
+        self.log_start_offset = wanted
+        self.checkpoint()  # first: what is removed after this is known to be gone
+        self._join_flush()
+        while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
+            self._remove(self.segments.pop(0))
+        self._forget_flushes(self.log_end_offset)
+        self.epochs.drop_prefix(wanted, self.log_end_offset)
+        self._advanced()
+
+    def _forget_flushes(self, end_offset: int) -> None:
+        """Files that are gone need no flush, and one that has run says nothing of what is appended past ``end_offset``."""
+        self._unsynced = [job for job in self._unsynced if any(job.file is s.file for s in self.segments[:-1])]
+        if self._flush is not None:
+            self._flush.end_offset = min(self._flush.end_offset, end_offset)
+
+    def _remove(self, segment: Segment) -> None:
+        self.storage.remove(index_name(segment.base_offset))
+        self.storage.remove(log_name(segment.base_offset))
+        self.storage.sync_folder()
+        segment.file.close()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, *, clean: bool = True) -> None:
+        """Flush, checkpoint (``clean``) and let go of the files. Closing twice is allowed."""
+        if not self.closed and clean:
+            self._join_flush()
+            self.flush()
+            self.checkpoint()
+        for segment in self.segments:
+            segment.file.close()
+        self.closed = self.closed or "closed"
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise LogClosedError(f"the log is closed: {self.closed}")
+
+    def _join_flush(self) -> None:
+        """A cut waits for the flush that is under way in another thread; its result is not used."""
+        if self._flush is not None:
+            self._flush.wait()
+
+    def _advanced(self) -> None:
+        if self.on_advance is not None:
+            self.on_advance()

@@ -1,0 +1,173 @@
+"""Opening a partition's folder: what is right is kept, a torn tail is cut, damage is set aside and reported [S1, S3, S5-S7].
+
+1. Files of an interrupted replacement are removed; the checkpoint is read, or does without.
+2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
+3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. Any other fault is damage: the segment (and
+   all behind it) is set aside under a ``.damaged`` name, what was right before the fault is kept as a segment of its own, and
+   the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
+4. HW is clamped to the log [D7]. A checkpoint above the log means that committed records are missing: the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from liftpy.log.segment import Segment, Walk, index_name, log_name, walk
+from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint, decode_index
+from liftpy.log.storage import Storage
+
+_COPY_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A segment that was set aside. ``first_offset``: inclusive, the first one missing; ``fault``: what was found."""
+
+    name: str
+    first_offset: int
+    position: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What opening found. ``cut_bytes``: of a torn tail; ``walked_bytes``: read to find out; ``damage``: set aside."""
+
+    cut_bytes: int = 0
+    walked_bytes: int = 0
+    rebuilt_indexes: int = 0
+    damage: tuple[Damage, ...] = ()
+    checkpoint_found: bool = True
+    lost_committed: bool = False
+    """The checkpoint's HW was above the log: records that were committed are gone here."""
+
+    @property
+    def must_leave_isr(self) -> bool:
+        """Whether this replica may miss records that it acknowledged."""
+        return bool(self.damage) or self.lost_committed
+
+
+@dataclass(slots=True)
+class Recovered:
+    """The segments of an opened folder, ascending and without gaps in between that a cut could have made."""
+
+    segments: list[Segment]
+    checkpoint: Checkpoint
+    report: OpenReport
+
+
+def recover(storage: Storage) -> Recovered:
+    """Bring a folder into a state from which a log can go on, and say what was found."""
+    names = storage.names()
+    for name in names:
+        if name.endswith(".tmp"):
+            storage.remove(name)
+    found = decode_checkpoint(storage.load(CHECKPOINT_NAME))
+    checkpoint = found or Checkpoint()
+    bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
+    _remove_stray_indexes(storage, names, bases)
+    segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset)
+    if segments and segments[-1].next_offset < checkpoint.log_start_offset:
+        for segment in reversed(segments):  # a fresh start (`Log.reset`) died before it removed what was there
+            _remove_segment(storage, segment.base_offset)
+        segments = []
+    log_end_offset = segments[-1].next_offset if segments else checkpoint.log_start_offset
+    report = OpenReport(
+        cut_bytes=cut,
+        walked_bytes=walked,
+        rebuilt_indexes=rebuilt,
+        damage=tuple(damage),
+        checkpoint_found=found is not None,
+        lost_committed=checkpoint.high_watermark >= log_end_offset,
+    )
+    return Recovered(segments, checkpoint, report)
+
+
+def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
+    """An index without its segment is what a removal left behind when the process died."""
+    wanted = {index_name(base) for base in bases}
+    for name in names:
+        if name.endswith(".index") and name not in wanted:
+            storage.remove(name)
+
+
+def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tuple[list[Segment], int, int, int, list[Damage]]:
+    segments: list[Segment] = []
+    walked = rebuilt = cut = 0
+    damage: list[Damage] = []
+    for number, base in enumerate(bases):
+        last = number == len(bases) - 1
+        if not last and bases[number + 1] <= log_start_offset:
+            _remove_segment(storage, base)  # retention had moved the start and died before it removed the file
+            continue
+        segment = None if last else _from_index(storage, base)
+        if segment is None:
+            segment, found = _walked(storage, base)
+            walked += segment.file.size_bytes
+            rebuilt += not last
+            if found.fault and last and not found.valid_behind:
+                cut += segment.file.size_bytes - found.end
+                segment.file.truncate(found.end)
+            elif found.fault:
+                damage.append(Damage(log_name(base), segment.next_offset, found.end, found.fault))
+                kept = _set_aside(storage, segment, found, bases[number + 1 :])
+                segments += [kept] if kept is not None else []
+                break
+        gap = bool(segments) and segment.base_offset != segments[-1].next_offset
+        if gap:
+            fault = f"the segment before it ends at offset {segments[-1].next_offset}"
+            damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
+            _rename_aside(storage, [base, *bases[number + 1 :]])
+            break
+        segments.append(segment)
+    return segments, walked, rebuilt, cut, damage
+
+
+def _from_index(storage: Storage, base: int) -> Segment | None:
+    """A sealed segment by its index, if that fits the file; an index is never believed against its segment [S6]."""
+    summary = decode_index(storage.load(index_name(base)))
+    if summary is None or summary.base_offset != base:
+        return None
+    file = storage.open(log_name(base))
+    return Segment.from_summary(file, summary) if summary.size_bytes == file.size_bytes else None
+
+
+def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
+    segment = Segment(base, storage.open(log_name(base)), base)
+    return segment, walk(segment)
+
+
+def _remove_segment(storage: Storage, base: int) -> None:
+    storage.remove(index_name(base))
+    storage.remove(log_name(base))
+    storage.sync_folder()
+
+
+def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
+    """Keep what is right of a damaged segment in a file of its own; the damaged one, and all later ones, go aside."""
+    _rename_aside(storage, later)
+    name = f"{log_name(segment.base_offset)}.tmp"
+    kept = storage.create(name)
+    for position in range(0, found.end, _COPY_BYTES):
+        kept.append([segment.file.read(position, min(_COPY_BYTES, found.end - position))])
+    kept.sync()
+    kept.close()
+    _rename_aside(storage, [segment.base_offset])
+    if not found.end:
+        storage.remove(name)
+        storage.sync_folder()
+        return None
+    storage.rename(name, log_name(segment.base_offset))
+    storage.sync_folder()
+    return _walked(storage, segment.base_offset)[0]
+
+
+def _rename_aside(storage: Storage, bases: list[int]) -> None:
+    """Newest first, so that a process that dies in between leaves no gap behind."""
+    for base in reversed(bases):
+        storage.remove(index_name(base))
+        taken = set(storage.names())
+        number = next(n for n in range(len(taken) + 1) if f"{log_name(base)}.damaged-{n}" not in taken)
+        storage.rename(log_name(base), f"{log_name(base)}.damaged-{number}")
+        storage.sync_folder()

@@ -1,0 +1,117 @@
+"""The small files of a partition's folder: the checkpoint and the segment index. Checksummed; anything torn is no file at all.
+
+``checkpoint``: HW, log start offset and the LeaderEpoch that was persisted last. ``<base>.index``: a pure cache of a SEALED
+segment: what a walk over it would find. Both: magic, version, body, CRC-32C over all before it; little endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+
+from liftpy.errors import UnknownFormatError
+
+CHECKPOINT_NAME = "high-watermark"
+_VERSION = 1
+_HEAD = struct.Struct("<4sI")
+_CHECKPOINT = struct.Struct("<qqQ")
+_INDEX = struct.Struct("<qqQqqQII")
+_EPOCH = struct.Struct("<Qq")
+_ENTRY = np.dtype([("base_offset", "<i8"), ("position", "<i8"), ("max_timestamp_ns", "<i8")])
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """HW (inclusive, -1: none), log start offset (inclusive), and the LeaderEpoch a replica promised to follow (0: none)."""
+
+    high_watermark: int = -1
+    log_start_offset: int = 0
+    persisted_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A batch begins at ``position`` with ``base_offset``; no record before it has a later timestamp than the maximum."""
+
+    base_offset: int
+    position: int
+    max_timestamp_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """What a walk over a segment finds. ``next_offset``: exclusive; ``entries``: sparse, ascending."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    first_timestamp_ns: int
+    max_timestamp_ns: int
+    record_count: int
+    epochs: tuple[tuple[int, int], ...]
+    entries: tuple[IndexEntry, ...]
+
+
+def _seal(magic: bytes, body: bytes) -> bytes:
+    data = _HEAD.pack(magic, _VERSION) + body
+    return data + _CRC.pack(crc32c.crc32c(data))
+
+
+def _open(magic: bytes, data: bytes | None) -> bytes | None:
+    """The body, None for what is missing, torn or damaged; UnknownFormatError for a whole file of another version [S11]."""
+    if data is None or len(data) < _HEAD.size + _CRC.size:
+        return None
+    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c.crc32c(data[: -_CRC.size]):
+        return None
+    found, version = _HEAD.unpack_from(data)
+    if found != magic:
+        return None
+    if version != _VERSION:
+        raise UnknownFormatError(f"a {magic.decode()} file has format version {version}, this version reads {_VERSION}")
+    return data[_HEAD.size : -_CRC.size]
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The bytes of the ``high-watermark`` file."""
+    return _seal(b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch))
+
+
+def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
+    """The checkpoint, or None where there is none that can be trusted."""
+    body = _open(b"LFHW", data)
+    return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
+
+
+def encode_index(summary: SegmentSummary) -> bytes:
+    """The bytes of an ``.index`` file."""
+    head = _INDEX.pack(
+        summary.base_offset,
+        summary.next_offset,
+        summary.size_bytes,
+        summary.first_timestamp_ns,
+        summary.max_timestamp_ns,
+        summary.record_count,
+        len(summary.epochs),
+        len(summary.entries),
+    )
+    epochs = b"".join(_EPOCH.pack(*entry) for entry in summary.epochs)
+    entries = np.array([(e.base_offset, e.position, e.max_timestamp_ns) for e in summary.entries], dtype=_ENTRY)
+    return _seal(b"LFIX", head + epochs + entries.tobytes())
+
+
+def decode_index(data: bytes | None) -> SegmentSummary | None:
+    """The summary, or None where there is none that can be trusted."""
+    body = _open(b"LFIX", data)
+    if body is None or len(body) < _INDEX.size:
+        return None
+    base, next_offset, size_bytes, first_ns, max_ns, record_count, epoch_count, entry_count = _INDEX.unpack_from(body)
+    epochs_end = _INDEX.size + epoch_count * _EPOCH.size
+    if len(body) != epochs_end + entry_count * _ENTRY.itemsize:
+        return None
+    epochs = tuple(_EPOCH.iter_unpack(body[_INDEX.size : epochs_end]))
+    entries = tuple(IndexEntry(*row) for row in np.frombuffer(body, dtype=_ENTRY, offset=epochs_end).tolist())
+    return SegmentSummary(base, next_offset, size_bytes, first_ns, max_ns, record_count, epochs, entries)

@@ -1,0 +1,68 @@
+"""The storage seam: what a log asks of a disk. Implemented by ``sidecar.disk`` (files) and ``liftpy.log.memory``.
+
+THE CONTRACT. One folder per partition; names are flat. What was written is durable only after ``sync`` of its file, and a
+created, renamed or removed name only after ``sync_folder``; a crash may keep any prefix of what is not durable of each file.
+Every method raises StorageError (NoSpaceError for a full disk) and nothing else. All calls come from one thread, but for
+``LogFile.sync``, ``Storage.replace`` and ``sync_folder``, which a flush runs in another one while appends go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Bytes = bytes | memoryview
+
+
+class LogFile(Protocol):
+    """An append-only file of batches."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes have been appended."""
+
+    def append(self, pieces: Sequence[Bytes]) -> None:
+        """Add all of ``pieces`` (one ``writev``), or, with the error, none of them."""
+
+    def read(self, position: int, size_bytes: int) -> memoryview:
+        """Up to ``size_bytes`` from ``position``; fewer at the end of the file. Stays valid whatever happens to the file."""
+
+    def sync(self) -> None:
+        """Make everything appended so far durable. After an error the file's state is unknown: the caller must not go on."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file to ``size_bytes`` and make that durable."""
+
+    def seal(self) -> None:
+        """Nothing will be appended any more: later reads may map the file instead of copying."""
+
+    def close(self) -> None:
+        """Let go of the file; views that were handed out stay valid."""
+
+
+class Storage(Protocol):
+    """One partition's folder."""
+
+    def names(self) -> list[str]:
+        """The names in the folder, sorted."""
+
+    def open(self, name: str) -> LogFile:
+        """Open an existing file for reading and appending."""
+
+    def create(self, name: str) -> LogFile:
+        """Create an empty file; one of that name is replaced."""
+
+    def load(self, name: str) -> bytes | None:
+        """The whole of a small file, None when there is none."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a small file atomically and durably: a temporary one, flush, rename, flush the folder."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file; durable after ``sync_folder``."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there; durable after ``sync_folder``."""
+
+    def sync_folder(self) -> None:
+        """Make creations, renames and removals durable."""

@@ -1,0 +1,122 @@
+"""The data folder of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
+
+<data>/lock                                       one process per folder [S10]
+<data>/node                                       node id, incarnation, clean-stop marker; checksummed, replaced atomically
+<data>/raft/                                      the metadata group's own
+<data>/streams/<stream>-<uid>/<partition>/        one partition's log
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import crc32c
+
+from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
+from liftpy.ids import PartitionKey, check_name
+from sidecar.disk.files import FolderStorage, replace_file, sync_folder
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """What the ``node`` file says. ``clean_incarnation``: the incarnation that stopped cleanly, 0 when none did [S9]."""
+
+    node_id: str
+    incarnation: int = 0
+    clean_incarnation: int = 0
+
+    @property
+    def stopped_cleanly(self) -> bool:
+        """Whether the last incarnation stopped cleanly."""
+        return self.incarnation > 0 and self.clean_incarnation == self.incarnation
+
+
+class DataFolder:
+    """A locked data folder. Raises FolderLockedError when another process has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StorageError(f"data folder {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FolderLockedError(f"data folder {path} is in use by another process; stop it, or choose another") from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
+
+    @property
+    def raft(self) -> Path:
+        """Where the metadata group keeps its journal and snapshot."""
+        return self.path / "raft"
+
+    def load_identity(self) -> NodeIdentity | None:
+        """The ``node`` file, None on a new folder. Raises CorruptionError when it is there and can't be trusted."""
+        path = self.path / "node"
+        if not path.exists():
+            return None
+        try:
+            crc, _, body = path.read_bytes().partition(b"\n")
+            if int(crc, 16) != crc32c.crc32c(body):
+                raise ValueError("checksum")
+            fields = json.loads(body)
+            version = fields.pop("format")
+            identity = NodeIdentity(**fields)
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise CorruptionError(f"{path} can't be trusted ({error}); the folder's node must join under a new id") from None
+        if version != _FORMAT:
+            raise UnknownFormatError(f"{path} has format version {version}, this version reads {_FORMAT}")
+        return identity
+
+    def store_identity(self, identity: NodeIdentity) -> None:
+        """Replace the ``node`` file, atomically and durably."""
+        body = json.dumps({"format": _FORMAT, **asdict(identity)}, sort_keys=True).encode()
+        replace_file(self.path / "node", f"{crc32c.crc32c(body):08x}\n".encode() + body)
+
+    def partition_path(self, key: PartitionKey) -> Path:
+        """Where a partition's log lives."""
+        name = f"{check_name(key.stream, 'stream name')}-{check_name(key.uid, 'stream uid')}"
+        return self.path / "streams" / name / str(int(key.partition))
+
+    def partition_storage(self, key: PartitionKey) -> FolderStorage:
+        """The storage of a partition's log; its folder is made if need be."""
+        return FolderStorage(self.partition_path(key))
+
+    def delete_partition(self, key: PartitionKey) -> None:
+        """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
+        path = self.partition_path(key)
+        try:
+            if path.exists():
+                doomed = path.with_name(f"{path.name}.deleted")
+                shutil.rmtree(doomed, ignore_errors=True)
+                path.rename(doomed)
+                sync_folder(path.parent)
+                shutil.rmtree(doomed)
+            if path.parent.exists() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+        except OSError as error:
+            raise StorageError(f"remove {path}: {error.strerror}") from error
+
+    def stored_partitions(self) -> list[PartitionKey]:
+        """Every partition whose log is in the folder, sorted."""
+        found = []
+        for folder in sorted((self.path / "streams").glob("*-*/*")):
+            stream, _, uid = folder.parent.name.rpartition("-")
+            if folder.name.isdigit():
+                found.append(PartitionKey(stream, uid, int(folder.name)))
+        return found
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)

@@ -1,0 +1,349 @@
+"""The log against a list, over cuts at every byte, flips of every bit and deaths at every call."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryFile, MemoryStorage
+from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
+
+
+def _log(storage: MemoryStorage | None = None, config: StreamConfig = SMALL) -> Log:
+    return Log.open(storage or MemoryStorage(), config)[0]
+
+
+def test_a_new_log_is_empty() -> None:
+    log = _log()
+    assert (log.log_start_offset, log.log_end_offset, log.newest_offset, log.high_watermark) == (0, 0, -1, -1)
+    assert log.read(0, 1000).chunks == ()
+    assert log.epochs.end_offset_for(7, log.log_end_offset) == (0, 0)
+
+
+def test_positions_are_flushed_positions() -> None:
+    log = _log()
+    fill(log, 2)
+    assert (log.log_end_offset, log.flushed_end_offset) == (6, 0)
+    flush = log.begin_flush()
+    assert flush is not None
+    fill(log, 1)  # group commit: appended while the flush runs
+    assert log.begin_flush() is None
+    flush.run()
+    assert log.complete_flush(flush) == 6
+    assert log.flush() == 9
+
+
+@pytest.mark.parametrize("policy", ["none", "interval:100"])
+def test_other_policies_count_what_is_written(policy: str) -> None:
+    log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
+    fill(log, 1)
+    assert log.flushed_end_offset == 3
+
+
+def test_a_flush_error_is_final() -> None:
+    storage = MemoryStorage()
+    log = _log(storage)
+    fill(log, 1)
+    storage.fail_after(0)
+    with pytest.raises(StorageError):
+        log.flush()
+    assert log.begin_flush() is None
+    for call in (lambda: fill(log, 1), log.checkpoint, lambda: log.read(0, 100)):
+        with pytest.raises(LogClosedError, match="flush failed"):
+            call()
+
+
+def test_a_full_disk_refuses_the_batch_and_keeps_the_rest() -> None:
+    storage = MemoryStorage(capacity_bytes=600)
+    log = _log(storage)
+    with pytest.raises(NoSpaceError):
+        fill(log, 10)
+    end = log.log_end_offset
+    assert [o for o, _ in content(reopened(storage.crash(power=False)))] == list(range(end))
+
+
+def test_offsets_and_epochs_must_follow() -> None:
+    log = _log()
+    log.append(batch(0, 2, epoch=3))
+    for wrong in (batch(1, epoch=3), batch(3, epoch=3), batch(2, epoch=2)):
+        with pytest.raises(InvariantError, match=r"D1[45]"):
+            log.append(wrong)
+    assert log.log_end_offset == 2
+
+
+def test_reads_stop_at_the_high_watermark() -> None:
+    log = _log()
+    fill(log, 5)
+    assert log.read(0, 10_000).next_offset == 0
+    log.raise_high_watermark(8)
+    assert log.read(4, 10_000).next_offset == 9
+    assert log.read(9, 10_000).chunks == ()
+    with pytest.raises(InvariantError, match="D7"):
+        log.raise_high_watermark(15)
+    for offset in (-1, 16):
+        with pytest.raises(OffsetOutOfRangeError, match=r"0\.\.15"):
+            log.read(offset, 10)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 400, 1000, 5000, 100_000])
+def test_reads_give_whole_batches_over_segments(max_bytes: int) -> None:
+    log = _log()
+    fill(log, 60)
+    assert len(log.segments) > 3
+    offset = 4
+    while offset < log.log_end_offset:
+        result = log.read(offset, max_bytes, end_offset=log.log_end_offset)
+        assert result.size_bytes == sum(map(len, result.chunks))
+        assert result.size_bytes <= max_bytes or result.next_offset - offset <= 3
+        assert result.next_offset > offset
+        offset = result.next_offset
+
+
+def test_the_first_offset_at_a_time() -> None:
+    log = _log()
+    fill(log, 60)  # batch at offset n has timestamp 1000 n
+    for timestamp, offset in [(0, 0), (1, 3), (3000, 3), (100_500, 102), (177_000, 177), (177_001, 180)]:
+        assert log.offset_for_timestamp(timestamp) == offset
+
+
+def test_readers_that_tail_are_woken() -> None:
+    log, calls = _log(), []
+    log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
+    fill(log, 1)
+    log.raise_high_watermark(2)
+    log.raise_high_watermark(1)
+    assert calls == [(3, -1), (3, 2)]
+
+
+def test_a_flush_from_before_a_cut_says_nothing_of_what_comes_after() -> None:
+    log = _log()
+    fill(log, 3)
+    flush = log.begin_flush()
+    assert flush is not None
+    flush.run()
+    flush.waiter = lambda: None
+    log.truncate_after(2)
+    fill(log, 4, epoch=2)
+    assert log.complete_flush(flush) == 3
+
+
+def test_what_was_promised_about_epochs_is_kept() -> None:
+    storage = MemoryStorage()
+    _log(storage).persist_epoch(5)
+    assert reopened(storage.crash()).persisted_epoch == 5
+
+
+def test_epochs_are_those_of_a_scan() -> None:
+    storage = MemoryStorage()
+    log = _log(storage)
+    for epoch in (1, 4, 9):
+        fill(log, 20, epoch=epoch)
+    expected = ((1, 0), (4, 60), (9, 120))
+    assert log.epochs.entries == expected
+    log.flush()
+    assert reopened(storage.crash()).epochs.entries == expected
+    assert log.epochs.end_offset_for(5, log.log_end_offset) == (4, 120)
+    log.truncate_after(59)
+    assert log.epochs.entries == expected[:1]
+
+
+def test_a_reset_begins_elsewhere() -> None:
+    storage = MemoryStorage()
+    log = _log(storage)
+    fill(log, 30)
+    log.flush()
+    log.reset(500)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 499)
+    log.append(batch(500))
+    log.flush()
+    assert [o for o, _ in content(reopened(storage.crash()))] == [500]
+
+
+def test_the_start_moves_forward_by_whole_segments_and_batches() -> None:
+    log = _log()
+    fill(log, 60)
+    log.raise_high_watermark(100)
+    log.drop_prefix(40)
+    assert log.log_start_offset == 39  # the first offset of the batch that holds 40
+    log.drop_prefix(10)
+    assert log.log_start_offset == 39
+    log.drop_prefix(5000)
+    assert log.log_start_offset == 99  # HW + 1 is 101, inside the batch 99..101
+    assert log.segments[0].next_offset > 99
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(98, 100)
+
+
+# ---- histories against a list ----------------------------------------------------------------------------------------
+
+_steps = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 5), st.integers(0, 600)),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("truncate"), st.integers(0, 100)),
+    st.tuples(st.just("commit"), st.integers(0, 100)),
+    st.tuples(st.just("drop"), st.integers(0, 100)),
+    st.tuples(st.just("epoch")),
+    st.tuples(st.just("reopen")),
+    st.tuples(st.just("power cut")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_steps, max_size=40))
+def test_any_history_equals_a_list(steps: list[tuple]) -> None:
+    storage = MemoryStorage()
+    log = _log(storage)
+    model: list[tuple[int, int, bytes]] = []  # (first offset, end offset, batch)
+    epoch, flushed, start = 1, 0, 0
+    for step in steps:
+        end = log.log_end_offset
+        match step:
+            case ("append", count, size):
+                made = batch(end, count, epoch, size)
+                log.append(made)
+                model.append((end, end + count, made))
+            case ("flush",):
+                flushed = log.flush()
+            case ("truncate", percent):
+                to = log.high_watermark + 1 + (end - log.high_watermark - 1) * percent // 100
+                log.truncate_to(to)
+                model = [m for m in model if m[1] <= to]
+                flushed = min(flushed, log.log_end_offset)
+            case ("commit", percent):
+                log.raise_high_watermark(start - 1 + (end - start) * percent // 100)
+            case ("drop", percent):
+                log.drop_prefix(start + (end - start) * percent // 100)
+                start = log.log_start_offset
+            case ("epoch",):
+                epoch += 1
+            case ("reopen",):
+                log.close()
+                log = reopened(storage)
+                flushed = log.log_end_offset
+            case ("power cut",):
+                storage = storage.crash()
+                log = reopened(storage)
+                assert log.log_end_offset >= flushed
+                model = [m for m in model if m[1] <= log.log_end_offset]
+        expected = [(o, v) for first, _, made in model for o, v in _rows(first, made) if o >= start]
+        assert content(log) == expected
+        assert log.high_watermark <= log.newest_offset
+        assert log.log_start_offset == start
+
+
+def _rows(first: int, made: bytes) -> list[tuple[int, bytes]]:
+    from liftpy.wire.batch import parse_batch
+
+    return [(first + i, v) for i, v in enumerate(parse_batch(made).values()) if v is not None]
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def _written() -> tuple[MemoryStorage, list[tuple[int, bytes | None]]]:
+    storage = MemoryStorage()
+    log = _log(storage)
+    fill(log, 12, size=180)
+    log.raise_high_watermark(20)
+    log.flush()
+    log.checkpoint()
+    assert len(log.segments) >= 2
+    return storage, content(log)
+
+
+def _with(storage: MemoryStorage, name: str, data: bytes) -> MemoryStorage:
+    after = storage.crash()
+    after.files[name] = MemoryFile(after, bytearray(data))
+    return after
+
+
+def test_a_cut_at_every_byte_of_every_file_leaves_a_prefix() -> None:
+    storage, expected = _written()
+    last = max(n for n in storage.files if n.endswith(".log"))
+    for name, file in storage.files.items():
+        for size in range(len(file.data)):
+            log, report = Log.open(_with(storage, name, bytes(file.data[:size])), SMALL)
+            got = content(log)
+            assert got == expected[: len(got)], (name, size)
+            assert log.high_watermark <= log.newest_offset
+            if not name.endswith(".log"):
+                assert len(got) == len(expected), (name, size)
+            elif len(got) < len(expected):
+                torn = name == last and not report.damage
+                assert torn or report.must_leave_isr, (name, size)
+                assert report.lost_committed == (len(got) <= 20)
+
+
+def test_a_flip_of_every_bit_is_never_silent() -> None:
+    storage, expected = _written()
+    for name, file in storage.files.items():
+        for bit in range(0, len(file.data) * 8, 1 if len(file.data) < 300 else 5):
+            data = bytearray(file.data)
+            data[bit // 8] ^= 1 << (bit % 8)
+            log, report = Log.open(_with(storage, name, bytes(data)), SMALL)
+            try:
+                got = content(log)
+            except StorageError:
+                continue  # damage that a read finds is an error, never an answer
+            assert got == expected[: len(got)], (name, bit)
+            if len(got) < len(expected):
+                assert report.must_leave_isr or report.cut_bytes, (name, bit)
+
+
+def test_damage_in_the_middle_is_set_aside_and_reported() -> None:
+    storage, expected = _written()
+    name = max(n for n in storage.files if n.endswith(".log"))
+    storage.files[name].data[100] ^= 1
+    log, report = Log.open(storage.crash(), SMALL)
+    assert [d.first_offset for d in report.damage] == [log.log_end_offset]
+    assert report.must_leave_isr
+    assert f"{name}.damaged-0" in log.storage.names()
+    assert content(log) == expected[: log.log_end_offset]
+    fill(log, 1, epoch=2)  # and the log goes on
+
+
+OPERATIONS = {
+    "append and roll": lambda log: (fill(log, 20, size=150), log.flush()),
+    "truncate": lambda log: log.truncate_after(21),
+    "truncate over segments": lambda log: log.truncate_after(22),
+    "drop prefix": lambda log: log.drop_prefix(21),
+    "reset": lambda log: log.reset(1000),
+    "checkpoint": lambda log: (log.raise_high_watermark(30), log.checkpoint()),
+}
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None:
+    calls = 0
+    while True:
+        storage, expected = _written()
+        log = reopened(storage)
+        storage.fail_after(calls)
+        try:
+            OPERATIONS[operation](log)
+            done = True
+        except StorageError:
+            done = False
+        after = storage.crash(power=power)
+        survivor, report = Log.open(after, SMALL)
+        got = content(survivor)
+        if operation == "reset" and survivor.log_start_offset == 1000:
+            assert got == []
+        else:
+            assert got[: 21 - survivor.log_start_offset] == expected[survivor.log_start_offset : 21], (calls, report)
+            known = dict(content(log)) if not log.closed and operation == "append and roll" else {}
+            assert all(dict(expected).get(o, known.get(o, v)) == v for o, v in got)
+        assert not report.damage, (calls, report)
+        assert not report.lost_committed
+        fill(survivor, 1, epoch=5)
+        survivor.flush()
+        assert content(reopened(after.crash())) == content(survivor)
+        if done:
+            break
+        calls += 1
+    assert calls > 0
