@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import PartitionImage, StreamImage
-from liftpy.errors import NotFoundError
+from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.spark.link import Link
 from liftpy.spark.options import SourceOptions, require_streams
 from liftpy.spark.planning import PartitionView, Views
@@ -23,18 +24,29 @@ BOUNDS_AGE_S = 0.2
 """How old bounds may be when Spark polls for new data."""
 STREAMS_AGE_S = 5.0
 """How old the list of partitions and replicas may be; it is asked again at once when a stream turns out to be another."""
+_KNOWN_PATIENCE_S = 2.0
+"""How long leaders are sought by what is known of the streams, before the metadata group is asked again."""
 _BEHIND_WAIT_S = 0.1
 
 
 class Catalog:
     """The partitions of the wanted streams and their bounds, with a short memory. One per driver-side reader.
 
-    ``_streams``, ``_views``: the newest answers, with the monotonic time of asking (seconds).
+    ``clock`` (seconds, monotonic) and ``wait`` are the machine's; tests bring their own. ``_streams``, ``_views``: the newest
+    answers, with the time of asking.
     """
 
-    def __init__(self, link: Link, options: SourceOptions) -> None:
+    def __init__(
+        self,
+        link: Link,
+        options: SourceOptions,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._link = link
         self._options = options
+        self._clock = clock
+        self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
         self._views: tuple[float, Views] | None = None
 
@@ -43,7 +55,7 @@ class Catalog:
 
         Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         timed = starting_ns is not None or ending_ns is not None
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s:
             return self._views[1]
@@ -56,24 +68,24 @@ class Catalog:
 
         They were committed once; a new leader may need a moment until its HW says so again.
         """
-        give_up_at_s = time.monotonic() + self._options.patience_s
+        give_up_at_s = self._clock() + self._options.patience_s
         while True:
             views = self.views()
             behind = [key for key, end in ends.items() if key in views and views[key].end_offset < end]
-            if not behind or time.monotonic() > give_up_at_s:
+            if not behind or self._clock() > give_up_at_s:
                 return views
-            time.sleep(_BEHIND_WAIT_S)
+            self._wait(_BEHIND_WAIT_S)
 
     async def _look(self, starting_ns: int | None, ending_ns: int | None) -> Views:
-        try:
-            return await self._ask_leaders(await self._describe(STREAMS_AGE_S), starting_ns, ending_ns)
-        except NotFoundError:  # deleted, perhaps made again, since the streams were listed
-            return await self._ask_leaders(await self._describe(0.0), starting_ns, ending_ns)
+        patience_s = self._options.patience_s
+        if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
+            with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
+                known = self._streams[1]
+                return await self._ask_leaders(known, starting_ns, ending_ns, min(patience_s, _KNOWN_PATIENCE_S))
+        return await self._ask_leaders(await self._describe(), starting_ns, ending_ns, patience_s)
 
-    async def _describe(self, max_age_s: float) -> tuple[StreamImage, ...]:
-        now_s = time.monotonic()
-        if self._streams is not None and now_s - self._streams[0] <= max_age_s:
-            return self._streams[1]
+    async def _describe(self) -> tuple[StreamImage, ...]:
+        now_s = self._clock()
         admin = Admin(await self._link.transport(), self._link.subjects, self._options.patience_s)
         image = (await admin.describe()).image
         require_streams(self._options.streams, image.streams)
@@ -81,19 +93,28 @@ class Catalog:
         self._streams = (now_s, streams)
         return streams
 
-    async def _ask_leaders(self, streams: tuple[StreamImage, ...], starting_ns: int | None, ending_ns: int | None) -> Views:
-        asked = [self._view(stream, p, starting_ns, ending_ns) for stream in streams for p in stream.partitions]
+    async def _ask_leaders(
+        self, streams: tuple[StreamImage, ...], starting_ns: int | None, ending_ns: int | None, patience_s: float
+    ) -> Views:
+        transport, subjects, options = await self._link.transport(), self._link.subjects, ReadOptions(patience_s=patience_s)
+        asked = [
+            _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, starting_ns, ending_ns)
+            for stream in streams
+            for p in stream.partitions
+        ]
         return {view.key: view for view in await asyncio.gather(*asked)}
 
-    async def _view(
-        self, stream: StreamImage, partition: PartitionImage, starting_ns: int | None, ending_ns: int | None
-    ) -> PartitionView:
-        options = ReadOptions(patience_s=self._options.patience_s)
-        transport = await self._link.transport()
-        reader = PartitionReader(transport, self._link.subjects, stream.name, partition.partition, options)
-        bounds, starting_at = await reader.bounds(stream.uid, starting_ns)
-        ending_at = None if ending_ns is None else (await reader.bounds(stream.uid, ending_ns))[1]
-        return _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)
+
+async def _view(
+    reader: PartitionReader,
+    stream: StreamImage,
+    partition: PartitionImage,
+    starting_ns: int | None,
+    ending_ns: int | None,
+) -> PartitionView:
+    bounds, starting_at = await reader.bounds(stream.uid, starting_ns)
+    ending_at = None if ending_ns is None else (await reader.bounds(stream.uid, ending_ns))[1]
+    return _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)
 
 
 def _view_of(

@@ -144,7 +144,8 @@ def plan_ranges(
     for key in sorted(ends):
         view = views.get(key)
         if view is None:
-            losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets from {starts.get(key, 0)} up to {ends[key]}")
+            if starts.get(key, 0) < ends[key]:
+                losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
             continue
         start = starts.get(key, view.log_start_offset)
         if start > ends[key]:

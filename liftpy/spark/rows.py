@@ -37,12 +37,13 @@ class RowBuilder:
         group: list[BatchSlice] = []
         rows = size_bytes = 0
         for piece in _bounded(pieces):
-            if group and (rows + piece.record_count > MAX_ROWS or size_bytes + _size_bytes(piece) > MAX_BYTES):
+            more_rows, more_bytes = piece.record_count, _size_bytes(piece)
+            if group and (rows + more_rows > MAX_ROWS or size_bytes + more_bytes > MAX_BYTES):
                 yield self._batch(group)
                 group, rows, size_bytes = [], 0, 0
             group.append(piece)
-            rows += piece.record_count
-            size_bytes += _size_bytes(piece)
+            rows += more_rows
+            size_bytes += more_bytes
         if group:
             yield self._batch(group)
 
@@ -59,8 +60,10 @@ def _size_bytes(piece: BatchSlice) -> int:
 def _bounded(pieces: Iterable[BatchSlice]) -> Iterator[BatchSlice]:
     """``pieces``, cut where one alone is more than an Arrow batch should be."""
     for piece in pieces:
-        parts = max(-(-piece.record_count // MAX_ROWS), -(-_size_bytes(piece) // MAX_BYTES))
-        parts = min(max(parts, 1), piece.record_count)
+        parts = min(max(-(-piece.record_count // MAX_ROWS), -(-_size_bytes(piece) // MAX_BYTES)), piece.record_count)
+        if parts <= 1:
+            yield piece
+            continue
         cuts = [piece.first_index + piece.record_count * i // parts for i in range(parts + 1)]
         for first, end in itertools.pairwise(cuts):
             yield replace(piece, first_index=first, end_index=end)

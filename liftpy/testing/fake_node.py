@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 from nats.aio.client import Client as NatsConnection
@@ -55,10 +57,10 @@ class FakePartition:
         """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset."""
         found: list[bytes] = []
         next_offset, size_bytes = offset, 0
-        for header, batch in self.batches:
-            if header.next_offset <= offset or header.last_offset > self.high_watermark:
-                continue
-            if found and size_bytes + len(batch) > max_bytes:
+        first = bisect_right(self.batches, offset, key=lambda entry: entry[0].next_offset)
+        for header, batch in islice(self.batches, first, None):
+            too_large = bool(found) and size_bytes + len(batch) > max_bytes
+            if too_large or header.last_offset > self.high_watermark:
                 break
             found.append(batch)
             size_bytes += len(batch)

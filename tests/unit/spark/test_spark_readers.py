@@ -1,0 +1,224 @@
+"""The readers' driver side as Spark calls it, without a JVM: offsets, limits, AvailableNow, caching, refusals."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from liftpy.spark.catalog import Catalog
+from liftpy.spark.failures import SourceError
+from liftpy.spark.link import Link
+from liftpy.spark.options import Access
+from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
+from liftpy.testing.fake_node import FakeNode, FakePartition
+from liftpy.wire.batch import build_batch
+
+ALL = ReadAllAvailable()
+Open = Callable[..., Any]
+
+
+def append(log: FakePartition, count: int) -> None:
+    first = log.log_end_offset
+    log.append(build_batch([b"v%d" % i for i in range(first, first + count)], base_offset=first, leader_epoch=log.leader_epoch))
+
+
+@pytest.fixture
+def source(access: Access) -> Open:
+    def opened(stream: str = "orders", **options: str) -> LiftDataSource:
+        given = {"nats": access.servers, "namespace": access.namespace, "stream": stream, "patience": "3", **options}
+        return LiftDataSource({name.lower(): value for name, value in given.items()})
+
+    return opened
+
+
+def streaming(source: LiftDataSource) -> LiftStreamReader:
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, LiftStreamReader)
+    return reader
+
+
+def batch(source: LiftDataSource) -> LiftReader:
+    reader = source.reader(source.schema())
+    assert isinstance(reader, LiftReader)
+    return reader
+
+
+def ranges(partitions: list[Any]) -> list[tuple[int, int, int]]:
+    return [(p.value.partition, p.value.start_offset, p.value.end_offset) for p in partitions]
+
+
+def offsets(reader: LiftReader | LiftStreamReader, partitions: list[Any]) -> list[int]:
+    """Read as Spark does: by another object, from a pickled partition."""
+    other = pickle.loads(pickle.dumps(type(reader)(reader.options)))
+    return [i for p in pickle.loads(pickle.dumps(partitions)) for b in other.read(p) for i in b["offset"].to_pylist()]
+
+
+def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    reader = batch(source(minPartitions="3"))
+    plan = reader.partitions()
+    append(log, 100)
+    assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
+    assert offsets(reader, plan) == list(range(100))
+    assert offsets(reader, plan) == list(range(100))
+
+
+def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
+    stream = node.add_stream("orders", partitions=2)
+    append(stream.partitions[0], 100)
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    assert start == {"orders": {"0": 0, "1": 0, "uid": "uid-orders"}}
+    end = reader.latestOffset(start, ALL)
+    assert end == {"orders": {"0": 100, "1": 0, "uid": "uid-orders"}}
+    assert json.dumps(end) == json.dumps(reader.reportLatestOffset())
+    plan = reader.partitions(start, end)
+    assert ranges(plan) == [(0, 0, 100)]
+    assert offsets(reader, plan) == list(range(100))
+    assert reader.partitions(end, end) == []
+
+
+def test_a_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders").partitions[0], 100)
+    assert streaming(source()).initialOffset() == {"orders": {"0": 100, "uid": "uid-orders"}}
+
+
+def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders").partitions[0], 100)
+    reader = streaming(source(startingOffsets="earliest", maxOffsetsPerTrigger="10"))
+    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadMaxRows(10))["orders"]["0"] == 10
+    assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
+
+
+def test_offsets_never_go_back_when_a_new_leader_knows_less_for_a_moment(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    reader = streaming(source())
+    start = reader.initialOffset()
+    log.high_watermark = 60
+    assert streaming(source()).latestOffset(start, ALL) == start
+
+
+def test_available_now_reads_what_was_there_when_it_began(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    append(log, 100)
+    end = reader.latestOffset(start, ReadMaxRows(80))
+    assert end["orders"]["0"] == 80
+    assert reader.latestOffset(end, ReadMaxRows(80))["orders"]["0"] == 100
+    last = {"orders": {"0": 100, "uid": "uid-orders"}}
+    assert reader.latestOffset(last, ReadMaxRows(80)) == last
+
+
+def test_idle_polling_does_not_ask_each_time(source: Open, node: FakeNode, link: Link) -> None:
+    append(node.add_stream("orders").partitions[0], 100)
+    reader, now = streaming(source()), [1000.0]
+    reader._catalog = Catalog(link, reader.options, clock=lambda: now[0])
+    start = reader.initialOffset()
+    asked = sum(node.asked.values())
+    for _ in range(80):
+        reader.latestOffset(start, ALL)
+        reader.reportLatestOffset()
+    assert sum(node.asked.values()) == asked
+    now[0] += 1.0
+    reader.latestOffset(start, ALL)
+    assert sum(node.asked.values()) > asked
+
+
+def test_a_replayed_micro_batch_waits_for_a_new_leader_to_know_it(source: Open, node: FakeNode, link: Link) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    log.high_watermark = 60
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        log.high_watermark = 99
+
+    start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
+    reader = streaming(source())
+    reader._catalog = Catalog(link, reader.options, wait=wait)
+    assert offsets(reader, reader.partitions(start, end)) == list(range(40, 100))
+    assert waits
+
+
+def test_a_committed_end_that_does_not_come_back_is_data_loss(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders").partitions[0], 50)
+    start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] .*offsets \[50, 100\) were committed"):
+        streaming(source(patience="0.3")).partitions(start, end)
+
+
+def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders", uid="first").partitions[0], 50)
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    plan = reader.partitions(start, end)
+    append(node.add_stream("orders", uid="second").partitions[0], 50)
+    refused = pytest.raises(SourceError, match=r"^\[NOT_FOUND\] .*deleted and made again")
+    with refused:
+        offsets(reader, plan)
+    with refused:
+        reader.partitions(start, end)
+    with refused:
+        streaming(source()).latestOffset(start, ALL)
+    with refused:
+        batch(source(startingOffsets=json.dumps(start))).partitions()
+
+
+def test_a_deleted_stream_is_an_error(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders").partitions[0], 50)
+    reader = streaming(source())
+    start = reader.initialOffset()
+    del node.streams["orders"]
+    with pytest.raises(SourceError, match=r"^\[NOT_FOUND\] no stream 'orders'"):
+        reader.partitions(start, start)
+
+
+def test_a_start_below_the_log_is_refused_before_the_query_runs(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    log.log_start_offset = 20
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
+        streaming(source(startingOffsets='{"orders": {"0": 5}}')).initialOffset()
+
+
+def test_a_schema_of_the_users_own_narrows_the_columns(source: Open, node: FakeNode) -> None:
+    types = pytest.importorskip("pyspark.sql.types")
+    append(node.add_stream("orders").partitions[0], 3)
+    own = types.StructType().add("offset", "long").add("value", "binary")
+    reader = source().reader(own)
+    assert [b.schema.names for p in reader.partitions() for b in reader.read(p)] == [["offset", "value"]]
+    with pytest.raises(SourceError, match="must have the source's types"):
+        source().reader(types.StructType().add("offset", "string"))
+
+
+def test_several_streams_at_once(source: Open, access: Access, node: FakeNode) -> None:
+    for name in ("a", "b"):
+        append(node.add_stream(name).partitions[0], 10)
+    given = {"nats": access.servers, "namespace": access.namespace, "subscribe": "b,a"}
+    reader = batch(LiftDataSource(given))
+    assert [(p.value.stream, p.value.end_offset) for p in reader.partitions()] == [("a", 10), ("b", 10)]
+
+
+def test_default_source_is_found_by_its_module() -> None:
+    import pyspark_liftpy
+
+    assert pyspark_liftpy.DefaultSource is LiftDataSource
+    assert pyspark_liftpy.DefaultSource.name() == "liftpy"
+    assert not hasattr(pyspark_liftpy, "Nothing")
