@@ -1,4 +1,4 @@
-"""The command line without a cluster: help, wrong usage, nobody there. Against a cluster: tests/integration/test_client_cli.py."""
+"""The command line without a cluster: help, wrong usage, nobody there. With one: tests/integration/test_client_cli.py."""
 
 from __future__ import annotations
 
