@@ -1,0 +1,193 @@
+"""Answers to publishers: who waits for which offset, and what is said to whom [A1, A2, A5].
+
+A plain publish with a reply inbox is answered as JetStream answers (JSON), an enveloped ``Message`` with an Ack envelope. Only
+inbox subjects are answered: a publisher must not be able to make a node publish on a subject of its choice. Waiting publishers
+are kept per batch, in offset order, so that a commit frees them from the front without looking at each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from liftpy.config import AckPolicy
+from liftpy.replica.effects import RejectReason
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from sidecar.bus.connection import BusConnection
+
+_PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+
+_JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
+    RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),
+    RejectReason.INCORRECT_OFFSET: (400, 10071, "wrong last sequence"),
+    RejectReason.TOO_LARGE: (400, 10054, "message size exceeds maximum allowed"),
+    RejectReason.READ_ONLY: (400, 10077, "the stream is read-only"),
+    RejectReason.BELOW_MIN_ISR: (503, 10008, "too few in-sync replicas"),
+    RejectReason.NO_SPACE: (503, 10047, "insufficient storage resources available"),
+    RejectReason.NOT_LEADER: (503, 10008, "this node does not lead the partition"),
+    RejectReason.OVERLOADED: (429, 10167, "too many requests"),
+}
+"""Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What an enveloped publish wants in its Ack."""
+
+    correlation_id: str
+    ack_inbox: str
+    subject: str
+    policy: AckPolicy
+    received_wall_ns: int
+
+
+@dataclass(slots=True)
+class Publishers:
+    """The publishers of one batch, in record order. ``replies``: inbox or b"" for none; ``envelopes`` None: all are plain."""
+
+    policy: AckPolicy
+    replies: Sequence[bytes]
+    envelopes: Sequence[Envelope | None] | None = None
+    policies: Sequence[AckPolicy] | None = None
+    """Of each record, where they differ from ``policy`` (of the stream)."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    base_offset: int
+    last_offset: int
+    """Inclusive."""
+    publishers: Publishers
+
+
+class InboxRule:
+    """Which reply subjects may be answered: those under an inbox prefix, without wildcards and blanks."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._prefixes = tuple(prefix.encode() for prefix in prefixes)
+
+    def allows(self, subject: bytes) -> bool:
+        """Whether a node may publish there."""
+        return subject.startswith(self._prefixes) and not any(c in subject for c in b" \t\r\n*>")
+
+
+class PendingAcks:
+    """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
+
+    def __init__(self, bus: BusConnection, stream: str, partition: int, data_subject: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._partition = partition
+        self._data_subject = data_subject
+        self._waiting: dict[AckPolicy, deque[_Waiting]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._json_prefix = b'{"stream":"%b","seq":' % stream.encode()
+        self.count = 0
+
+    def add(self, base_offset: int, publishers: Publishers) -> None:
+        """Records from ``base_offset`` on were appended for ``publishers``."""
+        count = len(publishers.replies)
+        last_offset = base_offset + count - 1
+        if publishers.policies is None:
+            wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
+        else:
+            wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
+        for policy in wanted:
+            self._waiting[policy].append(_Waiting(base_offset, last_offset, publishers))
+            self.count += count
+
+    def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
+        """Answer everybody of ``policy`` at or below ``through_offset``."""
+        lines: list[bytes] = []
+        waiting = self._waiting[policy]
+        while waiting and waiting[0].base_offset <= through_offset:
+            entry = waiting[0]
+            if entry.last_offset > through_offset:
+                break  # a batch is committed as a whole [D23]
+            waiting.popleft()
+            self.count -= entry.last_offset - entry.base_offset + 1
+            self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
+        if lines:
+            self._bus.send_lines(lines)
+
+    def _answer(self, entry: _Waiting, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
+        publishers = entry.publishers
+        prefix = self._json_prefix
+        seq = entry.base_offset + 1  # JetStream counts from 1
+        if publishers.envelopes is None and publishers.policies is None:
+            for reply in publishers.replies:
+                if reply:
+                    body = b"%b%d}" % (prefix, seq)
+                    lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+                seq += 1
+            return
+        count = len(publishers.replies)
+        envelopes = publishers.envelopes or [None] * count
+        policies = publishers.policies or [publishers.policy] * count
+        for index, (reply, envelope, own) in enumerate(zip(publishers.replies, envelopes, policies, strict=True)):
+            if not reply or own is not policy:
+                continue
+            if envelope is None:
+                body = b"%b%d}" % (prefix, seq + index)
+            else:
+                body = self._ack(envelope, entry.base_offset + index, leader_epoch, now_wall_ns)
+            lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+
+    def reject(self, publishers: Publishers, reason: RejectReason, detail: str, leader: str, leader_epoch: int) -> None:
+        """Answer everybody of a batch that was not appended with a negative ack [A2]."""
+        lines: list[bytes] = []
+        envelopes = publishers.envelopes or [None] * len(publishers.replies)
+        plain = self._json_error(reason, detail)
+        for reply, envelope in zip(publishers.replies, envelopes, strict=True):
+            if reply:
+                body = plain if envelope is None else self._negative_ack(envelope, reason, detail, leader, leader_epoch)
+                lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+        if lines:
+            self._bus.send_lines(lines)
+
+    def drop(self) -> None:
+        """Forget everybody without an answer: their records may or may not survive."""
+        for waiting in self._waiting.values():
+            waiting.clear()
+        self.count = 0
+
+    def _ack(self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int) -> bytes:
+        ack = client_pb2.Ack(
+            stream=self._stream,
+            partition=self._partition,
+            partitionSubject=self._data_subject,
+            msgSubject=envelope.subject,
+            offset=offset,
+            ackInbox=envelope.ack_inbox,
+            correlationId=envelope.correlation_id,
+            ackPolicy=_PB_POLICY[envelope.policy],
+            receptionTimestamp=envelope.received_wall_ns,
+            commitTimestamp=now_wall_ns if envelope.policy is AckPolicy.ALL else 0,
+            leaderEpoch=leader_epoch,
+        )
+        return frames.encode(ack)
+
+    def _negative_ack(self, envelope: Envelope, reason: RejectReason, detail: str, leader: str, leader_epoch: int) -> bytes:
+        ack = client_pb2.Ack(
+            stream=self._stream,
+            partition=self._partition,
+            partitionSubject=self._data_subject,
+            msgSubject=envelope.subject,
+            offset=-1,
+            ackInbox=envelope.ack_inbox,
+            correlationId=envelope.correlation_id,
+            ackPolicy=_PB_POLICY[envelope.policy],
+            receptionTimestamp=envelope.received_wall_ns,
+            ackError=reason.value,
+            leaderEpoch=leader_epoch,
+            leader=leader,
+            detail=detail,
+        )
+        return frames.encode(ack)
+
+    def _json_error(self, reason: RejectReason, detail: str) -> bytes:
+        code, err_code, description = _JETSTREAM_ERRORS[reason]
+        error = {"code": code, "err_code": err_code, "description": detail or description}
+        return json.dumps({"stream": self._stream, "seq": 0, "error": error}).encode()

@@ -1,0 +1,206 @@
+"""The data subject of a partition: what has arrived together becomes one batch, bounded; then sealed where the core says.
+
+A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. Two bounds hold: what has
+arrived but is not in the log yet, and the publishers that wait for an ack. Beyond either a publish with a reply is refused
+with OVERLOADED, one without is dropped; both are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.replica.effects import AppendBatch, RejectReason
+from liftpy.replica.events import PublishesReceived
+from liftpy.wire.batch import build_batch
+from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.publishes import Columns, RawMessage, Reader
+
+_RECORD_OVERHEAD_BYTES = 24
+"""What a record adds to its columns at most, besides its bytes."""
+_BATCH_OVERHEAD_BYTES = 4096
+"""Headers of the batch, of the response that carries it and of NATS."""
+
+
+@dataclass(slots=True)
+class IngestCounters:
+    """For status and metrics; all counts since the process started."""
+
+    records: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    overloaded: int = 0
+    rejected: int = 0
+
+
+class Ingest:
+    """One partition's data subject. ``feed`` takes PublishesReceived; the core answers by ``seal`` or ``reject``."""
+
+    def __init__(
+        self,
+        bus: BusConnection,
+        subject: str,
+        config: ReplicationConfig,
+        policy: AckPolicy,
+        codec: Codec,
+        inboxes: InboxRule,
+        acks: PendingAcks,
+        feed: Callable[[PublishesReceived], None],
+        *,
+        log_end_offset: Callable[[], int],
+        may_answer: Callable[[], bool],
+    ) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._config = config
+        self._codec = codec
+        self._acks = acks
+        self._feed = feed
+        self._log_end_offset = log_end_offset
+        self._may_answer = may_answer
+        self._loop = asyncio.get_running_loop()
+        self.reader = Reader(subject, policy, inboxes)
+        self.counters = IngestCounters()
+        self._listener: Listener | None = None
+        self._raw: list[RawMessage] = []
+        self._raw_bytes = 0
+        self._drain_scheduled = False
+        self._tokens: dict[int, Columns] = {}
+        self._next_token = 1
+        self._largest_bytes = max(4096, min(config.replication_max_bytes, bus.max_payload) - _BATCH_OVERHEAD_BYTES)
+        self._batch_bytes = min(config.batch_max_bytes, self._largest_bytes)
+
+    @property
+    def open(self) -> bool:
+        """Whether publishes are taken."""
+        return self._listener is not None
+
+    def start(self) -> None:
+        """Subscribe to the data subject."""
+        if self._listener is None:
+            self._listener = self._bus.listen(self._subject, self._arrived)
+
+    def stop(self) -> None:
+        """Unsubscribe and forget what is not in the log: nobody was told that it is."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._raw = []
+        self._raw_bytes = 0
+        self._tokens.clear()
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
+            self._overload([(subject, reply, payload, headers)])
+            return
+        self._raw.append((subject, reply, payload, headers))
+        self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
+        if not self._drain_scheduled:
+            self._drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Take everything that has arrived, in batches within the bounds."""
+        self._drain_scheduled = False
+        raw, size_bytes = self._raw, self._raw_bytes
+        self._raw, self._raw_bytes = [], 0
+        if size_bytes <= self._batch_bytes and len(raw) <= self._config.batch_max_records:
+            if raw:
+                self._submit(raw)
+            return
+        start = 0
+        while start < len(raw):
+            end = self._batch_end(raw, start)
+            self._submit(raw[start:end])
+            start = end
+
+    def _batch_end(self, raw: list[RawMessage], start: int) -> int:
+        """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
+        total = 0
+        for index in range(start, min(len(raw), start + self._config.batch_max_records)):
+            total += _size_bytes(raw[index])
+            if total > self._batch_bytes:
+                return max(index, start + 1)
+        return min(len(raw), start + self._config.batch_max_records)
+
+    def _submit(self, messages: list[RawMessage]) -> None:
+        if self._acks.count + len(messages) > self._config.ingest_queue_records:
+            self._overload(messages)
+            return
+        now_wall_ns = time.time_ns()
+        columns = self.reader.read(messages, now_wall_ns)
+        if columns.size_bytes > self._largest_bytes:
+            self._refuse(columns.publishers, RejectReason.TOO_LARGE, f"more than {self._largest_bytes} bytes in one batch")
+            return
+        if columns.expected and not self._as_expected(columns, messages):
+            return
+        token = self._next_token
+        self._next_token += 1
+        self._tokens[token] = columns
+        self._feed(PublishesReceived(token, len(columns.values), columns.size_bytes, now_wall_ns))
+
+    def _as_expected(self, columns: Columns, messages: list[RawMessage]) -> bool:
+        """Check the expected offsets. A batch with a wrong one is split into single messages, each judged on its own."""
+        end = self._log_end_offset()
+        if all(expected == end + index for index, expected in columns.expected.items()):
+            return True
+        if len(messages) > 1:
+            for message in messages:
+                self._submit([message])
+            return False
+        self._refuse(columns.publishers, RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}")
+        return False
+
+    def _overload(self, messages: list[RawMessage]) -> None:
+        self.counters.overloaded += len(messages)
+        if any(message[1] for message in messages) and self._may_answer():
+            columns = self.reader.read(messages, time.time_ns())
+            self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
+
+    def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
+        self.counters.rejected += len(publishers.replies)
+        if self._may_answer():  # another node may lead by now, and have stored it [A2]
+            self._acks.reject(publishers, reason, detail, "", 0)
+
+    def seal(self, effect: AppendBatch) -> bytes:
+        """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
+        columns = self._tokens[effect.token]
+        return build_batch(
+            columns.values,
+            base_offset=effect.base_offset,
+            leader_epoch=effect.leader_epoch,
+            timestamp_ns=effect.timestamp_ns,
+            keys=columns.keys,
+            headers=columns.headers,
+            subjects=columns.subjects,
+            replies=columns.replies,
+            codec=self._codec,
+        )
+
+    def appended(self, effect: AppendBatch, size_bytes: int) -> None:
+        """The batch is in the log: its publishers now wait for acks."""
+        columns = self._tokens.pop(effect.token)
+        self._acks.add(effect.base_offset, columns.publishers)
+        self.counters.records += len(columns.values)
+        self.counters.size_bytes += size_bytes
+        self.counters.batches += 1
+
+    def drop(self, token: int) -> None:
+        """Forget the publishes under ``token`` without an answer."""
+        self._tokens.pop(token, None)
+
+    def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:
+        """Answer the publishes under ``token`` with a negative ack and forget them."""
+        columns = self._tokens.pop(token, None)
+        if columns is not None:
+            self.counters.rejected += len(columns.values)
+            self._acks.reject(columns.publishers, reason, "", leader, leader_epoch)
+
+
+def _size_bytes(message: RawMessage) -> int:
+    subject, _, payload, headers = message
+    return len(subject) + len(payload) + len(headers) + _RECORD_OVERHEAD_BYTES

@@ -1,0 +1,88 @@
+"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.errors import ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.connection import BusConnection
+
+Deliver = Callable[[str, int, str, events.Event], None]
+"""(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
+
+
+class Notifications:
+    """Both directions for a whole node."""
+
+    def __init__(self, bus: BusConnection, subjects: Subjects, node_id: str, deliver: Deliver, counters: Counter[str]) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._node_id = node_id
+        self._deliver = deliver
+        self._counters = counters
+        self._listener = bus.listen(subjects.notify(node_id), self._arrived)
+        self._wake_frames: dict[PartitionKey, bytes] = {}
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
+        """Tell an idle follower that there is something to fetch."""
+        frame = self._wake_frames.get(key)
+        if frame is None:
+            frame = frames.encode(pb.PartitionNotification(stream=key.stream, partition=key.partition))
+            self._wake_frames[key] = frame
+        self._bus.send(self._subjects.notify(effect.replica), (frame,))
+
+    def forget(self, key: PartitionKey) -> None:
+        """The partition has left this node."""
+        self._wake_frames.pop(key, None)
+
+    def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
+        """Tell replicas who leads and what is committed."""
+        notice = pb.LeaderNotice(
+            stream=key.stream,
+            partition=key.partition,
+            leader=self._node_id,
+            leaderEpoch=effect.leader_epoch,
+            epoch=effect.epoch,
+            epochStartOffset=effect.epoch_start_offset,
+            highWatermark=effect.high_watermark,
+            logStartOffset=effect.log_start_offset,
+            streamUid=key.uid,
+        )
+        frame = frames.encode(notice)
+        for replica in effect.replicas:
+            self._bus.send(self._subjects.notify(replica), (frame,))
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            kind, body = envelope.decode(payload)
+            if kind is MessageType.PARTITION_NOTIFICATION:
+                wake = frames.parse(body, pb.PartitionNotification)
+                self._deliver(wake.stream, wake.partition, "", events.WokenUp())
+                return
+            if kind is not MessageType.LEADER_NOTICE:
+                raise ProtocolError(f"{kind.name} has no place on a notify subject")
+            notice = frames.parse(body, pb.LeaderNotice)
+        except ProtocolError:
+            self._counters["bad frame"] += 1
+            return
+        event = events.NoticeReceived(
+            leader=notice.leader,
+            leader_epoch=notice.leaderEpoch,
+            epoch=notice.epoch,
+            epoch_start_offset=notice.epochStartOffset,
+            high_watermark=notice.highWatermark,
+            log_start_offset=notice.logStartOffset,
+        )
+        self._deliver(notice.stream, notice.partition, notice.streamUid, event)

@@ -1,0 +1,156 @@
+"""From NATS messages to the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
+
+The columns are what ``liftpy.wire.batch.build_batch`` takes. A run of plain messages never meets a loop of Python statements
+over records; a message with headers or an envelope is looked at on its own. Whatever looks like an envelope and is not one is
+stored as plain bytes [A6].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from liftpy.config import AckPolicy
+from liftpy.errors import ProtocolError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from sidecar.bus.acks import Envelope, InboxRule, Publishers
+
+RawMessage = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply or b"", payload, raw NATS header block or b"")"""
+
+Headers = list[tuple[str, bytes]]
+
+_POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
+_BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
+_STATUS_LINE = b"NATS/1.0"
+_TEXT = ("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class Columns:
+    """Messages as columns, all of the same length; None: the column is absent. ``expected``: record index -> offset wanted."""
+
+    values: list[bytes]
+    publishers: Publishers
+    size_bytes: int
+    subjects: list[str]
+    keys: list[bytes | None] | None = None
+    headers: list[Headers | None] | None = None
+    replies: list[str | None] | None = None
+    expected: dict[int, int] = field(default_factory=dict)
+
+
+class Reader:
+    """Turns the raw messages of one partition into Columns. ``own_subject``: what most messages carry."""
+
+    def __init__(self, own_subject: str, policy: AckPolicy, inboxes: InboxRule) -> None:
+        self._own_subject = own_subject.encode()
+        self._own_text = own_subject
+        self._policy = policy
+        self._inboxes = inboxes
+        self.refused_replies = 0
+        """Replies outside the inbox prefixes: never answered [A5]."""
+        self.poison_envelopes = 0
+        """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
+
+    def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> Columns:
+        """The columns of ``messages``, in their order."""
+        values = [message[2] for message in messages]
+        replies = [message[1] for message in messages]
+        if any(replies):
+            replies = self._allowed(replies)
+        subjects = self._subjects(messages)
+        columns = Columns(values, Publishers(self._policy, replies), sum(map(len, values)), subjects)
+        magic = envelope.MAGIC
+        special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
+        for index in special:
+            self._look_into(columns, index, messages[index], now_wall_ns)
+        return columns
+
+    def _allowed(self, replies: list[bytes]) -> list[bytes]:
+        allows = self._inboxes.allows
+        kept = [reply if reply and allows(reply) else b"" for reply in replies]
+        self.refused_replies += sum(1 for before, after in zip(replies, kept, strict=True) if before and not after)
+        return kept
+
+    def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
+        own = self._own_subject
+        if all(message[0] == own for message in messages):
+            return [self._own_text] * len(messages)
+        return [message[0].decode(*_TEXT) for message in messages]
+
+    def _look_into(self, columns: Columns, index: int, message: RawMessage, now_wall_ns: int) -> None:
+        _, _, payload, block = message
+        headers = parse_headers(block) if block else []
+        if payload.startswith(envelope.MAGIC):
+            self._take_envelope(columns, index, message, headers, now_wall_ns)
+        for name, value in headers:
+            if name == "Lift-Key":
+                _column(columns, "keys")[index] = value
+            elif name == "Lift-Ack" and value in _BY_HEADER:
+                self._policies(columns)[index] = _BY_HEADER[value]
+            elif name == "Nats-Expected-Last-Sequence" and value.isdigit():
+                columns.expected[index] = int(value)
+        if headers:
+            _column(columns, "headers")[index] = headers
+            columns.size_bytes += len(block)
+
+    def _take_envelope(self, columns: Columns, index: int, message: RawMessage, headers: Headers, now_wall_ns: int) -> None:
+        try:
+            published = frames.decode(message[2], client_pb2.Message)
+        except ProtocolError:
+            self.poison_envelopes += 1
+            return
+        columns.values[index] = published.value
+        if published.key:
+            _column(columns, "keys")[index] = published.key
+        if published.replySubject:
+            _column(columns, "replies")[index] = published.replySubject
+        headers += sorted(published.headers.items())
+        if published.offset > 0:  # 0 is what a publisher sends that does not know the field
+            columns.expected[index] = published.offset
+        publishers = columns.publishers
+        replies = publishers.replies
+        inbox = published.ackInbox.encode()
+        if inbox and self._inboxes.allows(inbox):
+            assert isinstance(replies, list)
+            replies[index] = inbox
+        policy = _POLICIES.get(published.ackPolicy, self._policy)
+        self._policies(columns)[index] = policy
+        if publishers.envelopes is None:
+            publishers.envelopes = [None] * len(columns.values)
+        assert isinstance(publishers.envelopes, list)
+        subject = message[0].decode(*_TEXT)
+        publishers.envelopes[index] = Envelope(published.correlationId, published.ackInbox, subject, policy, now_wall_ns)
+
+    def _policies(self, columns: Columns) -> list[AckPolicy]:
+        publishers = columns.publishers
+        if publishers.policies is None:
+            publishers.policies = [self._policy] * len(columns.values)
+        assert isinstance(publishers.policies, list)
+        return publishers.policies
+
+
+def _column(columns: Columns, name: str) -> list[object]:
+    found = getattr(columns, name)
+    if found is None:
+        found = [None] * len(columns.values)
+        setattr(columns, name, found)
+    assert isinstance(found, list)
+    return found
+
+
+def parse_headers(block: bytes) -> Headers:
+    """Names and values of a NATS header block, in order, repeated names kept; a line that is none is left out."""
+    found: Headers = []
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name:
+            found.append((name.decode(*_TEXT), value.strip(b" \t")))
+    return found
+
+
+def is_status(block: bytes, payload: bytes) -> bool:
+    """Whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
+    return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

@@ -1,0 +1,296 @@
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's side (requests and their answers).
+
+A follower's reply subject is ``<inbox>.<slot>.<request id>``: one subscription per node, no table of outstanding requests, and
+an answer finds its partition and its request by its subject alone [D16]. A frame that does not parse is counted and dropped; a
+follower hears RequestFailed for it. Batches go from the log to the socket as the views that the log gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.errors import LiftError, ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.publishes import is_status
+
+logger = logging.getLogger("liftpy.replication")
+
+_MAX_TOKENS = 4096
+"""Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
+
+Feed = Callable[[events.Event], None]
+
+
+class ReplicationService:
+    """The leader's side of one partition. Requests become events; the core's answers name them by token."""
+
+    def __init__(
+        self, bus: BusConnection, subjects: Subjects, key: PartitionKey, inboxes: InboxRule, feed: Feed, counters: Counter[str]
+    ) -> None:
+        self._bus = bus
+        self._key = key
+        self._subjects = subjects
+        self._inboxes = inboxes
+        self._feed = feed
+        self._counters = counters
+        self._listeners: list[Listener] = []
+        self._tokens: dict[int, str] = {}
+        """Token -> reply subject."""
+        self._next_token = 1
+
+    def start(self) -> None:
+        """Listen on ``.replicate`` and ``.offset``."""
+        if not self._listeners:
+            stream, partition = self._key.stream, self._key.partition
+            self._listeners = [
+                self._bus.listen(self._subjects.replicate(stream, partition), self._fetch_arrived),
+                self._bus.listen(self._subjects.offset(stream, partition), self._epoch_query_arrived),
+            ]
+
+    def stop(self) -> None:
+        """Stop listening; requests without an answer are forgotten."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+        self._tokens.clear()
+
+    def _token(self, reply: bytes) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._tokens[token] = reply.decode()
+        if len(self._tokens) > _MAX_TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        return token
+
+    def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not self._inboxes.allows(reply):
+            self._counters["reply refused"] += 1
+            return
+        try:
+            request = frames.decode(payload, pb.ReplicationRequest)
+        except ProtocolError:
+            self._counters["bad frame"] += 1
+            return
+        self._feed(
+            events.FetchReceived(
+                token=self._token(reply),
+                replica=request.replicaID,
+                offset=request.offset,
+                leader_epoch=request.leaderEpoch,
+                offset_epoch=request.offsetEpoch,
+                incarnation=request.incarnation,
+                request_id=request.requestId,
+                max_bytes=request.maxBytes,
+                stream_uid=request.streamUid,
+            )
+        )
+
+    def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not self._inboxes.allows(reply):
+            self._counters["reply refused"] += 1
+            return
+        try:
+            request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
+        except ProtocolError:
+            self._counters["bad frame"] += 1
+            return
+        self._feed(
+            events.EpochOffsetReceived(
+                token=self._token(reply),
+                replica=request.replicaID,
+                asked_epoch=request.leaderEpoch,
+                current_epoch=request.currentEpoch,
+                stream_uid=request.streamUid,
+            )
+        )
+
+    def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
+        """Answer a fetch with whole batches that are on disk, read now, bounded by the NATS server's max_payload.
+
+        A read that fails is answered by nothing: an empty response would say "you are caught up".
+        """
+        reply = self._tokens.pop(effect.token, None)
+        if reply is None:
+            return
+        header = frames.replication_response_header(effect.leader_epoch, high_watermark)
+        if effect.from_offset >= log.flushed_end_offset:
+            self._bus.send(reply, (header,))
+            return
+        room = min(effect.max_bytes, self._bus.max_payload) - len(header)
+        try:
+            read = log.read(effect.from_offset, room, end_offset=log.flushed_end_offset)
+        except LiftError as error:
+            self._counters["failed fetch reads"] += 1
+            logger.warning("%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
+            return
+        self._bus.send(reply, (header, *read.chunks))
+
+    def send_refusal(self, effect: do.SendFetchRefusal) -> None:
+        """Answer a fetch with the reason why it is not served."""
+        refusal = pb.ReplicationRefusal(
+            reason=effect.reason.value, leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset
+        )
+        self._answer(effect.token, frames.encode(refusal))
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        """Answer an epoch query."""
+        response = pb.LeaderEpochOffsetResponse(
+            endOffset=effect.last_offset,
+            leaderEpoch=effect.leader_epoch,
+            currentEpoch=effect.current_epoch,
+            logStartOffset=effect.log_start_offset,
+        )
+        self._answer(effect.token, frames.encode(response))
+
+    def _answer(self, token: int, frame: bytes) -> None:
+        reply = self._tokens.pop(token, None)
+        if reply is not None:
+            self._bus.send(reply, (frame,))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Batches of one answer, kept until the core says what to do with them."""
+
+    buffer: memoryview
+    batches: list[RecordBatch]
+
+
+class FetchClient:
+    """The follower's side of one partition: sends requests, turns answers into events, keeps fetched batches by token."""
+
+    def __init__(
+        self, router: AnswerRouter, subjects: Subjects, key: PartitionKey, node_id: str, feed: Feed, counters: Counter[str]
+    ) -> None:
+        self._router = router
+        self._bus = router.bus
+        self._key = key
+        self._node_id = node_id
+        self._feed = feed
+        self._counters = counters
+        self._replicate_subject = subjects.replicate(key.stream, key.partition)
+        self._offset_subject = subjects.offset(key.stream, key.partition)
+        self._slot = router.add(self._answered)
+        self.fetched: dict[int, Fetched] = {}
+        """Token -> batches; the core has at most one request out, so at most a few."""
+        self._next_token = 1
+
+    def close(self) -> None:
+        """No more answers."""
+        self._router.remove(self._slot)
+        self.fetched.clear()
+
+    def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
+        """Ask the leader for batches; what can't be sent is a failed request."""
+        request = pb.ReplicationRequest(
+            replicaID=self._node_id,
+            offset=effect.offset,
+            leaderEpoch=effect.leader_epoch,
+            offsetEpoch=effect.offset_epoch,
+            incarnation=incarnation,
+            requestId=effect.request_id,
+            maxBytes=min(effect.max_bytes, self._bus.max_payload),
+            streamUid=self._key.uid,
+        )
+        self._send(self._replicate_subject, effect.request_id, frames.encode(request))
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        """Ask the leader where an epoch ends."""
+        request = pb.LeaderEpochOffsetRequest(
+            leaderEpoch=effect.asked_epoch,
+            currentEpoch=effect.current_epoch,
+            replicaID=self._node_id,
+            streamUid=self._key.uid,
+        )
+        self._send(self._offset_subject, effect.request_id, frames.encode(request))
+
+    def _send(self, subject: str, request_id: int, frame: bytes) -> None:
+        if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
+            self._feed(events.RequestFailed(request_id, "not connected"))
+
+    def _answered(self, request_id: int, payload: bytes, headers: bytes) -> None:
+        if headers and is_status(headers, payload):
+            self._feed(events.RequestFailed(request_id, "nobody listens"))
+            return
+        try:
+            event = self._event(request_id, payload)
+        except LiftError as error:
+            self._counters["bad frame"] += 1
+            event = events.RequestFailed(request_id, f"unreadable answer: {error}")
+        self._feed(event)
+
+    def _event(self, request_id: int, payload: bytes) -> events.Event:
+        kind, body = envelope.decode(payload)
+        match kind:
+            case MessageType.REPLICATION_RESPONSE:
+                return self._response(request_id, frames.parse_replication_response(body))
+            case MessageType.REPLICATION_REFUSAL:
+                refusal = frames.parse(body, pb.ReplicationRefusal)
+                return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
+            case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
+                answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
+                return events.EpochOffsetAnswered(
+                    request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
+                )
+        raise ProtocolError(f"{kind.name} is no answer to a request for replication")
+
+    def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
+        batches = split_batches(response.batches, verify=True) if response.batches else []
+        token = self._next_token
+        self._next_token += 1
+        if batches:
+            self.fetched[token] = Fetched(response.batches, batches)
+        spans = tuple(events.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
+        return events.FetchAnswered(token, request_id, response.leader_epoch, response.high_watermark, spans)
+
+
+class AnswerRouter:
+    """One subscription for the answers to all requests of a node's followers."""
+
+    def __init__(self, bus: BusConnection) -> None:
+        self.bus = bus
+        self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
+        self._next_slot = 1
+        self._prefix_length = len(bus.inbox) + 1
+        self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
+
+    def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
+        """A slot of reply subjects whose answers go to ``answered(request id, payload, header block)``."""
+        slot = self._next_slot
+        self._next_slot += 1
+        self._slots[b"%d" % slot] = answered
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Answers to this slot are dropped from now on."""
+        self._slots.pop(b"%d" % slot, None)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        slot, _, request_id = subject[self._prefix_length :].partition(b".")
+        answered = self._slots.get(slot)
+        if answered is not None and request_id.isdigit():
+            answered(int(request_id), payload, headers)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+def _reason(number: int) -> events.RefusalReason:
+    try:
+        return events.RefusalReason(number)
+    except ValueError:
+        return events.RefusalReason.UNKNOWN

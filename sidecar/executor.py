@@ -1,0 +1,191 @@
+"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group. ``effects.py`` has the contract.
+
+Everything here is synchronous; what takes time (a flush, a proposal) is started and comes back as an event. A storage error
+becomes StorageFailed; nothing else may fail here except by a bug, which stops the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from liftpy.errors import NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.replica.effects import Effect
+from sidecar.bus.acks import PendingAcks
+from sidecar.bus.ingest import Ingest
+from sidecar.bus.notify import Notifications
+from sidecar.bus.reads import ReadService
+from sidecar.bus.replication import FetchClient, ReplicationService
+from sidecar.flushing import Flusher
+from sidecar.proposals import Proposals
+from sidecar.timers import Timers
+
+logger = logging.getLogger("liftpy.replica")
+
+
+@dataclass(slots=True)
+class Tools:
+    """What the executor of one partition works with. ``incarnation``: of this node."""
+
+    key: PartitionKey
+    incarnation: int
+    log: Log
+    flusher: Flusher
+    timers: Timers
+    ingest: Ingest
+    acks: PendingAcks
+    service: ReplicationService
+    fetches: FetchClient
+    notifications: Notifications
+    reads: ReadService
+    proposals: Proposals
+    counters: Counter[str]
+    feed: Callable[[events.Event], None]
+    high_watermark: Callable[[], int]
+    leader: Callable[[], tuple[str, int]]
+    """(leader, LeaderEpoch) as the metadata has it, for redirects."""
+
+
+class Executor:
+    """``execute`` one effect; the methods below are named after the effects."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._t = tools
+        self.storage_failed = False
+        self._fire = self._deadline_reached
+        t = tools
+        self._do: dict[type[Effect], Callable[[Any], None]] = {
+            do.AppendBatch: self._append_batch,
+            do.RejectPublishes: lambda e: t.ingest.reject(e.token, e.reason, *t.leader()),
+            do.DropPublishes: lambda e: t.ingest.drop(e.token),
+            do.SendAcks: lambda e: t.acks.release(e.policy, e.through_offset, e.leader_epoch, time.time_ns()),
+            do.DropPendingAcks: lambda e: t.acks.drop(),
+            do.AppendFetched: self._append_fetched,
+            do.DropFetched: self._drop_fetched,
+            do.TruncateLog: self._truncate_log,
+            do.ResetLog: self._reset_log,
+            do.DropLogPrefix: self._drop_log_prefix,
+            do.RaiseHighWatermark: self._raise_high_watermark,
+            do.SendFetch: lambda e: t.fetches.send_fetch(e, t.incarnation),
+            do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
+            do.SendFetchResponse: lambda e: t.service.send_response(e, t.log, t.high_watermark()),
+            do.SendFetchRefusal: lambda e: t.service.send_refusal(e),
+            do.SendEpochAnswer: lambda e: t.service.send_epoch_answer(e),
+            do.NotifyReplica: lambda e: t.notifications.wake(t.key, e),
+            do.SendNotice: lambda e: t.notifications.send_notice(t.key, e),
+            do.ProposeIsr: lambda e: t.proposals.propose_isr(t.key, e, t.feed),
+            do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),
+            do.PersistLeaderEpoch: self._persist_leader_epoch,
+            do.ReportPromotion: lambda e: t.proposals.report_promotion(t.key, e),
+            do.ReplayLog: lambda e: t.feed(events.ReplayFinished(e.end_offset)),
+            do.StartServing: lambda e: t.service.start(),
+            do.OpenSubject: lambda e: t.ingest.start(),
+            do.CloseSubject: self._close_subject,
+            do.SetDeadline: self._set_deadline,
+            do.RoleChanged: self._role_changed,
+        }
+
+    def execute(self, effect: Effect) -> None:
+        """Carry out one effect."""
+        self._do[type(effect)](effect)
+
+    # ---- the log ------------------------------------------------------------------------------------------------------
+    def _failed(self, error: StorageError, token: int = 0) -> None:
+        self.storage_failed = True
+        self._t.counters["storage failures"] += 1
+        logger.error("%s: storage failed: %s", self._t.key, error)
+        self._t.feed(events.StorageFailed(str(error), no_space=isinstance(error, NoSpaceError), token=token))
+
+    def _append_batch(self, effect: do.AppendBatch) -> None:
+        batch = self._t.ingest.seal(effect)
+        try:
+            self._t.log.append(batch, time.time_ns())
+        except StorageError as error:
+            self._failed(error, effect.token)
+            return
+        self._t.ingest.appended(effect, len(batch))
+        self._t.flusher.appended()
+
+    def _append_fetched(self, effect: do.AppendFetched) -> None:
+        fetched = self._t.fetches.fetched.pop(effect.token)
+        batches = [batch for batch in fetched.batches if batch.last_offset <= effect.last_offset]
+        try:
+            self._t.log.append_batches(fetched.buffer, batches, time.time_ns())
+        except StorageError as error:
+            self._failed(error)
+            return
+        self._t.flusher.appended()
+
+    def _drop_fetched(self, effect: do.DropFetched) -> None:
+        self._t.fetches.fetched.pop(effect.token, None)
+        self._t.counters[f"dropped answer: {effect.why}"] += 1
+
+    def _truncate_log(self, effect: do.TruncateLog) -> None:
+        logger.info("%s: cut to log end %d", self._t.key, effect.end_offset)
+        self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
+
+    def _reset_log(self, effect: do.ResetLog) -> None:
+        logger.warning("%s: behind the leader's log start, begins afresh at %d", self._t.key, effect.start_offset)
+        self._cut(lambda: self._t.log.reset(effect.start_offset))
+
+    def _cut(self, cut: Callable[[], object]) -> None:
+        try:
+            self._t.flusher.settle()
+            cut()
+        except StorageError as error:
+            self._failed(error)
+            return
+        self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
+
+    def _drop_log_prefix(self, effect: do.DropLogPrefix) -> None:
+        before = self._t.log.log_start_offset
+        try:
+            self._t.flusher.settle()
+            self._t.log.drop_prefix(effect.log_start_offset)
+        except StorageError as error:
+            self._failed(error)
+            return
+        if self._t.log.log_start_offset != before:
+            self._t.feed(events.LogStartMoved(self._t.log.log_start_offset))
+
+    def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+        self._t.log.raise_high_watermark(effect.high_watermark)
+        self._t.reads.advanced()
+
+    def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        try:
+            self._t.flusher.settle()
+            self._t.log.persist_epoch(effect.leader_epoch)
+        except StorageError as error:
+            self._failed(error)
+            return
+        self._t.feed(events.LeaderEpochPersisted(effect.leader_epoch))
+
+    # ---- role -----------------------------------------------------------------------------------------------------------
+    def _close_subject(self, _: do.CloseSubject) -> None:
+        self._t.ingest.stop()
+        self._t.service.stop()
+
+    def _set_deadline(self, effect: do.SetDeadline) -> None:
+        if effect.at_ns is None:
+            self._t.timers.cancel(self._fire, effect.kind)
+        else:
+            self._t.timers.set(self._fire, effect.kind, effect.at_ns)
+
+    def _deadline_reached(self, kind: events.Deadline) -> None:
+        self._t.feed(events.DeadlineReached(kind))
+
+    def _role_changed(self, effect: do.RoleChanged) -> None:
+        logger.info("%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
+
+    def close(self) -> None:
+        """Cancel all deadlines."""
+        self._t.timers.cancel_all(self._fire)

@@ -1,0 +1,76 @@
+"""Who this node was when it ran last, and what its data folder may have lost since: what it says when it registers.
+
+Two things make it leave every ISR (C7): damage in a log, found by opening each once before registering; and ``lazy-flush`` in
+the data folder, which marks that a log with a flush policy other than ``always`` was open, without a clean stop since.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from liftpy.errors import ConfigError, StorageError
+from liftpy.log.recovery import recover
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import FolderStorage, replace_file, sync_folder
+
+logger = logging.getLogger("liftpy.node")
+
+_LAZY = "lazy-flush"
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The last run. ``incarnation`` 0: there was none. ``flushed_always``: a kill can't have lost what was acknowledged."""
+
+    incarnation: int
+    clean_stop: bool
+    flushed_always: bool
+
+
+def damaged_logs(folder: DataFolder) -> list[str]:
+    """Recover every log in the folder; return those that may miss records which they acknowledged. Blocking."""
+    found = []
+    for path in sorted((folder.path / "streams").glob("*/*")):
+        if not path.name.isdigit():
+            continue
+        recovered = recover(FolderStorage(path))
+        for segment in recovered.segments:
+            segment.file.close()
+        if recovered.report.must_leave_isr:
+            logger.error("%s: %s", path, recovered.report)
+            found.append(f"{path.parent.name}/{path.name}")
+    return found
+
+
+class Identity:
+    """The ``node`` file and the marker, over a locked data folder."""
+
+    def __init__(self, folder: DataFolder, node_id: str) -> None:
+        self._folder = folder
+        self._node_id = node_id
+        self._lazy = folder.path / _LAZY
+        stored = folder.load_identity()
+        if stored is not None and stored.node_id != node_id:
+            raise ConfigError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
+        self._stored = stored or NodeIdentity(node_id)
+        self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
+
+    def begin(self, incarnation: int) -> None:
+        """This process is ``incarnation`` now; from here on only a clean stop makes the marker good again."""
+        self._stored = NodeIdentity(self._node_id, incarnation, self._stored.clean_incarnation)
+        self._folder.store_identity(self._stored)
+
+    def flushes_lazily(self) -> None:
+        """A log is open that counts records as flushed before they are."""
+        if not self._lazy.exists():
+            replace_file(self._lazy, b"")
+
+    def end_cleanly(self) -> None:
+        """Everything acknowledged is on disk and nothing will be written any more [S9]."""
+        self._folder.store_identity(NodeIdentity(self._node_id, self._stored.incarnation, self._stored.incarnation))
+        try:
+            self._lazy.unlink(missing_ok=True)
+            sync_folder(self._folder.path)
+        except OSError as error:
+            raise StorageError(f"remove {self._lazy}: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""This node as a member: registration under a new incarnation, and heartbeats that keep session and lease alive.
+
+An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a
+node that was paused must first see what it has lost [D22].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from liftpy import __version__
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import FencedError, LiftError
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft.group import Group
+from sidecar.settings import NodeSettings
+
+logger = logging.getLogger("liftpy.membership")
+
+_REGISTER_TIMEOUT_S = 5.0
+_REGISTER_RETRY_S = 0.2
+_ANNOUNCE_EVERY = 25
+_IMAGE_WAIT_S = 0.02
+_FINAL = (pb.ControlResponse.INVALID,)
+
+
+class Membership:
+    """``heard(sent_ns)`` is called for every heartbeat that extends the lease; ``fatal`` when this process is replaced."""
+
+    def __init__(
+        self, settings: NodeSettings, group: Group, heard: Callable[[int], None], fatal: Callable[[Exception], None]
+    ) -> None:
+        self._settings = settings
+        self._group = group
+        self._heard = heard
+        self._fatal = fatal
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self.incarnation = 0
+        group.watch(self._image_changed)
+
+    async def register(self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str) -> int:
+        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
+        request = pb.RegisterNode(
+            nodeId=self._settings.node_id,
+            previousIncarnation=previous_incarnation,
+            cleanStop=clean_stop,
+            flushedAlways=flushed_always,
+            rack=self._settings.rack,
+            weight=self._settings.weight,
+            version=__version__,
+            statusAddress=status_address,
+        )
+        attempt = 0
+        while True:
+            response = await self._group.propose(pb.ControlRequest(registerNode=request), _REGISTER_TIMEOUT_S)
+            if response.error == pb.ControlResponse.OK:
+                self.incarnation = response.node.incarnation
+                await self._image_at(response.index)
+                return self.incarnation
+            if response.error in _FINAL:
+                raise LiftError(f"the metadata group refuses this node: {response.detail}")
+            if attempt % _ANNOUNCE_EVERY == 0:
+                logger.warning("not registered yet: %s", response.detail or "the metadata group does not answer")
+            attempt += 1
+            await asyncio.sleep(_REGISTER_RETRY_S)
+
+    def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        self._changed.set()
+
+    async def _image_at(self, index: int) -> None:
+        """Wait until the local image is at or past ``index``."""
+        while self._group.image.index < index:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):  # entries that change nothing are not announced
+                await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
+
+    def start(self) -> None:
+        """Begin the heartbeats."""
+        self._task = asyncio.get_running_loop().create_task(self._beat())
+
+    async def _beat(self) -> None:
+        interval_s = self._settings.replication.heartbeat_s
+        heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        while True:
+            started = time.monotonic()
+            await self._one_beat(pb.ControlRequest(heartbeat=heartbeat))
+            await asyncio.sleep(max(0.0, started + interval_s - time.monotonic()))
+
+    async def _one_beat(self, request: pb.ControlRequest) -> None:
+        sent_ns = time.monotonic_ns()
+        response = await self._group.propose(request, self._settings.replication.session_s / 2)
+        if response.error == pb.ControlResponse.OK:
+            if self._group.image.index < response.index:
+                try:
+                    await asyncio.wait_for(self._image_at(response.index), self._settings.replication.lease_s)
+                except TimeoutError:
+                    return
+            self._heard(sent_ns)
+        elif response.error == pb.ControlResponse.FENCED:
+            own = self._group.image.nodes.get(self._settings.node_id)
+            if own is not None and own.incarnation > self.incarnation:
+                text = f"another process has registered as {self._settings.node_id}: two nodes must not share an id"
+                self._fatal(FencedError(text))
+        else:
+            logger.debug("heartbeat not answered: %s", response.detail or response.error)
+
+    async def leave(self, timeout_s: float) -> None:
+        """A clean stop: say so, so that nobody waits for the session to end."""
+        await self.close()
+        fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
+        if response.error != pb.ControlResponse.OK:
+            logger.info("the metadata group was not told of the stop: %s", response.detail or response.error)
+
+    async def close(self) -> None:
+        """Stop the heartbeats."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None

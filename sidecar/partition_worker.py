@@ -1,0 +1,233 @@
+"""One partition on this node: its log, its replica, and the services around them, wired together.
+
+A worker is started when the image first shows the partition here and stopped when it goes or the node stops. Opening and
+closing a log reads and flushes files, so both run off the event loop; everything between is synchronous on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as Pool
+from dataclasses import dataclass
+
+from liftpy.config import FlushMode, StreamConfig
+from liftpy.errors import LiftError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.recovery import OpenReport
+from liftpy.replica import events
+from liftpy.replica.partition import PartitionState
+from liftpy.replica.replica import Replica
+from liftpy.wire.subjects import Subjects, data_subject
+from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.connection import BusConnection
+from sidecar.bus.ingest import Ingest
+from sidecar.bus.notify import Notifications
+from sidecar.bus.reads import ReadService
+from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
+from sidecar.disk.data_folder import DataFolder
+from sidecar.driver import Driver
+from sidecar.executor import Executor, Tools
+from sidecar.flushing import Flusher
+from sidecar.identity import Identity
+from sidecar.proposals import Proposals
+from sidecar.settings import NodeSettings
+from sidecar.timers import Timers
+
+logger = logging.getLogger("liftpy.partition")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTools:
+    """What all partitions of a node share."""
+
+    settings: NodeSettings
+    incarnation: int
+    bus: BusConnection
+    subjects: Subjects
+    inboxes: InboxRule
+    router: AnswerRouter
+    notifications: Notifications
+    proposals: Proposals
+    timers: Timers
+    pool: Pool
+    counters: Counter[str]
+    fatal: Callable[[Exception], None]
+    folder: DataFolder
+    identity: Identity
+
+
+class PartitionWorker:
+    """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
+
+    compacted: bool
+
+    def __init__(self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log) -> None:
+        self.key = key
+        self.config = config
+        self.log = log
+        self.compacted = config.compaction
+        self._node = node
+        self.state: PartitionState | None = None
+        seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
+        self.replica = Replica(node.settings.node_id, node.incarnation, node.settings.replication, seed)
+        own_subject = data_subject(subject, key.partition)
+        node_id = node.settings.node_id
+        self.acks = PendingAcks(node.bus, key.stream, key.partition, own_subject)
+        self.reads = ReadService(node.bus, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
+        self.ingest = Ingest(
+            node.bus,
+            own_subject,
+            node.settings.replication,
+            config.ack_policy,
+            config.codec,
+            node.inboxes,
+            self.acks,
+            self.feed,
+            log_end_offset=lambda: self.log.log_end_offset,
+            may_answer=lambda: self.replica.may_answer_publishers(time.monotonic_ns()),
+        )
+        self.service = ReplicationService(node.bus, node.subjects, key, node.inboxes, self.feed, node.counters)
+        self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
+        self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed)
+        self.executor = Executor(self._tools(node))
+        self._driver = Driver(key, self.replica, self.executor.execute, node.fatal)
+
+    def _tools(self, node: NodeTools) -> Tools:
+        return Tools(
+            key=self.key,
+            incarnation=node.incarnation,
+            log=self.log,
+            flusher=self.flusher,
+            timers=node.timers,
+            ingest=self.ingest,
+            acks=self.acks,
+            service=self.service,
+            fetches=self.fetches,
+            notifications=node.notifications,
+            reads=self.reads,
+            proposals=node.proposals,
+            counters=node.counters,
+            feed=self.feed,
+            high_watermark=lambda: self.replica.high_watermark,
+            leader=lambda: (self.leader, self.leader_epoch),
+        )
+
+    # ---- events -------------------------------------------------------------------------------------------------------
+    def feed(self, event: events.Event) -> None:
+        """Give the replica an event."""
+        self._driver.feed(event)
+
+    def begin(self) -> None:
+        """Tell the replica what the log holds; the first event."""
+        log = self.log
+        epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
+        opened = events.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, epochs, log.persisted_epoch)
+        self.feed(opened)
+
+    def update(self, state: PartitionState, incarnations: Mapping[str, int]) -> None:
+        """The metadata shows the partition, or the set of live nodes, in a new state."""
+        self.state = state
+        self.feed(events.PartitionChanged(state, incarnations))
+        self.reads.share(self._node.settings.node_id in state.isr)
+        self.reads.advanced()
+
+    def _flushed(self, end_offset: int) -> None:
+        self.feed(events.LogFlushed(end_offset))
+
+    def _flush_failed(self, error: StorageError) -> None:
+        self.executor.storage_failed = True
+        logger.error("%s: flush failed, the log is closed: %s", self.key, error)
+        self.feed(events.StorageFailed(str(error)))
+
+    # ---- what reads and status ask -----------------------------------------------------------------------------------
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive: what this replica knows to be committed."""
+        return self.replica.high_watermark
+
+    @property
+    def leader(self) -> str:
+        """The leader as of the metadata, '' when there is none."""
+        return self.state.leader if self.state is not None else ""
+
+    @property
+    def leader_epoch(self) -> int:
+        """LeaderEpoch as of the metadata."""
+        return self.state.leader_epoch if self.state is not None else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether the metadata names this node as leader."""
+        return self.leader == self._node.settings.node_id
+
+    @property
+    def may_answer_latest(self) -> bool:
+        """Whether HW is the partition's latest: never asked of a leader whose HW is still below its epoch's start [D8]."""
+        return not self.leads or self.replica.may_answer_latest(time.monotonic_ns())
+
+    @property
+    def may_serve_reads(self) -> bool:
+        """In the ISR, with a log that works, and with an HW of the current epoch [R7, D8]."""
+        in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
+        return in_isr and not self.executor.storage_failed and self.replica.may_serve_committed()
+
+    # ---- housekeeping ----------------------------------------------------------------------------------------------------
+    def apply_retention(self, now_wall_ns: int) -> None:
+        """Delete what the stream's retention lets go."""
+        before = self.log.log_start_offset
+        try:
+            self.log.apply_retention(now_wall_ns)
+        except LiftError as error:
+            logger.warning("%s: retention: %s", self.key, error)
+            return
+        if self.log.log_start_offset != before:
+            self.feed(events.LogStartMoved(self.log.log_start_offset))
+
+    async def stop(self, *, delete: bool = False) -> bool:
+        """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
+        self.feed(events.StopRequested())
+        self._driver.stop()
+        self.ingest.stop()
+        self.service.stop()
+        self.acks.drop()
+        self.reads.close()
+        self.fetches.close()
+        self.executor.close()
+        self._node.notifications.forget(self.key)
+        await self.flusher.close()
+        healthy = not self.executor.storage_failed
+        return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete)
+
+    def _close(self, healthy: bool, delete: bool) -> bool:
+        try:
+            self.log.close(clean=healthy and not delete)
+            if delete:
+                self._node.folder.delete_partition(self.key)
+        except (LiftError, OSError) as error:
+            logger.error("%s: closing the log: %s", self.key, error)
+            return False
+        return healthy
+
+
+async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
+    """Open the partition's log (off the loop) and make its worker; raises StorageError."""
+
+    def open_log() -> tuple[Log, OpenReport]:
+        if config.flush.mode is not FlushMode.ALWAYS:
+            node.identity.flushes_lazily()
+        clean = node.identity.previous.clean_stop
+        return Log.open(node.folder.partition_storage(key), config, now_wall_ns=time.time_ns(), clean=clean)
+
+    log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+    logger.info("%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
+    if report.cut_bytes or report.damage:
+        logger.warning("%s: recovered: %s", key, report)
+    worker = PartitionWorker(node, key, subject, config, log)
+    worker.begin()
+    return worker

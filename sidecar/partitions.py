@@ -1,0 +1,192 @@
+"""The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
+
+The image is the wish, the workers are the reality; after each change of the image one task per partition brings them together,
+so that a partition that comes and goes quickly is never opened twice at once. Data is deleted only when a record that names the
+stream's unique id says so [M11]: a folder that the image merely does not know is kept and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from liftpy.cluster.diff import diff, facts
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.errors import LiftError
+from liftpy.ids import PartitionKey
+from liftpy.replica.events import Event, MetadataHeard
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
+
+logger = logging.getLogger("liftpy.partitions")
+
+_RETRY_S = 5.0
+_STOPS_AT_ONCE = 64
+
+
+class Partitions:
+    """All workers of a node."""
+
+    def __init__(self, node: NodeTools) -> None:
+        self._node = node
+        self._node_id = node.settings.node_id
+        self._image = ClusterImage()
+        self._live: dict[str, int] = {}
+        self._workers: dict[PartitionKey, PartitionWorker] = {}
+        self._by_name: dict[tuple[str, int], PartitionWorker] = {}
+        self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._deleted_uids: set[str] = set()
+        """Streams whose deletion was seen; their folders may go."""
+        self._heard_ns = 0
+        self._stopping = False
+        self._all_clean = True
+        self.failed: dict[PartitionKey, str] = {}
+        """Partitions whose log can't be opened -> why; tried again."""
+
+    def __iter__(self) -> Iterator[PartitionWorker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
+        """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
+        worker = self._by_name.get((stream, partition))
+        if worker is not None and uid in ("", worker.key.uid):
+            worker.feed(event)
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        """Follow the image; called on the loop after each of its changes."""
+        before, self._image = self._image, new
+        change = diff(before, new)
+        nodes_changed = bool(change.nodes)
+        if nodes_changed:
+            self._live = _incarnations(new)
+        self._deleted_uids.update(stream.uid for stream in change.deleted)
+        touched = {c.key for c in change.for_node(self._node_id)}
+        for key in touched:
+            self._reconcile(key)
+        if nodes_changed:
+            for worker in self:
+                if worker.key not in touched:
+                    self._tell(worker)
+
+    def metadata_heard(self, sent_ns: int) -> None:
+        """A heartbeat was answered and the image is as new as the answer: leases run on."""
+        self._heard_ns = sent_ns
+        event = MetadataHeard(sent_ns)
+        for worker in self:
+            if worker.leads:
+                worker.feed(event)
+
+    # ---- one partition -------------------------------------------------------------------------------------------------
+    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:
+        found = self._image.find(key.stream, key.uid, key.partition)
+        if found is None or self._node_id not in found[1].replicas or self._stopping:
+            return None
+        return found
+
+    def _reconcile(self, key: PartitionKey) -> None:
+        if key in self._busy:
+            return  # its task looks at the image again before it ends
+        worker, wanted = self._workers.get(key), self._wanted(key)
+        if worker is not None and wanted is not None:
+            self._tell(worker)
+        elif worker is not None or wanted is not None:
+            task = asyncio.get_running_loop().create_task(self._bring_together(key))
+            self._busy[key] = task
+            task.add_done_callback(lambda done: self._settled(key, done))
+
+    def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
+        self._busy.pop(key, None)
+        if not done.cancelled() and done.exception() is not None:
+            self._node.fatal(done.exception())  # type: ignore[arg-type]
+
+    async def _bring_together(self, key: PartitionKey) -> None:
+        while (worker := self._workers.get(key)) is None or self._wanted(key) is None:
+            wanted = self._wanted(key)
+            if worker is not None:
+                await self._stop(worker)
+            elif wanted is not None:
+                await self._start(key, *wanted)
+            else:
+                return
+        self._tell(worker)
+
+    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionImage) -> None:
+        try:
+            worker = await open_worker(self._node, key, stream.subject, stream.config)
+        except LiftError as error:
+            logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
+            self.failed[key] = f"{error.code}: {error}"
+            await asyncio.sleep(_RETRY_S)
+            return
+        self.failed.pop(key, None)
+        self._workers[key] = worker
+        self._by_name[key.stream, key.partition] = worker
+
+    async def _stop(self, worker: PartitionWorker) -> None:
+        key = worker.key
+        del self._workers[key]
+        if self._by_name.get((key.stream, key.partition)) is worker:
+            del self._by_name[key.stream, key.partition]
+        gone = key.uid in self._deleted_uids or self._moved_away(key)
+        if gone:
+            logger.info("%s: deleted", key)
+        clean = await worker.stop(delete=gone and not self._stopping)
+        self._all_clean = self._all_clean and clean
+
+    def _moved_away(self, key: PartitionKey) -> bool:
+        """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
+        found = self._image.find(key.stream, key.uid, key.partition)
+        return found is not None and self._node_id not in found[1].replicas
+
+    def _tell(self, worker: PartitionWorker) -> None:
+        found = self._wanted(worker.key)
+        if found is None:
+            return
+        worker.update(partition_state(*found), self._live)
+        if self._heard_ns and worker.leads:
+            worker.feed(MetadataHeard(self._heard_ns))
+
+    # ---- life --------------------------------------------------------------------------------------------------------------
+    async def settled(self) -> None:
+        """Wait until everything that the image shows has been opened or given up for now."""
+        while self._busy:
+            pending = [task for key, task in self._busy.items() if key not in self.failed]
+            if not pending:
+                return
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> bool:
+        """Stop every worker; return whether everything that was acknowledged is on disk."""
+        self._stopping = True
+        for task in list(self._busy.values()):
+            task.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        workers = list(self)
+        for start in range(0, len(workers), _STOPS_AT_ONCE):
+            await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
+        return self._all_clean
+
+
+def partition_state(stream: StreamImage, partition: PartitionImage) -> PartitionState:
+    """The partition as its replica is told of it."""
+    found = facts(stream, partition)
+    return PartitionState(
+        key=found.key,
+        replicas=found.replicas,
+        isr=found.isr,
+        leader=found.leader,
+        leader_epoch=found.leader_epoch,
+        epoch=found.epoch,
+        status=PartitionStatus(found.status),
+        min_isr=found.min_isr,
+        commit_policy=found.commit_policy,
+        candidate=found.candidate,
+    )
+
+
+def _incarnations(image: ClusterImage) -> dict[str, int]:
+    return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}

@@ -1,0 +1,71 @@
+"""Prometheus metrics of one node, gathered when they are asked for: nothing on the data path counts twice.
+
+One registry per node. Labels are node-wide sums, not partitions: a node may hold thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.status.report import Reporter
+
+_SUMS = {
+    "records_in": ("liftpy_ingest_records", "Records appended as leader."),
+    "bytes_in": ("liftpy_ingest_bytes", "Bytes of record batches appended as leader."),
+    "batches_in": ("liftpy_ingest_batches", "Record batches appended as leader."),
+    "overloaded": ("liftpy_ingest_overloaded", "Publishes refused or dropped because a bound was reached."),
+    "rejected": ("liftpy_ingest_rejected", "Publishes answered with a negative ack."),
+    "poison_envelopes": ("liftpy_ingest_poison_envelopes", "Publishes that look enveloped and are not."),
+    "refused_replies": ("liftpy_refused_replies", "Reply subjects outside the inbox prefixes."),
+    "flushes": ("liftpy_log_flushes", "Flushes of logs."),
+}
+
+
+class NodeCollector(Collector):
+    """Turns a node's report into metric families."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for every scrape."""
+        report = self._reporter.report()
+        partitions: list[dict[str, Any]] = report["partitions"]
+        for name, (metric, text) in _SUMS.items():
+            yield CounterMetricFamily(metric, text, value=sum(p[name] for p in partitions))
+        yield GaugeMetricFamily("liftpy_partitions", "Replicas on this node.", value=len(partitions))
+        leads = sum(p["role"] == "LEADER" for p in partitions)
+        yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=leads)
+        behind = sum(len(p["isr"]) < len(p["replicas"]) for p in partitions if p["role"] == "LEADER")
+        yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
+        waiting = sum(p["waiting_acks"] for p in partitions)
+        yield GaugeMetricFamily("liftpy_waiting_acks", "Publishers that wait for an ack.", value=waiting)
+        uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in partitions if p["role"] == "LEADER")
+        yield GaugeMetricFamily("liftpy_uncommitted_records", "Records of led partitions above HW.", value=uncommitted)
+        yield from self._nats(report["nats"])
+        events = CounterMetricFamily("liftpy_events", "Refused frames and other rare events, by kind.", labels=["kind"])
+        for kind, count in sorted(report["counters"].items()):
+            events.add_metric([kind], count)
+        yield events
+
+    def _nats(self, nats: dict[str, Any]) -> Iterator[Metric]:
+        yield GaugeMetricFamily("liftpy_nats_connected", "1 while connected to NATS.", value=int(nats["connected"]))
+        traffic = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
+        for name in traffic:
+            yield CounterMetricFamily(f"liftpy_nats_{name}", f"nats-py's {name}.", value=nats[name])
+        errors = CounterMetricFamily("liftpy_nats_errors", "Errors and drops of the NATS connection, by kind.", labels=["kind"])
+        for kind, count in sorted(nats["errors"].items()):
+            errors.add_metric([kind], count)
+        yield errors
+
+
+def exposition(reporter: Reporter) -> bytes:
+    """The text that Prometheus scrapes."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(reporter))
+    return generate_latest(registry)

@@ -1,0 +1,111 @@
+"""What a node says of itself: one JSON object, the same over NATS (``<ns>.status.<node>``) and on the status page.
+
+Offsets: ``newest_offset``, ``high_watermark`` and ``log_start_offset`` are inclusive; -1 where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from liftpy import __version__
+from liftpy.replica.snapshot import ReplicaSnapshot
+from sidecar.bus.connection import BusConnection
+from sidecar.partition_worker import PartitionWorker
+from sidecar.partitions import Partitions
+from sidecar.raft.group import Group
+from sidecar.settings import NodeSettings
+
+
+class Reporter:
+    """Gathers the report; reads only."""
+
+    def __init__(
+        self, settings: NodeSettings, incarnation: int, group: Group, bus: BusConnection, partitions: Partitions, counters: Any
+    ) -> None:
+        self._settings = settings
+        self._incarnation = incarnation
+        self._group = group
+        self._bus = bus
+        self._partitions = partitions
+        self._counters = counters
+        self._started = time.monotonic()
+
+    def report(self) -> dict[str, Any]:
+        """The whole node."""
+        now_ns = time.monotonic_ns()
+        return {
+            "node": self._settings.node_id,
+            "version": __version__,
+            "pid": os.getpid(),
+            "incarnation": self._incarnation,
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "namespace": self._settings.namespace,
+            "controller": self._settings.is_controller,
+            "metadata_leader": self._group.leader,
+            "metadata_index": self._group.image.index,
+            "nats": self.nats(),
+            "counters": dict(self._counters),
+            "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
+            "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
+        }
+
+    def nats(self) -> dict[str, Any]:
+        """The connection: state, traffic, errors."""
+        bus = self._bus
+        return {
+            "connected": bus.is_connected,
+            "server": bus.connected_url.netloc if bus.connected_url else "",
+            "max_payload_bytes": bus.max_payload,
+            "send_buffer_bytes": bus.pending_data_size,
+            **bus.stats,
+            "errors": dict(bus.errors),
+        }
+
+    def _partition(self, worker: PartitionWorker, now_ns: int) -> dict[str, Any]:
+        snapshot = worker.replica.snapshot(now_ns)
+        ingest = worker.ingest.counters
+        return {
+            "stream": worker.key.stream,
+            "uid": worker.key.uid,
+            "partition": worker.key.partition,
+            **_replica(snapshot),
+            "waiting_acks": worker.acks.count,
+            "waiting_readers": worker.reads.waiting_count,
+            "flushes": worker.flusher.count,
+            "records_in": ingest.records,
+            "batches_in": ingest.batches,
+            "bytes_in": ingest.size_bytes,
+            "overloaded": ingest.overloaded,
+            "rejected": ingest.rejected,
+            "poison_envelopes": worker.ingest.reader.poison_envelopes,
+            "refused_replies": worker.ingest.reader.refused_replies,
+            "storage_failed": worker.executor.storage_failed,
+        }
+
+
+def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:
+    return {
+        "role": snapshot.role,
+        "phase": snapshot.phase,
+        "leader": snapshot.leader,
+        "leader_epoch": snapshot.leader_epoch,
+        "epoch": snapshot.epoch,
+        "replicas": list(snapshot.replicas),
+        "isr": list(snapshot.isr),
+        "log_start_offset": snapshot.log_start_offset,
+        "newest_offset": snapshot.log_end_offset - 1,
+        "flushed_offset": snapshot.flushed_end_offset - 1,
+        "high_watermark": snapshot.high_watermark,
+        "lease": snapshot.lease_is_current,
+        "followers": {
+            follower.replica: {
+                "position": follower.position,
+                "lag": follower.lag_records,
+                "in_isr": follower.in_isr,
+                "caught_up_age_s": round(follower.caught_up_age_s, 3),
+            }
+            for follower in snapshot.followers
+        },
+    }

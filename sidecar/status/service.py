@@ -1,0 +1,127 @@
+"""Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
+
+The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.errors import ConfigError
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.connection import BusConnection
+from sidecar.settings import STATUS_OFF, NodeSettings
+from sidecar.status.metrics import exposition
+from sidecar.status.report import Reporter
+
+_HOST = "127.0.0.1"
+_REQUEST_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 32
+_JSON = "application/json"
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
+
+
+class StatusService:
+    """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._server: asyncio.Server | None = None
+        self._connections = 0
+        self.reporter: Reporter | None = None
+        self.url = ""
+
+    async def open_page(self) -> None:
+        """Listen on loopback if a port is configured; raise ConfigError when it is taken."""
+        port = self._settings.status_port
+        if port == STATUS_OFF:
+            return
+        try:
+            self._server = await asyncio.start_server(self._handle, _HOST, port)
+        except OSError as error:
+            raise ConfigError(f"status_port {port} can't be used: {error}") from None
+        self.url = f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    def listen(self, bus: BusConnection, subjects: Subjects, inboxes: InboxRule) -> None:
+        """Answer requests over NATS."""
+
+        def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            if self.reporter is not None and inboxes.allows(reply):
+                report = self.reporter.report()
+                body = json.dumps(report).encode()
+                if len(body) > bus.max_payload:
+                    body = json.dumps({**report, "partitions": [], "truncated": True}).encode()
+                bus.send(reply.decode(), (body,))
+
+        bus.listen(subjects.status(self._settings.node_id), asked)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            if self._connections <= _MAX_CONNECTIONS:
+                request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_TIMEOUT_S)
+                writer.write(self._respond(request))
+                await asyncio.wait_for(writer.drain(), _REQUEST_TIMEOUT_S)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a visitor that goes away or speaks no HTTP
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _respond(self, request: bytes) -> bytes:
+        words = request.split(b"\r\n", 1)[0].split()
+        pages: dict[bytes, Callable[[Reporter], tuple[str, bytes]]] = {
+            b"/": lambda r: (_HTML, _page(r.report())),
+            b"/status": lambda r: (_JSON, json.dumps(r.report()).encode()),
+            b"/metrics": lambda r: (_TEXT, exposition(r)),
+        }
+        path = words[1].split(b"?")[0] if len(words) >= 2 else b""
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
+        if path not in pages:
+            return _http("404 Not Found", _TEXT, b"/, /status and /metrics\n")
+        if self.reporter is None:
+            return _http("503 Service Unavailable", _TEXT, b"starting\n")
+        kind, body = pages[path](self.reporter)
+        return _http("200 OK", kind, body if words[0] == b"GET" else b"")
+
+    async def close(self) -> None:
+        """Close the page."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def _http(status: str, kind: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+_COLUMNS = ("stream", "partition", "role", "phase", "leader", "leader_epoch", "isr", "newest_offset", "high_watermark")
+
+
+def _page(report: dict[str, Any]) -> bytes:
+    """A table for people, without scripts."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_text(p[c]))}</td>" for c in _COLUMNS) + "</tr>" for p in report["partitions"]
+    )
+    heads = "".join(f"<th>{c.replace('_', ' ')}</th>" for c in _COLUMNS)
+    facts = ("node", "version", "incarnation", "uptime_s", "metadata_leader", "metadata_index")
+    summary = ", ".join(f"{name.replace('_', ' ')} {html.escape(str(report[name]))}" for name in facts)
+    style = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}tr:nth-child(even){background:#eee}"
+    text = (
+        f"<!doctype html><title>liftpy {html.escape(report['node'])}</title><style>{style}</style>"
+        f"<h1>{html.escape(report['node'])}</h1><p>{summary}</p><table><tr>{heads}</tr>{rows}</table>"
+        '<p><a href="/status">JSON</a> <a href="/metrics">metrics</a></p>'
+    )
+    return text.encode()
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
