@@ -59,6 +59,7 @@ def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage)
     if new.leader and new.leader != old.leader:
         check(new.leader_epoch > old.leader_epoch or new.leader == old.candidate, "C1", "a leader without an epoch", old, new)
         check(new.leader in old.isr or new.unclean_elected, "C5", "a leader from outside the ISR", old, new)
+        check(new.leader not in old.incomplete or new.unclean_elected, "C10", "silently elected", old, new)
     for node_id in set(new.isr) - set(old.isr):
         check(image.is_live(node_id), "C6", node_id, "joined but is not live", old, new)
 

@@ -99,6 +99,7 @@ def partition_to_pb(partition: PartitionImage) -> pb.Partition:
         candidate=partition.candidate,
         passedOver=partition.passed_over,
         incomplete=partition.incomplete,
+        deposed=partition.deposed,
     )
 
 
@@ -117,6 +118,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         candidate=names.string(message.candidate),
         passed_over=names.strings(message.passedOver),
         incomplete=names.strings(message.incomplete),
+        deposed=names.string(message.deposed),
     )
 
 

@@ -6,8 +6,8 @@ Called inside apply, on every controller, on the same image: a decision reads no
 from __future__ import annotations
 
 from liftpy.cluster.codec import image_to_pb
-from liftpy.cluster.decisions import isr, nodes, streams
-from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.decisions import elections, isr, nodes, streams
+from liftpy.cluster.draft import Decision, Draft, Rules, refuse
 from liftpy.cluster.image import ClusterImage
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -15,12 +15,12 @@ READ_ONLY = frozenset({"barrier", "describeCluster", "heartbeat"})
 """Requests that change nothing, and so need no deduplication."""
 
 
-def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, namespace: str = "liftpy") -> Decision:
+def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
     """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970, not below ``image.time_ns``)."""
-    draft = Draft(image, now_ns)
+    draft = Draft(image, now_ns, rules)
     match request.WhichOneof("request"):
         case "createStream":
-            return streams.create_stream(draft, request.createStream, namespace)
+            return streams.create_stream(draft, request.createStream)
         case "deleteStream":
             return streams.delete_stream(draft, request.deleteStream)
         case "registerNode":
@@ -33,6 +33,18 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, namespa
             return nodes.remove_node(draft, request.removeNode)
         case "changeIsr":
             return isr.change_isr(draft, request.changeIsr)
+        case "reportLeader":
+            return elections.report_leader(draft, request.reportLeader)
+        case "reportPromotion":
+            return elections.report_promotion(draft, request.reportPromotion)
+        case "passOver":
+            return elections.pass_over(draft, request.passOver)
+        case "concludeElection":
+            return elections.conclude_election(draft, request.concludeElection)
+        case "electLeader":
+            return elections.elect_leader(draft, request.electLeader)
+        case "drainNode":
+            return elections.drain_node(draft, request.drainNode)
         case "barrier":
             return draft.done()
         case "describeCluster":

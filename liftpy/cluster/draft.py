@@ -6,12 +6,12 @@ CountersMoved record at the end, so that nothing that an entry used can be used 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.image import ClusterImage, Counters, PartitionImage, StreamImage
-from liftpy.cluster.records import CountersMoved, PartitionChanged, Record
+from liftpy.cluster.image import ClusterImage, Counters, NodeImage, PartitionImage, StreamImage
+from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionChanged, Record
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -30,12 +30,23 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionIma
     return Decision((), response)
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the code that applies is told besides the log: the same on every controller of a cluster, or they diverge."""
+
+    namespace: str = "liftpy"
+    """The cluster's own first subject token: no stream may be attached to it."""
+    elections: bool = False
+    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+
+
 class Draft:
     """One decision's records so far, and the counters as they will be after it."""
 
-    def __init__(self, image: ClusterImage, now_ns: int) -> None:
+    def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
         self.image = image
         self.now_ns = now_ns
+        self.rules = rules
         self.records: list[Record] = []
         counters = image.counters
         self._incarnation = counters.next_incarnation
@@ -44,6 +55,8 @@ class Draft:
         self._epoch = counters.next_epoch
         self.placement_index = counters.placement_index
         """Where the next round-robin placement starts."""
+        self._nodes: dict[str, NodeImage] = {}
+        self._appointed: dict[str, int] = {}
 
     def next_incarnation(self) -> int:
         """A number that no process of any node has had."""
@@ -68,6 +81,25 @@ class Draft:
     def add(self, record: Record) -> None:
         """Append a record."""
         self.records.append(record)
+        if isinstance(record, NodeChanged):
+            self._nodes[record.node.node_id] = record.node
+
+    def node(self, node_id: str) -> NodeImage | None:
+        """The node as it is after the records so far."""
+        return self._nodes.get(node_id) or self.image.nodes.get(node_id)
+
+    def is_live(self, node_id: str) -> bool:
+        """Whether the node is registered and not fenced, after the records so far."""
+        node = self.node(node_id)
+        return node is not None and not node.fenced
+
+    def leader_count(self, node_id: str) -> int:
+        """How many partitions the node leads, those that this decision gave it as a candidate included."""
+        return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
+
+    def appointed(self, node_id: str) -> None:
+        """Count ``node_id`` as the leader of one more partition, so that the next choice of this decision sees it."""
+        self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
     def change(self, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
         """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.controller import READ_ONLY, decide
-from liftpy.cluster.draft import Decision, refuse
+from liftpy.cluster.draft import Decision, Rules, refuse
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
@@ -27,9 +27,8 @@ _ERROR = pb.ControlResponse
 class ClusterFsm:
     """The image, and the one way to move it: ``apply`` of the next log entry, or ``restore`` of a snapshot."""
 
-    def __init__(self, namespace: str = "liftpy") -> None:
-        self.namespace = namespace
-        """The cluster's own first subject token: no stream may be attached to it. The same on every controller."""
+    def __init__(self, namespace: str = "liftpy", *, elections: bool = False) -> None:
+        self.rules = Rules(namespace, elections)
         self.image = ClusterImage()
         self.last_records: tuple[Record, ...] = ()
         """What the last apply did, in order; empty when it changed nothing but index and time."""
@@ -80,7 +79,7 @@ class ClusterFsm:
 
     def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, tuple[Record, ...], bytes]:
         if request.WhichOneof("request") in READ_ONLY:
-            decision = decide(image, request, image.time_ns, self.namespace)
+            decision = decide(image, request, image.time_ns, self.rules)
             return image, (), _finish(decision.response, request.operationId, image.index)
         done = image.operations.get(request.operationId)
         if done is not None:
@@ -100,7 +99,7 @@ class ClusterFsm:
             )
         if request.timeNs >= MAX_TIME_NS:
             return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
-        return decide(image, request, image.time_ns, self.namespace)
+        return decide(image, request, image.time_ns, self.rules)
 
 
 def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> bytes:

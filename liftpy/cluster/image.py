@@ -73,6 +73,8 @@ class PartitionImage:
     """Candidates of this election that failed, in the order in which they did."""
     incomplete: tuple[str, ...] = ()
     """Members of ``isr`` that may have lost acknowledged data: elected only by command [C10]."""
+    deposed: str = ""
+    """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class ClusterImage:
             hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
             counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
-        if (old.leader, old.leader_epoch) != (changed.leader, changed.leader_epoch) and (stream.uid, number) in reports:
+        if _leadership(old) != _leadership(changed) and (stream.uid, number) in reports:
             reports = reports.delete((stream.uid, number))
         return replace(
             self,
@@ -223,6 +225,10 @@ class ClusterImage:
             reports=reports,
             trail=self.trail.step(stream.name),
         )
+
+
+def _leadership(partition: PartitionImage) -> tuple[str, int, PartitionStatus]:
+    return partition.leader, partition.leader_epoch, partition.status
 
 
 def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:

@@ -79,7 +79,7 @@ def check_partition(partition: PartitionImage) -> None:
         (partition.status is PartitionStatus.CANDIDATE_FOUND) == bool(partition.candidate),
         "C1", "candidate and status", partition,
     )  # fmt: skip
-    check(not partition.candidate or partition.candidate in isr, "C5", "candidate outside the ISR", partition)
+    check(not partition.candidate or partition.candidate in partition.replicas, "C5", "candidate", partition)
 
 
 def _with(reports: tuple[LeaderReport, ...], report: LeaderReport) -> tuple[LeaderReport, ...]:

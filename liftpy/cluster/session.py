@@ -45,6 +45,8 @@ class _Session:
     """Of the last heartbeat of this incarnation to this metadata leader."""
     proposed_ns: int = _NEVER
     """Of the last proposal about this node that the image has not answered yet."""
+    ending: bool = False
+    """FenceNode was proposed and may be applied at any time: no lease may be granted until the image shows it."""
 
 
 class Sessions:
@@ -85,7 +87,7 @@ class Sessions:
             if held is None or held.incarnation != node.incarnation:
                 self._sessions[node_id] = _Session(node.incarnation, node.fenced, now_ns + self._session_ns)
             elif held.fenced != node.fenced:
-                held.fenced, held.proposed_ns = node.fenced, _NEVER
+                held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> Lease:
@@ -104,7 +106,7 @@ class Sessions:
             return Lease(False, error=pb.ControlResponse.FENCED, detail=detail)
         session.heard_ns = now_ns
         session.deadline_ns = now_ns + self._session_ns
-        if session.fenced:
+        if session.fenced or session.ending:
             self._earliest_ns = now_ns
             return Lease(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
         return Lease(True, self._lease_ns)
@@ -117,13 +119,14 @@ class Sessions:
         self._earliest_ns = now_ns + self._session_ns
         for node_id in sorted(self._sessions):
             session = self._sessions[node_id]
-            alive = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
+            heard = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
+            alive = heard and not session.ending
             if alive != session.fenced:
                 if alive:
                     self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
                 continue
             if session.proposed_ns == _NEVER or now_ns - session.proposed_ns >= self._retry_ns:
-                session.proposed_ns = now_ns
+                session.proposed_ns, session.ending = now_ns, not alive
                 kind = pb.UnfenceNode if alive else pb.FenceNode
                 proposals.append(kind(nodeId=node_id, incarnation=session.incarnation))
             self._earliest_ns = min(self._earliest_ns, session.proposed_ns + self._retry_ns)

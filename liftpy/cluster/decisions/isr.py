@@ -21,8 +21,7 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
     if refusal is not None:
         return refusal
     isr = tuple(node for node in partition.replicas if node in request.isr)
-    if isr == partition.isr:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
     changed = draft.change(stream, replace(partition, isr=isr))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
 

@@ -2,81 +2,101 @@
 
 A complete replica that registers anew stays in its ISRs, and what it leads gets a new LeaderEpoch, so that one
 LeaderEpoch never spans two processes. One that may have lost acknowledged data leaves every ISR, but for those of which
-it is the only member: these go Offline until the operator decides [C7, C10].
+it is the only member: these go Offline until the operator decides [C7, C10]. A node whose session ends is deposed where
+it leads, and passed over where it promotes itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from liftpy.cluster import election
 from liftpy.cluster.draft import Draft
-from liftpy.cluster.image import PartitionImage, PartitionStatus
+from liftpy.cluster.image import PartitionImage, PartitionStatus, StreamImage
+
+Step = Callable[[Draft, StreamImage, PartitionImage, str], PartitionImage]
 
 
 def after_registration(draft: Draft, node_id: str, complete: bool) -> str:
     """Record the changes of every partition that the node holds; return what happened, for people."""
-    left = offline = 0
-    for stream, partition in draft.image.partitions_of(node_id):
-        if node_id not in partition.isr:
-            continue
-        if complete:
-            changed = _keep(draft, partition, node_id)
-        elif partition.isr == (node_id,):
-            changed = _doubt(partition)
-            offline += 1
-        else:
-            changed = _leave(draft, partition, node_id)
-            left += 1
-        if changed is not partition:
-            draft.change(stream, changed)
     if complete:
+        _each(draft, node_id, _complete_back)
         return ""
-    return f"may have lost acknowledged data: left {left} ISRs, {offline} partitions with no other member are offline"
+    changed = _each(draft, node_id, _incomplete_back)
+    offline = sum(partition.status is PartitionStatus.OFFLINE for partition in changed)
+    return f"may have lost acknowledged data: left the ISR of {len(changed) - offline} partitions, {offline} are offline"
 
 
 def after_fencing(draft: Draft, node_id: str) -> str:
-    """The node's leaderships stay with it until there are elections; it is fenced by its lease meanwhile [D22]."""
-    del draft, node_id
-    return ""
+    """Elections for what the node leads. Without elections it stays with the node, whose lease ends meanwhile [D22]."""
+    if not draft.rules.elections:
+        return ""
+    changed = _each(draft, node_id, _gone)
+    return f"{len(changed)} partitions need another leader" if changed else ""
 
 
 def after_return(draft: Draft, node_id: str) -> str:
     """A member of the last known ISR is back: partitions that wait for one get their leader."""
-    for stream, partition in draft.image.partitions_of(node_id):
-        if partition.status is PartitionStatus.OFFLINE:
-            changed = _appoint(draft, partition, node_id)
-            if changed is not partition:
-                draft.change(stream, changed)
+    _each(draft, node_id, _revive)
     return ""
 
 
-def _keep(draft: Draft, partition: PartitionImage, node_id: str) -> PartitionImage:
+def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
+    """``step`` for every partition with the node in its ISR or as its candidate; what changed is recorded and returned."""
+    changes = []
+    for stream, partition in draft.image.partitions_of(node_id):
+        if node_id in partition.isr or node_id == partition.candidate:
+            changed = step(draft, stream, partition, node_id)
+            if changed != partition:
+                changes.append(draft.change(stream, changed))
+    return changes
+
+
+def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
     if partition.leader == node_id:
         return replace(partition, leader_epoch=draft.next_leader_epochs())
-    if partition.status is PartitionStatus.OFFLINE:
-        return _appoint(draft, partition, node_id)
+    if partition.candidate == node_id:
+        partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
+    elif partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, partition)
+    return _revive(draft, stream, partition, node_id)
+
+
+def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+    if partition.isr == (node_id,):
+        doubted = replace(partition, incomplete=partition.isr)
+        return doubted if partition.candidate not in ("", node_id) else election.offline(doubted)
+    shrunk = replace(partition, isr=tuple(member for member in partition.isr if member != node_id))
+    if partition.leader == node_id:
+        return _replace_leader(draft, stream, shrunk)
+    if partition.candidate == node_id:
+        return election.pass_over(draft, stream, shrunk)
+    if partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, shrunk)
+    return shrunk
+
+
+def _gone(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+    if partition.leader == node_id:
+        return election.begin(draft, stream, partition, deposed=node_id)
+    if partition.candidate == node_id:
+        return election.pass_over(draft, stream, partition)
+    if partition.status is PartitionStatus.ELECTION:
+        return election.answered(draft, stream, partition)
     return partition
 
 
-def _doubt(partition: PartitionImage) -> PartitionImage:
-    if partition.status is PartitionStatus.OFFLINE and partition.incomplete == partition.isr:
-        return partition
-    return replace(partition, leader="", status=PartitionStatus.OFFLINE, incomplete=partition.isr)
+def _revive(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+    waits = partition.status is PartitionStatus.OFFLINE and node_id in partition.isr
+    return _replace_leader(draft, stream, partition) if waits else partition
 
 
-def _leave(draft: Draft, partition: PartitionImage, node_id: str) -> PartitionImage:
-    isr = tuple(member for member in partition.isr if member != node_id)
-    shrunk = replace(partition, isr=isr, incomplete=tuple(n for n in partition.incomplete if n != node_id))
-    if partition.leader != node_id:
-        return shrunk
-    alone = replace(shrunk, leader="", status=PartitionStatus.OFFLINE)
-    for member in isr:
-        if draft.image.is_live(member):
-            return _appoint(draft, alone, member)
-    return alone
-
-
-def _appoint(draft: Draft, partition: PartitionImage, node_id: str) -> PartitionImage:
-    if node_id not in partition.isr or node_id in partition.incomplete:
-        return partition
-    return replace(partition, leader=node_id, leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)
+def _replace_leader(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+    if draft.rules.elections:
+        return election.begin(draft, stream, partition)
+    vacant = election.offline(partition)
+    candidates = election.eligible(draft, vacant)
+    if not candidates:
+        return vacant
+    return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)

@@ -57,8 +57,8 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
 
 
 def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
-    """The node's session ended: it joins no ISR and leads nothing new. Its leaders of partitions shrink it away."""
-    node = _current(draft, request.nodeId, request.incarnation)
+    """The node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
+    node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
     if node.fenced:
@@ -71,7 +71,7 @@ def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
 
 def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Decision:
     """The node's heartbeats are back, in the same process."""
-    node = _current(draft, request.nodeId, request.incarnation)
+    node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
     if not node.fenced:
@@ -113,7 +113,8 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
     return ""
 
 
-def _current(draft: Draft, node_id: str, incarnation: int) -> NodeImage | Decision:
+def current_node(draft: Draft, node_id: str, incarnation: int) -> NodeImage | Decision:
+    """The node, or the refusal of a request that names another incarnation of it."""
     node = draft.image.nodes.get(node_id)
     if node is None:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {node_id!r}")

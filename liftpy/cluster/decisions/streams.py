@@ -22,11 +22,11 @@ RESERVED_NAMES = frozenset({"control", "feed", "notify", "raft", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 
 
-def create_stream(draft: Draft, request: pb.CreateStream, namespace: str) -> Decision:
+def create_stream(draft: Draft, request: pb.CreateStream) -> Decision:
     """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty."""
     image = draft.image
     try:
-        _check_names(request, namespace)
+        _check_names(request, draft.rules.namespace)
         config = config_from_pb(request.config)
         held = image.streams.get(request.name)
         if held is not None:

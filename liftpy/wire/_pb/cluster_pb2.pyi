@@ -73,7 +73,7 @@ class Node(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class Partition(_message.Message):
     CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     PASSEDOVER_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    DEPOSED_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -96,7 +97,8 @@ class Partition(_message.Message):
     candidate: str
     passedOver: _containers.RepeatedScalarFieldContainer[str]
     incomplete: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ...) -> None: ...
+    deposed: str
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs")
@@ -247,6 +249,80 @@ class ReportLeader(_message.Message):
     highWatermark: int
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ...) -> None: ...
 
+class ReportPromotion(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "candidate", "candidateIncarnation", "leaderEpoch", "epoch", "replayedEndOffset", "newestOffset", "finished")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATEINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPLAYEDENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEWESTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    candidate: str
+    candidateIncarnation: int
+    leaderEpoch: int
+    epoch: int
+    replayedEndOffset: int
+    newestOffset: int
+    finished: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., candidate: _Optional[str] = ..., candidateIncarnation: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., replayedEndOffset: _Optional[int] = ..., newestOffset: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class PassOver(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "candidate", "leaderEpoch", "epoch")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    candidate: str
+    leaderEpoch: int
+    epoch: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., candidate: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ConcludeElection(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "epoch")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    epoch: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ElectLeader(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "node", "unclean")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAN_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    node: str
+    unclean: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., node: _Optional[str] = ..., unclean: _Optional[bool] = ...) -> None: ...
+
+class DrainNode(_message.Message):
+    __slots__ = ("nodeId", "incarnation")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class Barrier(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -256,7 +332,7 @@ class DescribeCluster(_message.Message):
     def __init__(self) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +348,11 @@ class ControlRequest(_message.Message):
     REPORTLEADER_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     DESCRIBECLUSTER_FIELD_NUMBER: _ClassVar[int]
+    REPORTPROMOTION_FIELD_NUMBER: _ClassVar[int]
+    PASSOVER_FIELD_NUMBER: _ClassVar[int]
+    CONCLUDEELECTION_FIELD_NUMBER: _ClassVar[int]
+    ELECTLEADER_FIELD_NUMBER: _ClassVar[int]
+    DRAINNODE_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -287,7 +368,12 @@ class ControlRequest(_message.Message):
     reportLeader: ReportLeader
     barrier: Barrier
     describeCluster: DescribeCluster
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ...) -> None: ...
+    reportPromotion: ReportPromotion
+    passOver: PassOver
+    concludeElection: ConcludeElection
+    electLeader: ElectLeader
+    drainNode: DrainNode
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster")

@@ -13,8 +13,8 @@ Error = pb.ControlResponse
 
 
 class Driver:
-    def __init__(self, nodes: tuple[str, ...] = ()) -> None:
-        self.fsm = ClusterFsm()
+    def __init__(self, nodes: tuple[str, ...] = (), *, elections: bool = False) -> None:
+        self.fsm = ClusterFsm(elections=elections)
         self.log: list[bytes] = []
         self.now_ns = 1_700_000_000_000 * MS
         for node in nodes:

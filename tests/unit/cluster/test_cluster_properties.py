@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
 from liftpy.cluster.codec import image_to_bytes
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.records import record_from_pb
 from liftpy.cluster.replay import replay_all
@@ -37,6 +37,12 @@ steps = st.one_of(
     st.tuples(st.just("delete"), st.sampled_from(STREAMS), st.booleans()),
     st.tuples(st.just("isr"), st.just("s1"), st.just(0), st.lists(nodes, min_size=1, max_size=1), st.just(9)),
     st.tuples(st.just("isr"), st.sampled_from(STREAMS), st.integers(0, 1), st.lists(nodes, max_size=3), st.integers(0, 9)),
+    st.tuples(st.just("report"), nodes, st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("promote"), st.integers(0, 3)),
+    st.tuples(st.just("pass over"), st.booleans()),
+    st.tuples(st.just("conclude"), st.booleans()),
+    st.tuples(st.just("elect"), st.sampled_from(("", *NODES)), st.booleans()),
+    st.tuples(st.just("drain"), nodes),
     st.tuples(st.just("again"), st.integers(0, 40)),
     st.tuples(st.just("garbage"), st.binary(max_size=40)),
     st.tuples(st.just("barrier")),
@@ -68,6 +74,13 @@ def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
             driver.ask(deleteStream=pb.DeleteStream(name=name, uid=held_stream.uid if held_stream and by_uid else ""))
         case ("isr", name, number, isr, wrong):
             driver.ask(changeIsr=isr_request(driver, name, number, isr, wrong))
+        case ("drain", node):
+            held = image.nodes.get(node)
+            driver.ask(drainNode=pb.DrainNode(nodeId=node, incarnation=held.incarnation if held else 0))
+        case ("report" | "promote" | "pass over" | "conclude" | "elect", *_):
+            found = image.find("s1", "", 0)
+            if found is not None:
+                perform_election(driver, step, *found)
         case ("again", back):
             if back < len(driver.log):
                 driver.apply(driver.log[-1 - back])
@@ -77,6 +90,33 @@ def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
             driver.ask(barrier=pb.Barrier())
         case ("clock", step_ns):
             driver.now_ns = max(0, driver.now_ns + step_ns)
+
+
+def perform_election(driver: Driver, step: tuple, stream: StreamImage, partition: PartitionImage) -> None:  # type: ignore[type-arg]
+    known = driver.fsm.image.nodes
+    about = {"stream": stream.name, "uid": stream.uid, "partition": 0}
+    match step:
+        case ("report", node, offset, right):
+            report = pb.ReportLeader(
+                **about, witness=node, witnessIncarnation=known[node].incarnation if node in known else 0,
+                leader=partition.leader, leaderEpoch=partition.leader_epoch - (not right), newestOffset=offset,
+            )  # fmt: skip
+            driver.ask(reportLeader=report)
+        case ("promote", wrong):
+            candidate = partition.candidate or partition.replicas[-1]
+            promotion = pb.ReportPromotion(
+                **about, candidate=candidate, candidateIncarnation=known[candidate].incarnation - (wrong == 1),
+                leaderEpoch=partition.leader_epoch - (wrong == 2), epoch=partition.epoch - (wrong == 3), finished=True,
+            )  # fmt: skip
+            driver.ask(reportPromotion=promotion)
+        case ("pass over", right):
+            epoch = partition.epoch - (not right)
+            passing = pb.PassOver(**about, candidate=partition.candidate, leaderEpoch=partition.leader_epoch, epoch=epoch)
+            driver.ask(passOver=passing)
+        case ("conclude", right):
+            driver.ask(concludeElection=pb.ConcludeElection(**about, epoch=partition.epoch - (not right)))
+        case ("elect", node, unclean):
+            driver.ask(electLeader=pb.ElectLeader(**about, node=node, unclean=unclean))
 
 
 def isr_request(driver: Driver, name: str, number: int, isr: list[str], wrong: int) -> pb.ChangeIsr:
@@ -105,11 +145,18 @@ class Follower:
         self.image = replace(replay_all(self.image, records), index=fsm.image.index, time_ns=fsm.image.time_ns)
 
 
-@settings(max_examples=250, deadline=None)
-@given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59))
-def test_any_history_keeps_the_invariants_on_every_kind_of_node(history: list[tuple], cut: int) -> None:  # type: ignore[type-arg]
-    driver, follower, seen = Driver(NODES[:3]), Follower(), LeadershipHistory()
-    driver.create("s1", "x.s1", partitions=1)
+@settings(max_examples=400, deadline=None)
+@given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59), st.booleans(), st.booleans())
+def test_any_history_keeps_the_invariants_on_every_kind_of_node(
+    history: list[tuple],  # type: ignore[type-arg]
+    cut: int,
+    elections: bool,
+    quorum: bool,
+) -> None:
+    policy = "quorum" if quorum else "isr"
+    driver = Driver(NODES[:3], elections=elections)
+    follower, seen = Follower(), LeadershipHistory()
+    driver.create("s1", "x.s1", config=pb.StreamConfig(commitPolicy=policy))
     follower.image = driver.fsm.image
     restored: ClusterFsm | None = None
     for number, step in enumerate(history):
@@ -123,7 +170,7 @@ def test_any_history_keeps_the_invariants_on_every_kind_of_node(history: list[tu
         check_image(driver.fsm.image)
         seen.see(driver.fsm.image)
         if number == cut:
-            restored = ClusterFsm()
+            restored = ClusterFsm(elections=elections)
             restored.restore(driver.fsm.snapshot())
     assert driver.fsm.failure_count == 0
     assert image_to_bytes(follower.image, operations=False) == image_to_bytes(driver.fsm.image, operations=False)
@@ -132,7 +179,7 @@ def test_any_history_keeps_the_invariants_on_every_kind_of_node(history: list[tu
         none = OperationWindow()
         assert replace(restored.image, operations=none) == replace(driver.fsm.image, operations=none)
         check_image(restored.image)
-    again = ClusterFsm()
+    again = ClusterFsm(elections=elections)
     for number, entry in enumerate(driver.log, 1):
         again.apply(entry, number)
     assert image_to_bytes(again.image) == image_to_bytes(driver.fsm.image)

@@ -40,7 +40,7 @@ def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it
     assert sessions.due(START + SESSION - 1) == []
     assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
     assert sessions.due(START + SESSION + 1) == []
-    beat(sessions, driver, "a", START + SESSION)
+    assert beat(sessions, driver, "a", START + SESSION)
     again = START + SESSION + 1000 * MS
     assert sessions.next_deadline_ns() == again
     assert [p.nodeId for p in sessions.due(again)] == ["b"]
@@ -61,6 +61,21 @@ def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driv
     driver.unfence("b")
     sessions.image_changed(driver.fsm.image, now)
     assert beat(sessions, driver, "b", now)
+
+
+def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(driver: Driver, sessions: Sessions) -> None:
+    now = START + SESSION
+    assert [p.nodeId for p in sessions.due(now)] == ["a", "b"]
+    assert not beat(sessions, driver, "b", now + 1)
+    again = sessions.due(now + 1000 * MS)
+    assert again == [pb.FenceNode(nodeId=n, incarnation=driver.incarnation(n)) for n in ("a", "b")]
+    driver.fence("b")
+    sessions.image_changed(driver.fsm.image, now + 1001 * MS)
+    beat(sessions, driver, "b", now + 1002 * MS)
+    assert pb.UnfenceNode(nodeId="b", incarnation=driver.incarnation("b")) in sessions.due(now + 1003 * MS)
+    driver.unfence("b")
+    sessions.image_changed(driver.fsm.image, now + 1004 * MS)
+    assert beat(sessions, driver, "b", now + 1005 * MS)
 
 
 def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions: Sessions) -> None:

@@ -1,0 +1,204 @@
+"""The requests of an election: reports of witnesses, of candidates, of the metadata leader's timers, and commands.
+
+``election.py`` says what follows; here it is checked who may say what: every request names the state that it was made
+on, and changes nothing if that has passed [C4, C9].
+"""
+
+from __future__ import annotations
+
+from liftpy.cluster import election
+from liftpy.cluster.codec import partition_to_pb
+from liftpy.cluster.decisions.nodes import current_node
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.records import LeaderReported
+from liftpy.wire._pb import cluster_pb2 as pb
+
+REPORT_WINDOW_NS = 4_000_000_000
+"""Reports further apart do not add up; twice the default of ``replica.max.leader.timeout``."""
+
+_Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader
+
+
+def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
+    """A witness can't reach its leader, or tells its position in an election [C9]."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    refusal = _wrong_process(draft, request.witness, request.witnessIncarnation, partition)
+    if refusal is not None:
+        return refusal
+    if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
+        return _stale(partition)
+    if request.witness not in partition.isr or request.witness == partition.leader:
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no follower of the ISR", partition)
+    if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
+        return _stale(partition)
+    report = _report(draft, request)
+    draft.add(LeaderReported(stream.uid, partition.partition, report))
+    if partition.status is PartitionStatus.ELECTION:
+        return _changed(draft, stream, partition, election.answered(draft, stream, partition, report))
+    if not _most_have_reported(draft, stream, partition, report):
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    return _changed(draft, stream, partition, election.begin(draft, stream, partition, partition.leader, report))
+
+
+def report_promotion(draft: Draft, request: pb.ReportPromotion) -> Decision:
+    """The candidate has replayed its log: Online, with the leader, its epoch and the ISR in one change."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    named = (request.candidate, request.leaderEpoch)
+    if partition.status is PartitionStatus.ONLINE and named == (partition.leader, partition.leader_epoch):
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    if not request.finished:
+        return refuse(pb.ControlResponse.INVALID, "progress is for the metadata leader's timers and not logged", partition)
+    if (*named, request.epoch) != (partition.candidate, partition.leader_epoch, partition.epoch):
+        return _stale(partition)
+    refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
+    if refusal is not None:
+        return refusal
+    return _changed(draft, stream, partition, election.finish(partition))
+
+
+def pass_over(draft: Draft, request: pb.PassOver) -> Decision:
+    """The candidate showed no progress in time: the next one."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    named = (request.candidate, request.leaderEpoch, request.epoch)
+    if not partition.candidate or named != (partition.candidate, partition.leader_epoch, partition.epoch):
+        return _stale(partition)
+    return _changed(draft, stream, partition, election.pass_over(draft, stream, partition))
+
+
+def conclude_election(draft: Draft, request: pb.ConcludeElection) -> Decision:
+    """Positions were waited for long enough: a candidate from what is known."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if partition.status is not PartitionStatus.ELECTION or request.epoch != partition.epoch:
+        return _stale(partition)
+    return _changed(draft, stream, partition, election.conclude(draft, stream, partition))
+
+
+def elect_leader(draft: Draft, request: pb.ElectLeader) -> Decision:
+    """A command: a planned transfer of an Online partition, or an election of an Offline one, unclean if asked [C11]."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
+    if request.node and request.node not in partition.replicas:
+        return refuse(pb.ControlResponse.INVALID, f"{request.node!r} is not among {list(partition.replicas)}", partition)
+    if partition.status is PartitionStatus.ONLINE and not request.unclean:
+        return _transfer(draft, stream, partition, request.node)
+    if partition.status is not PartitionStatus.OFFLINE:
+        what = "only an Offline partition is elected uncleanly" if request.unclean else "an election is under way"
+        return refuse(pb.ControlResponse.INVALID, f"{partition.status.name}: {what}", partition)
+    if request.unclean:
+        return _elect_uncleanly(draft, stream, partition, request.node)
+    elected = election.begin(draft, stream, partition)
+    if elected == partition:
+        detail = "no member of the ISR that holds all acknowledged data is live"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
+    return _changed(draft, stream, partition, elected)
+
+
+def drain_node(draft: Draft, request: pb.DrainNode) -> Decision:
+    """A node stops in good order: planned transfers of all that it leads; the detail tells how many."""
+    node = current_node(draft, request.nodeId, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if not draft.rules.elections:
+        return draft.done(pb.ControlResponse(detail="elections are switched off in this cluster"))
+    moving = staying = 0
+    for stream, partition in draft.image.partitions_of(node.node_id):
+        if partition.leader == node.node_id:
+            moved = election.transfer(draft, stream, partition)
+            staying += moved is None
+            if moved is not None:
+                moving += 1
+                draft.change(stream, moved)
+    return draft.done(pb.ControlResponse(detail=f"{moving} partitions move, {staying} have nobody to move to"))
+
+
+def _transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> Decision:
+    chosen = node_id or partition.replicas[0]
+    if chosen == partition.leader:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    moved = election.transfer(draft, stream, partition, chosen)
+    if moved is None:
+        return refuse(
+            pb.ControlResponse.INVALID, f"{chosen!r} is not a live member of the ISR {list(partition.isr)}", partition
+        )
+    return _changed(draft, stream, partition, moved)
+
+
+def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> Decision:
+    ranked = (*partition.isr, *partition.replicas)
+    live = [replica for replica in ranked if draft.is_live(replica) and node_id in ("", replica)]
+    if not live:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
+    return _changed(draft, stream, partition, election.propose(draft, partition, live[0]))
+
+
+def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport) -> bool:
+    """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]."""
+    witnesses = {report.witness}
+    for held in draft.image.reports.get((stream.uid, partition.partition), ()):
+        node = draft.node(held.witness)
+        current = node is not None and not node.fenced and node.incarnation == held.witness_incarnation
+        same = (held.leader, held.leader_epoch) == (partition.leader, partition.leader_epoch)
+        if current and same and held.witness in partition.isr and draft.now_ns - held.time_ns <= REPORT_WINDOW_NS:
+            witnesses.add(held.witness)
+    return 2 * len(witnesses) > len(partition.isr) - 1
+
+
+def _report(draft: Draft, request: pb.ReportLeader) -> LeaderReport:
+    return LeaderReport(
+        witness=request.witness,
+        witness_incarnation=request.witnessIncarnation,
+        leader=request.leader,
+        leader_epoch=request.leaderEpoch,
+        last_epoch=request.lastEpoch,
+        newest_offset=request.newestOffset,
+        high_watermark=request.highWatermark,
+        time_ns=draft.now_ns,
+    )
+
+
+def _find(draft: Draft, request: _Named) -> tuple[StreamImage, PartitionImage] | Decision:
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    return found
+
+
+def _wrong_process(draft: Draft, node_id: str, incarnation: int, partition: PartitionImage) -> Decision | None:
+    node = draft.image.nodes.get(node_id)
+    if node is None or node.fenced or node.incarnation != incarnation:
+        return refuse(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
+    return None
+
+
+def _stale(partition: PartitionImage) -> Decision:
+    detail = (
+        f"{partition.status.name}, (leader, candidate, LeaderEpoch, Epoch) is "
+        f"{(partition.leader, partition.candidate, partition.leader_epoch, partition.epoch)} now"
+    )
+    return refuse(pb.ControlResponse.STALE, detail, partition)
+
+
+def _changed(draft: Draft, stream: StreamImage, old: PartitionImage, new: PartitionImage) -> Decision:
+    if new == old:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -1,0 +1,180 @@
+"""Who leads next: the states of an election and the choice of a candidate ("Electing a leader" of the protocol).
+
+Goal: after the loss of a leader, the member of the ISR that has most leads next, and nothing committed is lost.
+
+Constraint: only the ISR as of apply is eligible [C5], and of it only who is live, not the deposed leader, not passed over
+in this election, and not known to have lost data [C10]. Every candidate gets a LeaderEpoch of its own [C2]. The ISR is
+frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy ``quorum`` any majority
+of the replica set may hold a committed record, so a majority must have told its position in this very election, in
+which it follows nobody, and the best of them is taken.
+
+Algorithm::
+
+                     one eligible, or all told their positions
+    ONLINE --begin--> ELECTION --------conclude--------> CANDIDATE_FOUND --finish--> ONLINE
+      ^                  |                                 |        ^ |
+      |                  | nobody is eligible     pass_over|        | | next candidate
+      |                  v                                 v        +-+
+      |               OFFLINE <----------------------- nobody left
+      +------------------+ a member of the ISR comes back: begin
+
+Candidates are ranked by (last epoch, newest offset) downwards, those who did not tell last; then by the number of
+partitions that they lead; then by replica order.
+
+Worked example: replicas and ISR a b c, a leads and dies. b told (epoch 4, offset 90), c (epoch 4, offset 93). c is the
+candidate in a new LeaderEpoch; b follows it. c makes no progress: b is the candidate in the next LeaderEpoch, and
+succeeds: Online, leader b, ISR b c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.cluster.draft import Draft
+from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, StreamImage
+from liftpy.config import CommitPolicy
+
+
+def eligible(draft: Draft, partition: PartitionImage) -> tuple[str, ...]:
+    """Who may become the leader in this election, in replica order."""
+    return tuple(
+        node_id
+        for node_id in partition.isr
+        if node_id != partition.deposed
+        and node_id not in partition.passed_over
+        and node_id not in partition.incomplete
+        and draft.is_live(node_id)
+    )
+
+
+def begin(
+    draft: Draft, stream: StreamImage, partition: PartitionImage, deposed: str = "", report: LeaderReport | None = None
+) -> PartitionImage:
+    """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
+    reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {})
+    started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
+    told = {} if _is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
+    return _conclude_if_all_told(draft, stream, started, told)
+
+
+def answered(
+    draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport | None = None
+) -> PartitionImage:
+    """An election after one more ``report``, or after the set of the eligible has changed."""
+    told = _answers(draft, stream, partition)
+    if report is not None:
+        told[report.witness] = report
+    return _conclude_if_all_told(draft, stream, partition, told)
+
+
+def conclude(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+    """The election's candidate from what is known now: positions were waited for long enough."""
+    return _choose(draft, stream, partition, _answers(draft, stream, partition))
+
+
+def pass_over(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+    """The candidate failed: the next one, or Offline when there is none."""
+    failed = partition.candidate
+    rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
+    if _is_quorum(stream):
+        return _conclude_if_all_told(draft, stream, rest, {})
+    return _choose(draft, stream, rest, {})
+
+
+def transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str = "") -> PartitionImage | None:
+    """A planned change of leader to ``node_id`` ('': the best other member), or None when there is nobody to take over.
+
+    The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
+    """
+    others = [n for n in eligible(draft, partition) if n != partition.leader]
+    if node_id and node_id not in others:
+        return None
+    if _is_quorum(stream):
+        if len(others) < _needed(stream, partition):
+            return None
+        return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
+    if not others:
+        return None
+    chosen = node_id or min(others, key=lambda n: (draft.leader_count(n), partition.replicas.index(n)))
+    return propose(draft, partition, chosen)
+
+
+def propose(draft: Draft, partition: PartitionImage, candidate: str) -> PartitionImage:
+    """``candidate`` promotes itself in a new LeaderEpoch."""
+    draft.appointed(candidate)
+    return replace(
+        partition,
+        leader="",
+        candidate=candidate,
+        leader_epoch=draft.next_leader_epochs(),
+        status=PartitionStatus.CANDIDATE_FOUND,
+    )
+
+
+def finish(partition: PartitionImage) -> PartitionImage:
+    """Online, led by the candidate, in one change. One that was not complete in the ISR is the only member [C11]."""
+    candidate = partition.candidate
+    unclean = candidate not in partition.isr or candidate in partition.incomplete
+    isr = (candidate,) if unclean else tuple(node for node in partition.isr if node != partition.deposed)
+    return replace(
+        partition,
+        leader=candidate,
+        candidate="",
+        isr=isr,
+        status=PartitionStatus.ONLINE,
+        passed_over=(),
+        deposed="",
+        incomplete=() if unclean else partition.incomplete,
+        unclean_elected=partition.unclean_elected or unclean,
+    )
+
+
+def offline(partition: PartitionImage) -> PartitionImage:
+    """Nobody can lead; the ISR stays as it was, whoever of it comes back is eligible."""
+    return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
+
+
+def _conclude_if_all_told(
+    draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]
+) -> PartitionImage:
+    candidates = eligible(draft, partition)
+    waiting = [node_id for node_id in candidates if node_id not in told]
+    if len(candidates) < _needed(stream, partition):
+        return offline(partition)
+    if waiting and (len(candidates) > 1 or _is_quorum(stream)):
+        return partition
+    return _choose(draft, stream, partition, told)
+
+
+def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]) -> PartitionImage:
+    candidates = eligible(draft, partition)
+    if _is_quorum(stream):
+        candidates = tuple(node_id for node_id in candidates if node_id in told)
+    if len(candidates) < _needed(stream, partition):
+        return offline(partition)
+
+    def rank(node_id: str) -> tuple[int, int, int, int]:
+        report = told.get(node_id)
+        position = (report.last_epoch, report.newest_offset) if report else (-1, -2)
+        return -position[0], -position[1], draft.leader_count(node_id), partition.replicas.index(node_id)
+
+    return propose(draft, partition, min(candidates, key=rank))
+
+
+def _needed(stream: StreamImage, partition: PartitionImage) -> int:
+    return len(partition.replicas) // 2 + 1 if _is_quorum(stream) else 1
+
+
+def _is_quorum(stream: StreamImage) -> bool:
+    return stream.config.commit_policy is CommitPolicy.QUORUM
+
+
+def _answers(draft: Draft, stream: StreamImage, partition: PartitionImage) -> dict[str, LeaderReport]:
+    """The positions that are held for this (leader, LeaderEpoch, status), of processes that still run."""
+    held = draft.image.reports.get((stream.uid, partition.partition), ())
+    return {report.witness: report for report in held if _is_current(draft, report)}
+
+
+def _is_current(draft: Draft, report: LeaderReport) -> bool:
+    node = draft.node(report.witness)
+    return node is not None and node.incarnation == report.witness_incarnation

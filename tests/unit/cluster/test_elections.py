@@ -1,0 +1,437 @@
+"""Elections: who starts one, who wins, what happens when a candidate fails, and what is done only by command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.cluster.checks import check_image
+from liftpy.cluster.decisions.elections import REPORT_WINDOW_NS
+from liftpy.cluster.image import PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+
+OFFLINE, ONLINE = PartitionStatus.OFFLINE, PartitionStatus.ONLINE
+ELECTION, CANDIDATE_FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND
+
+
+class Cluster(Driver):
+    """Three or more nodes, one stream ``orders`` of which the first node leads partition 0."""
+
+    def __init__(self, nodes: str = "abc", **config: Any) -> None:
+        super().__init__(tuple(nodes), elections=True)
+        self.create(replicationFactor=len(nodes), config=pb.StreamConfig(**config))
+
+    @property
+    def now(self) -> tuple[PartitionStatus, str, str]:
+        partition = self.partition()
+        check_image(self.fsm.image)
+        return partition.status, partition.leader, partition.candidate
+
+    def about(self, **fields: Any) -> dict[str, Any]:
+        return {"stream": "orders", "uid": self.fsm.image.streams["orders"].uid, "partition": 0, **fields}
+
+    def report(self, witness: str, position: tuple[int, int] = (1, 10), **other: Any) -> pb.ControlResponse:
+        partition = self.partition()
+        fields = self.about(
+            witness=witness, witnessIncarnation=self.incarnation(witness), leader=partition.leader,
+            leaderEpoch=partition.leader_epoch, lastEpoch=position[0], newestOffset=position[1],
+        )  # fmt: skip
+        return self.ask(reportLeader=pb.ReportLeader(**(fields | other)))
+
+    def promotion(self, **other: Any) -> pb.ReportPromotion:
+        partition = self.partition()
+        fields = self.about(
+            candidate=partition.candidate, candidateIncarnation=self.incarnation(partition.candidate),
+            leaderEpoch=partition.leader_epoch, epoch=partition.epoch, finished=True,
+        )  # fmt: skip
+        return pb.ReportPromotion(**(fields | other))
+
+    def promote(self) -> pb.ControlResponse:
+        return self.ask(reportPromotion=self.promotion())
+
+    def pass_over(self) -> pb.ControlResponse:
+        p = self.partition()
+        return self.ask(passOver=pb.PassOver(**self.about(candidate=p.candidate, leaderEpoch=p.leader_epoch, epoch=p.epoch)))
+
+    def conclude(self) -> pb.ControlResponse:
+        return self.ask(concludeElection=pb.ConcludeElection(**self.about(epoch=self.partition().epoch)))
+
+    def elect(self, node: str = "", *, unclean: bool = False) -> pb.ControlResponse:
+        return self.ask(electLeader=pb.ElectLeader(**self.about(node=node, unclean=unclean)))
+
+
+# ---- witnesses -----------------------------------------------------------------------------------------------------
+def test_more_than_half_of_the_followers_depose_a_leader_and_the_longest_log_is_the_candidate() -> None:
+    cluster = Cluster()
+    before = cluster.partition()
+    cluster.report("b", (1, 90))
+    assert cluster.now == (ONLINE, "a", "")
+    assert cluster.partition() is before
+    cluster.report("c", (1, 93))
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    found = cluster.partition()
+    assert found.leader_epoch > before.leader_epoch
+    assert found.isr == ("a", "b", "c")
+    assert cluster.promote().error == Error.OK
+    assert cluster.now == (ONLINE, "c", "")
+    assert cluster.partition().isr == ("b", "c")
+    assert cluster.partition().leader_epoch == found.leader_epoch
+
+
+def test_a_later_epoch_beats_a_longer_log() -> None:
+    cluster = Cluster()
+    cluster.report("b", (7, 5))
+    cluster.report("c", (6, 500))
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_one_broken_link_deposes_nobody_however_often_it_is_reported() -> None:
+    cluster = Cluster("abcd")
+    for _ in range(10):
+        cluster.report("b")
+    assert cluster.now == (ONLINE, "a", "")
+    cluster.report("c")
+    assert cluster.now[0] is ELECTION, "two of three followers, and the third has not told its position"
+
+
+def test_reports_add_up_only_within_the_window() -> None:
+    cluster = Cluster()
+    cluster.report("b")
+    cluster.now_ns += REPORT_WINDOW_NS
+    cluster.report("c")
+    assert cluster.now == (ONLINE, "a", "")
+    cluster.report("b")
+    assert cluster.now[0] is CANDIDATE_FOUND
+
+
+def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:
+    cluster = Cluster()
+    cluster.report("b")
+    old = cluster.partition().leader_epoch
+    cluster.restart("a")
+    assert not cluster.fsm.image.reports
+    cluster.report("c")
+    assert cluster.now == (ONLINE, "a", "")
+    assert cluster.report("b", leaderEpoch=old).error == Error.STALE
+    assert cluster.now == (ONLINE, "a", "")
+
+
+def test_only_live_followers_of_the_isr_of_the_right_incarnation_are_witnesses() -> None:
+    cluster = Cluster("abcd")
+    cluster.change_isr(["a", "b", "c"])
+    assert cluster.report("d").error == Error.INVALID
+    assert cluster.report("a").error == Error.INVALID
+    assert cluster.report("b", witnessIncarnation=99).error == Error.FENCED
+    cluster.report("c")
+    cluster.fence("c")
+    assert cluster.report("c").error == Error.FENCED
+    cluster.report("b")
+    assert cluster.now == (ONLINE, "a", ""), "the report of a witness that is fenced since does not count"
+
+
+# ---- the end of a session ------------------------------------------------------------------------------------------
+def test_the_end_of_a_leaders_session_starts_an_election_that_waits_for_positions() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    assert cluster.now == (ELECTION, "", "")
+    assert cluster.change_isr(["b", "c"]).error == Error.STALE, "the ISR is frozen"
+    cluster.report("b", (1, 3))
+    assert cluster.now == (ELECTION, "", "")
+    cluster.report("c", (1, 2))
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_an_election_is_concluded_without_those_who_do_not_tell() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.report("c", (1, 2))
+    cluster.conclude()
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    assert cluster.conclude().error == Error.STALE
+    silent = Cluster()
+    silent.fence("a")
+    silent.conclude()
+    assert silent.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_equal_positions_go_to_the_node_that_leads_least() -> None:
+    cluster = Cluster()
+    cluster.create("busy", replicationFactor=3)
+    assert cluster.partition("busy").leader == "b"
+    cluster.fence("a")
+    cluster.conclude()
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+
+
+def test_many_partitions_of_one_lost_node_spread_over_the_others() -> None:
+    cluster = Driver(("a", "b", "c", "d"), elections=True)
+    cluster.create(partitions=24, replicationFactor=4)
+    cluster.fence("b")
+    orphans = [p for p in cluster.fsm.image.streams["orders"].partitions if p.status is ELECTION]
+    assert len(orphans) == 6
+    for orphan in orphans:
+        conclude = pb.ConcludeElection(stream="orders", partition=orphan.partition, epoch=orphan.epoch)
+        found = cluster.ask(concludeElection=conclude).partition
+        promotion = pb.ReportPromotion(
+            stream="orders", partition=orphan.partition, candidate=found.candidate, epoch=found.epoch, finished=True,
+            leaderEpoch=found.leaderEpoch, candidateIncarnation=cluster.incarnation(found.candidate),
+        )  # fmt: skip
+        assert cluster.ask(reportPromotion=promotion).error == Error.OK
+    assert dict(cluster.fsm.image.leader_counts) == {"a": 8, "c": 8, "d": 8}
+
+
+def test_a_follower_that_is_lost_in_an_election_is_not_waited_for() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.fence("b")
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+
+
+# ---- candidates that fail ------------------------------------------------------------------------------------------
+def test_a_candidate_that_fails_is_passed_over_in_a_new_leader_epoch_until_nobody_is_left() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    first = cluster.partition()
+    late = cluster.promotion()
+    cluster.pass_over()
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    assert cluster.partition().leader_epoch > first.leader_epoch
+    assert cluster.partition().passed_over == ("b",)
+    assert cluster.ask(reportPromotion=late).error == Error.STALE
+    cluster.pass_over()
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.partition().isr == ("a", "b", "c")
+    cluster.unfence("a")
+    assert cluster.now[0] is ELECTION, "a member of the ISR is back: again, with everyone"
+    cluster.conclude()
+    cluster.promote()
+    assert cluster.now == (ONLINE, "a", "")
+    assert cluster.partition().isr == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("field", ["candidate", "leaderEpoch", "epoch"])
+def test_a_pass_over_that_names_another_state_is_stale(field: str) -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    p = cluster.partition()
+    request = pb.PassOver(**cluster.about(candidate=p.candidate, leaderEpoch=p.leader_epoch, epoch=p.epoch))
+    setattr(request, field, "c" if field == "candidate" else getattr(request, field) + 1)
+    assert cluster.ask(passOver=request).error == Error.STALE
+    assert cluster.partition() is p
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"candidate": "c"}, Error.STALE),
+        ({"leaderEpoch": 1}, Error.STALE),
+        ({"epoch": 1}, Error.STALE),
+        ({"candidateIncarnation": 77}, Error.FENCED),
+        ({"finished": False}, Error.INVALID),
+    ],
+)
+def test_a_promotion_must_match_the_proposal(other: dict[str, Any], error: int) -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    before = cluster.partition()
+    assert cluster.ask(reportPromotion=cluster.promotion(**other)).error == error
+    assert cluster.partition() is before
+
+
+def test_a_promotion_that_is_reported_twice_is_fine_and_a_candidate_that_restarts_is_not() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    report = cluster.promotion()
+    cluster.ask(reportPromotion=report)
+    online = cluster.partition()
+    assert cluster.ask(reportPromotion=report).error == Error.OK
+    assert cluster.partition() is online
+
+    other = Cluster()
+    other.fence("a")
+    other.conclude()
+    report = other.promotion()
+    other.restart("b")
+    assert other.now == (CANDIDATE_FOUND, "", "c")
+    assert other.ask(reportPromotion=report).error == Error.STALE
+
+
+def test_the_last_candidate_that_restarts_is_proposed_again_in_a_new_leader_epoch() -> None:
+    cluster = Cluster("ab")
+    cluster.fence("a")
+    first = cluster.partition()
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+    cluster.restart("b")
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+    assert cluster.partition().leader_epoch > first.leader_epoch
+    cluster.fence("b")
+    assert cluster.now == (OFFLINE, "", "")
+    cluster.restart("b")
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_a_shrink_of_the_node_just_elected_is_stale() -> None:
+    cluster = Cluster()
+    shrink = cluster.isr_request(["a", "b"])
+    cluster.fence("a")
+    cluster.report("b", (1, 1))
+    cluster.report("c", (1, 9))
+    cluster.promote()
+    assert cluster.ask(changeIsr=shrink).error == Error.STALE
+    assert cluster.now == (ONLINE, "c", "")
+
+
+# ---- what may be lost ----------------------------------------------------------------------------------------------
+def test_a_leader_that_comes_back_incomplete_leaves_the_isr_and_another_is_elected() -> None:
+    cluster = Cluster()
+    cluster.restart("a", flushed=False)
+    assert cluster.now[0] is ELECTION
+    assert cluster.partition().isr == ("b", "c")
+    cluster.conclude()
+    cluster.promote()
+    assert cluster.partition().isr == ("b", "c")
+
+
+def test_a_candidate_that_comes_back_incomplete_is_passed_over() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    cluster.restart("b", emptied=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    assert cluster.partition().isr == ("a", "c")
+    cluster.restart("c", emptied=True)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.partition().isr == ("a",)
+    cluster.restart("a")
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+
+
+def test_the_last_replica_standing_that_may_have_lost_data_is_elected_only_by_command_and_it_shows() -> None:
+    cluster = Cluster("ab")
+    cluster.change_isr(["a"])
+    cluster.restart("a", flushed=False)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.elect().error == Error.NOT_ENOUGH_NODES
+    cluster.restart("a", clean=True)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.elect(unclean=True).error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+    cluster.promote()
+    assert cluster.now == (ONLINE, "a", "")
+    partition = cluster.partition()
+    assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
+
+
+def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succeeds() -> None:
+    cluster = Cluster("abc")
+    cluster.change_isr(["a"])
+    cluster.fence("a")
+    assert cluster.now == (OFFLINE, "", "")
+    cluster.elect("c", unclean=True)
+    assert (cluster.now, cluster.partition().isr) == ((CANDIDATE_FOUND, "", "c"), ("a",))
+    assert not cluster.partition().unclean_elected
+    cluster.pass_over()
+    assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
+    cluster.elect("b", unclean=True)
+    cluster.promote()
+    assert (cluster.now, cluster.partition().isr) == ((ONLINE, "b", ""), ("b",))
+    assert cluster.partition().unclean_elected
+
+
+def test_an_unclean_election_needs_an_offline_partition_and_a_live_replica() -> None:
+    cluster = Cluster("ab")
+    assert cluster.elect("b", unclean=True).error == Error.INVALID
+    assert cluster.elect("zz", unclean=True).error == Error.INVALID
+    cluster.change_isr(["a"])
+    cluster.fence("b")
+    cluster.fence("a")
+    assert cluster.elect("b", unclean=True).error == Error.NOT_ENOUGH_NODES
+
+
+# ---- planned transfers ---------------------------------------------------------------------------------------------
+def test_a_planned_transfer_keeps_the_old_leader_in_the_isr() -> None:
+    cluster = Cluster()
+    assert cluster.elect("c").error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert cluster.now == (ONLINE, "c", "")
+    assert cluster.partition().isr == ("a", "b", "c")
+    cluster.elect()
+    cluster.promote()
+    assert cluster.now == (ONLINE, "a", ""), "no name: the preferred leader"
+
+
+def test_a_transfer_that_fails_comes_back_to_the_old_leader() -> None:
+    cluster = Cluster("ab")
+    cluster.elect("b")
+    cluster.pass_over()
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+
+
+def test_a_transfer_to_who_can_not_lead_is_refused() -> None:
+    cluster = Cluster()
+    cluster.fence("b")
+    cluster.change_isr(["a", "b"])
+    for node in ("b", "c", "zz"):
+        assert cluster.elect(node).error == Error.INVALID
+    assert cluster.elect("a").error == Error.OK
+    assert cluster.now == (ONLINE, "a", "")
+
+
+def test_draining_a_node_moves_what_it_leads_and_says_what_stays() -> None:
+    cluster = Cluster()
+    cluster.create("alone", replicationFactor=1, partitions=3)
+    led = [p.partition for p in cluster.fsm.image.streams["alone"].partitions if p.leader == "a"]
+    response = cluster.ask(drainNode=pb.DrainNode(nodeId="a", incarnation=cluster.incarnation("a")))
+    assert response.detail == f"1 partitions move, {len(led)} have nobody to move to"
+    assert cluster.now[0] is CANDIDATE_FOUND
+    assert cluster.ask(drainNode=pb.DrainNode(nodeId="a", incarnation=1000)).error == Error.FENCED
+
+
+# ---- commit policy quorum ------------------------------------------------------------------------------------------
+def test_a_quorum_election_needs_the_positions_of_a_majority_told_in_it() -> None:
+    cluster = Cluster(commitPolicy="quorum")
+    cluster.report("b", (1, 5))
+    cluster.report("c", (1, 6))
+    assert cluster.now == (ELECTION, "", ""), "what was told before followed the old leader still"
+    cluster.report("c", (1, 6))
+    assert cluster.now == (ELECTION, "", "")
+    cluster.report("b", (1, 7))
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_a_quorum_election_without_a_majority_is_offline_not_a_guess() -> None:
+    cluster = Cluster(commitPolicy="quorum")
+    cluster.fence("a")
+    cluster.report("b")
+    cluster.conclude()
+    assert cluster.now == (OFFLINE, "", "")
+    again = Cluster(commitPolicy="quorum")
+    again.fence("a")
+    again.fence("b")
+    assert again.now == (OFFLINE, "", "")
+    again.unfence("b")
+    assert again.now == (ELECTION, "", "")
+    again.report("b", (1, 1))
+    again.report("c", (1, 2))
+    assert again.now == (CANDIDATE_FOUND, "", "c")
+
+
+# ---- switched off --------------------------------------------------------------------------------------------------
+def test_without_elections_reports_change_nothing_and_a_fenced_leader_keeps_its_partitions() -> None:
+    cluster = Driver(("a", "b", "c"))
+    cluster.create()
+    before = cluster.partition()
+    for witness in ("b", "c"):
+        report = pb.ReportLeader(stream="orders", witness=witness, witnessIncarnation=cluster.incarnation(witness))
+        assert cluster.ask(reportLeader=report).error == Error.OK
+    cluster.fence("a")
+    assert cluster.partition() is before
+    assert cluster.ask(electLeader=pb.ElectLeader(stream="orders", node="b")).error == Error.INVALID
+    cluster.now_ns += MS
