@@ -80,12 +80,14 @@ def test_a_fenced_member_may_stay_while_another_is_shrunk_but_a_fenced_leader_ch
     assert driver.change_isr(["a"]).error == Error.FENCED
 
 
-def test_the_same_isr_is_fine_and_no_change(driver: Driver) -> None:
+def test_the_same_isr_again_raises_the_epoch_so_that_an_unknown_outcome_is_settled(driver: Driver) -> None:
     before = driver.partition()
+    late = driver.isr_request(["a", "b"])
     answer = driver.change_isr(["c", "b", "a"])
     assert answer.error == Error.OK
-    assert answer.partition.epoch == before.epoch
-    assert driver.partition() is before
+    assert answer.partition.epoch > before.epoch
+    assert driver.partition().isr == before.isr
+    assert driver.ask(changeIsr=late).error == Error.STALE
 
 
 def test_unknown_partitions_are_not_found(driver: Driver) -> None:
