@@ -41,6 +41,8 @@ class CandidateRole(Role):
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another incarnation of a follower, or another replica set."""
         self.service.partition_changed(now_ns)
+        if epoch_rose and self.phase == "LEADER_INIT":
+            self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
         """The epoch is durable; the log may be too."""
