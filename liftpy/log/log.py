@@ -11,30 +11,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import LogClosedError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
+from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards
 from liftpy.log.recovery import OpenReport, recover
-from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, index_name, log_name
+from liftpy.log.retention import retained_start
+from liftpy.log.segment import Segment, index_name, log_name
 from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.log.storage import Bytes, Storage
 from liftpy.wire.batch import RecordBatch, parse_batch
-
-
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """Whole batches, back to back in ``chunks``. The first may begin before the wanted offset.
-
-    ``next_offset``: where to go on reading, exclusive end of the last batch (the wanted offset when there is none).
-    """
-
-    chunks: tuple[memoryview, ...]
-    size_bytes: int
-    next_offset: int
 
 
 class Log:
@@ -224,63 +213,36 @@ class Log:
         """Whole batches from the one that holds ``from_offset`` on, up to ``end_offset`` (exclusive; default HW + 1).
 
         At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
-        given. Raises OffsetOutOfRangeError below the log start and above the log end, LogClosedError.
+        given. Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
-        self._must_be_open()
-        limit = min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
-        if not self.log_start_offset <= from_offset <= self.log_end_offset:
-            raise OffsetOutOfRangeError(
-                f"offset {from_offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
-            )
-        chunks: list[memoryview] = []
-        size_bytes, next_offset = 0, from_offset
-        index = bisect_right(self.segments, from_offset, key=lambda s: s.base_offset) - 1
-        for segment in self.segments[max(index, 0) :]:
-            if next_offset >= limit or size_bytes >= max_bytes:
-                break
-            chunk, end = self._read_segment(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
-            if not chunk:
-                if segment.next_offset > next_offset:
-                    break
-                continue
-            chunks.append(chunk)
-            size_bytes += len(chunk)
-            next_offset = end
-        return ReadResult(tuple(chunks), size_bytes, next_offset)
+        self._must_be_readable(from_offset)
+        return read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
 
-    def _read_segment(
-        self, segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool
-    ) -> tuple[memoryview, int]:
-        """(bytes, offset after them) of the whole batches of one segment; a first batch may be larger than ``max_bytes``."""
-        segment.check(segment.entry_at(offset), segment.entry_at(offset) + 2 * INDEX_INTERVAL_BYTES)
-        start = segment.locate(offset)
-        segment.check(start, start + max_bytes)
-        end = segment.end_of_whole_batches(start, start + max_bytes, limit)
-        if end == start and first:
-            header = next((h for _, h in segment.batches(start, start + 1)), None)
-            if header is not None and header.next_offset <= limit:
-                end = start + header.size_bytes
-        if end == start:
-            return memoryview(b""), offset
-        chunk = segment.file.read(start, end - start)
-        return chunk, segment.next_offset if end == segment.size_bytes else self._offset_at(segment, end)
+    def read_backwards(self, before_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
+        """Whole batches that end at or below ``before_offset``, the newest ``max_bytes`` of them (one at least).
 
-    @staticmethod
-    def _offset_at(segment: Segment, position: int) -> int:
-        return next(header.base_offset for _, header in segment.batches(position, position + 1))
+        The batches lie in ascending order as in the log; ``next_offset`` is the ``before_offset`` to go on with: the base of
+        the first one. Bounds and errors as in ``read``.
+        """
+        self._must_be_readable(before_offset)
+        before = min(before_offset, self._limit(end_offset))
+        return read_backwards(self.segments, before, max_bytes, self.log_start_offset)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
-        for segment in self.segments:
-            if segment.record_count == 0 or segment.max_timestamp_ns < timestamp_ns:
-                continue
-            before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
-            position = segment.entries[before].position if before >= 0 else 0
-            segment.check(position, segment.size_bytes)
-            for _, header in segment.batches(position, segment.size_bytes):
-                if header.timestamp_ns >= timestamp_ns:
-                    return max(header.base_offset, self.log_start_offset)
-        return self.log_end_offset
+        self._must_be_open()
+        found = first_offset_at(self.segments, timestamp_ns)
+        return self.log_end_offset if found is None else max(found, self.log_start_offset)
+
+    def _limit(self, end_offset: int | None) -> int:
+        return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
+
+    def _must_be_readable(self, offset: int) -> None:
+        self._must_be_open()
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset} of this log"
+            )
 
     # ---- cutting -----------------------------------------------------------------------------------------------------
 
@@ -351,7 +313,8 @@ class Log:
         if wanted < self.log_end_offset:
             index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
             segment = self.segments[index]
-            wanted = self._offset_at(segment, segment.locate(wanted)) if segment.record_count else segment.base_offset
+            segment.check(segment.entry_at(wanted), segment.entry_at(wanted) + 1)
+            wanted = offset_at(segment, segment.locate(wanted)) if segment.record_count else segment.base_offset
         if wanted <= self.log_start_offset:
             return
         self.log_start_offset = wanted
@@ -362,6 +325,13 @@ class Log:
         self._forget_flushes(self.log_end_offset)
         self.epochs.drop_prefix(wanted, self.log_end_offset)
         self._advanced()
+
+    def apply_retention(self, now_wall_ns: int) -> bool:
+        """Drop the whole segments that the stream's retention gives up; whether the log start moved."""
+        self._must_be_open()
+        before = self.log_start_offset
+        self.drop_prefix(retained_start(self.segments, self.config, self.high_watermark, now_wall_ns))
+        return self.log_start_offset > before
 
     def _forget_flushes(self, end_offset: int) -> None:
         """Files that are gone need no flush, and one that has run says nothing of what is appended past ``end_offset``."""

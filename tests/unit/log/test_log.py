@@ -10,6 +10,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryFile, MemoryStorage
+from liftpy.wire.batch import parse_batch, split_batches
 from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
 
 
@@ -236,7 +237,6 @@ def test_any_history_equals_a_list(steps: list[tuple]) -> None:
 
 
 def _rows(first: int, made: bytes) -> list[tuple[int, bytes]]:
-    from liftpy.wire.batch import parse_batch
 
     return [(first + i, v) for i, v in enumerate(parse_batch(made).values()) if v is not None]
 
@@ -347,3 +347,50 @@ def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None
             break
         calls += 1
     assert calls > 0
+
+
+# ---- other ways through a log ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_bytes", [1, 500, 3000, 100_000])
+def test_reading_backwards_gives_what_reading_forwards_gives(max_bytes: int) -> None:
+    log = _log()
+    fill(log, 60)
+    log.raise_high_watermark(170)
+    log.drop_prefix(7)
+    before, found = 171, []
+    while (result := log.read_backwards(before, max_bytes)).chunks:
+        rows = [o for chunk in result.chunks for b in split_batches(chunk) for o in b.offsets().tolist()]
+        assert rows[-1] == before - 1
+        assert rows[0] == result.next_offset
+        found = rows + found
+        before = result.next_offset
+    assert found == list(range(6, 171))
+
+
+def test_retention_gives_up_whole_committed_segments() -> None:
+    def log_with(**retention: float) -> Log:
+        log = _log(config=StreamConfig(segment_bytes=4096, **retention))
+        fill(log, 60)
+        log.raise_high_watermark(100)
+        return log
+
+    for log in (log_with(retention_records=10), log_with(retention_bytes=1), log_with(retention_age_s=1.0)):
+        assert log.apply_retention(10**15)
+        assert 0 < log.log_start_offset <= 101
+        assert log.log_start_offset == log.segments[0].base_offset
+        assert not log.apply_retention(10**15)
+    log = log_with(retention_records=150)
+    log.apply_retention(0)
+    held = [s.record_count for s in log.segments]
+    assert sum(held) >= 150 > sum(held[1:])
+    assert not log_with().apply_retention(10**15)
+
+
+def test_a_segment_rolls_by_age() -> None:
+    log = _log(config=StreamConfig(segment_age_s=10))
+    log.append(batch(0), 1_000_000_000)
+    log.append(batch(1), 10_999_999_999)
+    assert len(log.segments) == 1
+    log.append(batch(2), 11_000_000_000)
+    assert len(log.segments) == 2

@@ -1,0 +1,210 @@
+"""Record batches into Arrow, by numpy and buffer slices: no Python loop over records. The one place that imports pyarrow.
+
+A column of several batches is joined once: its bytes are concatenated (for a single uncompressed batch they are handed on in
+place), its ends shifted. ``to_arrow`` gives the log's own columns; ``ARRAYS`` the builders for other schemas (Spark's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from liftpy.wire.batch import RecordBatch
+from liftpy.wire.batch_columns import BytesColumn
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ns", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("leader_epoch", pa.int64(), nullable=False),
+    ]
+)
+"""Columns of ``to_arrow``: one row a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``."""
+
+    batch: RecordBatch
+    first_index: int
+    end_index: int
+
+    @property
+    def record_count(self) -> int:
+        """How many records."""
+        return self.end_index - self.first_index
+
+
+def to_arrow(
+    batches: Iterable[RecordBatch],
+    *,
+    columns: Sequence[str] = tuple(SCHEMA.names),
+    from_offset: int | None = None,
+    end_offset: int | None = None,
+) -> pa.RecordBatch:
+    """One Arrow RecordBatch of all records with ``from_offset`` <= offset < ``end_offset``; ``columns`` as in ``SCHEMA``.
+
+    Raises CorruptionError for a batch whose columns don't fit its header, ValueError for 2 GiB or more in one column.
+    """
+    group = [rows for batch in batches if (rows := _rows(batch, from_offset, end_offset)).record_count]
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
+
+
+def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
+    """The records of ``batch`` within the bounds; only a batch that a bound cuts has its offsets looked at."""
+    first, end = 0, batch.record_count
+    if from_offset is not None and batch.base_offset < from_offset:
+        first = int(np.searchsorted(batch.offsets(), from_offset))
+    if end_offset is not None and batch.next_offset > end_offset:
+        end = int(np.searchsorted(batch.offsets(), end_offset))
+    return Rows(batch, first, max(first, end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``; None: that many nulls."""
+
+    column: BytesColumn | None
+    first: int
+    end: int
+
+
+def _of_records(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_Part]:
+    return [_Part(column(rows.batch), rows.first_index, rows.end_index) for rows in group]
+
+
+def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
+    """One Arrow array of ``kind`` (binary or string) of all the parts' entries."""
+    count = sum(part.end - part.first for part in parts)
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    data: list[memoryview] = []
+    row = size_bytes = 0
+    for part in parts:
+        rows = part.end - part.first
+        into = offsets[row + 1 : row + rows + 1]
+        if part.column is None or not rows:
+            into[:] = size_bytes
+        else:
+            ends = part.column.ends
+            start, stop = int(ends[part.first - 1]) if part.first else 0, int(ends[part.end - 1])
+            if size_bytes + stop - start >= 1 << 31:
+                raise ValueError("a column of an Arrow batch holds less than 2 GiB: read in smaller pieces")
+            np.add(ends[part.first : part.end], np.int64(size_bytes - start), out=into, casting="unsafe")
+            data.append(part.column.data[start:stop])
+            size_bytes += stop - start
+        row += rows
+    joined = pa.py_buffer(data[0] if len(data) == 1 else b"".join(data))
+    return pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), joined])
+
+
+def _validity(parts: Sequence[_Part]) -> pa.Buffer | None:
+    """Arrow's bitmap of the parts' entries, None where there is no null."""
+    if all(part.column is not None and part.column.validity is None for part in parts):
+        return None
+    valid = [
+        np.zeros(part.end - part.first, dtype=np.bool_) if part.column is None else part.column.valid()[part.first : part.end]
+        for part in parts
+    ]
+    return _bitmap(np.concatenate(valid))
+
+
+def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+
+
+def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of a 64-bit type over ``numbers``, without a copy."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
+def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
+    """int64[rows]: timestamp of every record, ns since the epoch."""
+    return _joined([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
+
+
+def _joined(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def _offsets(group: Sequence[Rows]) -> pa.Array:
+    return fixed(_joined([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64())
+
+
+def _timestamps(group: Sequence[Rows]) -> pa.Array:
+    return fixed(timestamps_ns(group), SCHEMA.field("timestamp").type)
+
+
+def _keys(group: Sequence[Rows]) -> pa.Array:
+    return _bytes_array(_of_records(group, lambda batch: batch.columns.keys), pa.binary())
+
+
+def _values(group: Sequence[Rows]) -> pa.Array:
+    return _bytes_array(_of_records(group, lambda batch: batch.columns.values), pa.binary())
+
+
+def _headers(group: Sequence[Rows]) -> pa.Array:
+    """Lists of (name, value), in their order, names repeating as they came; null where a record has none."""
+    names: list[_Part] = []
+    values: list[_Part] = []
+    counts: list[NDArray[np.int64]] = []
+    for rows in group:
+        column = rows.batch.columns.headers
+        if column is None:
+            counts.append(np.zeros(rows.record_count, dtype=np.int64))
+            continue
+        ends = np.concatenate(([0], column.ends)).astype(np.int64)[rows.first_index : rows.end_index + 1]
+        counts.append(np.diff(ends))
+        names.append(_Part(column.names, int(ends[0]), int(ends[-1])))
+        values.append(_Part(column.values, int(ends[0]), int(ends[-1])))
+    per_record = _joined(counts)
+    offsets = np.concatenate(([0], np.cumsum(per_record))).astype(np.int32)
+    pairs = pa.StructArray.from_arrays(
+        [_bytes_array(names, pa.string()), _bytes_array(values, pa.binary())], fields=list(HEADERS.value_type)
+    )
+    return pa.Array.from_buffers(HEADERS, len(per_record), [_bitmap(per_record > 0), pa.py_buffer(offsets)], children=[pairs])
+
+
+def _subjects(group: Sequence[Rows]) -> pa.Array:
+    """The subject of every record; empty where none was stored."""
+    entries: list[_Part] = []
+    indices: list[NDArray[np.int64]] = []
+    entry_count = 0
+    for rows in group:
+        column = rows.batch.columns.subjects
+        if column is None:
+            indices.append(np.full(rows.record_count, -1, dtype=np.int64))
+            continue
+        entries.append(_Part(column.entries, 0, len(column.entries.ends)))
+        indices.append(column.index[rows.first_index : rows.end_index].astype(np.int64) + entry_count)
+        entry_count += len(column.entries.ends)
+    index = _joined(indices)
+    texts = pa.concat_arrays([_bytes_array(entries, pa.string()), pa.array([""])])
+    return texts.take(pa.array(np.where(index < 0, entry_count, index)))
+
+
+def _leader_epochs(group: Sequence[Rows]) -> pa.Array:
+    epochs = np.array([rows.batch.leader_epoch for rows in group], dtype=np.int64)
+    return fixed(np.repeat(epochs, [rows.record_count for rows in group]), pa.int64())
+
+
+ARRAYS: dict[str, Callable[[Sequence[Rows]], pa.Array]] = {
+    "offset": _offsets,
+    "timestamp": _timestamps,
+    "key": _keys,
+    "value": _values,
+    "headers": _headers,
+    "subject": _subjects,
+    "leader_epoch": _leader_epochs,
+}
+"""Column name of ``SCHEMA`` -> the builder of its Arrow array."""

@@ -1,0 +1,108 @@
+"""Reading: whole batches out of a list of segments, forwards, backwards and by timestamp, found through the sparse indexes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Whole batches, back to back in ``chunks``, ascending. ``next_offset``: where to go on in the direction of the read."""
+
+    chunks: tuple[memoryview, ...]
+    size_bytes: int
+    next_offset: int
+
+
+def segment_at(segments: Sequence[Segment], offset: int) -> int:
+    """Index of the segment that holds ``offset``, or would."""
+    return max(bisect_right(segments, offset, key=lambda s: s.base_offset) - 1, 0)
+
+
+def offset_at(segment: Segment, position: int) -> int:
+    """Base offset of the batch at ``position``."""
+    return next(header.base_offset for _, header in segment.batches(position, position + 1))
+
+
+def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
+    """Batches from the one that holds ``from_offset`` on that end at or below ``limit`` (exclusive offset)."""
+    chunks: list[memoryview] = []
+    size_bytes, next_offset = 0, from_offset
+    for segment in segments[segment_at(segments, from_offset) :]:
+        if next_offset >= limit or size_bytes >= max_bytes:
+            break
+        if segment.next_offset <= next_offset:
+            continue
+        chunk, end = _forwards_in(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        next_offset = end
+    return ReadResult(tuple(chunks), size_bytes, next_offset)
+
+
+def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
+    """(bytes, offset after them) from one segment; a first batch may be larger than ``max_bytes``."""
+    hint = segment.entry_at(offset)
+    segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+    start = segment.locate(offset)
+    segment.check(start, start + max_bytes)
+    end = segment.end_of_whole_batches(start, start + max_bytes, limit)
+    if end == start and first:
+        header = next((h for _, h in segment.batches(start, start + 1)), None)
+        if header is not None and header.next_offset <= limit:
+            end = start + header.size_bytes
+    if end == start:
+        return memoryview(b""), offset
+    next_offset = segment.next_offset if end == segment.size_bytes else offset_at(segment, end)
+    return segment.file.read(start, end - start), next_offset
+
+
+def read_backwards(segments: Sequence[Segment], before_offset: int, max_bytes: int, log_start_offset: int) -> ReadResult:
+    """The newest ``max_bytes`` of batches that end at or below ``before_offset`` (exclusive), all of one segment."""
+    index = max(bisect_left(segments, before_offset, key=lambda s: s.base_offset) - 1, 0)
+    while index > 0 and segments[index].record_count == 0:
+        index -= 1
+    segment = segments[index]
+    if before_offset <= log_start_offset or segment.record_count == 0:
+        return ReadResult((), 0, before_offset)
+    segment.check(segment.entry_at(before_offset), segment.entry_at(before_offset) + 2 * INDEX_INTERVAL_BYTES)
+    stop = segment.locate(before_offset) if segment.next_offset > before_offset else segment.size_bytes
+    segment.check(max(stop - max_bytes - INDEX_INTERVAL_BYTES, 0), stop)
+    start, base_offset = _start_before(segment, stop, max_bytes, log_start_offset)
+    if start == stop:
+        return ReadResult((), 0, before_offset)
+    return ReadResult((segment.file.read(start, stop - start),), stop - start, base_offset)
+
+
+def _start_before(segment: Segment, stop: int, max_bytes: int, log_start_offset: int) -> tuple[int, int]:
+    """(position, base offset) of the first of the last batches before ``stop`` that fit ``max_bytes``; the last one always."""
+    wanted = max(stop - max_bytes, 0)
+    entry = max(bisect_right(segment.entries, wanted, key=lambda e: e.position) - 1, 0)
+    found = (stop, 0)
+    for position, header in segment.batches(segment.entries[entry].position, stop):
+        if header.next_offset <= log_start_offset:
+            continue
+        found = (position, header.base_offset)
+        if position >= wanted:
+            break
+    return found
+
+
+def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:
+    """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``, None when there is none."""
+    for segment in segments:
+        if segment.record_count == 0 or segment.max_timestamp_ns < timestamp_ns:
+            continue
+        before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+        position = segment.entries[max(before, 0)].position
+        segment.check(position, segment.size_bytes)
+        for _, header in segment.batches(position, segment.size_bytes):
+            if header.timestamp_ns >= timestamp_ns:
+                return header.base_offset
+    return None
