@@ -77,20 +77,20 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
 
     Closing the generator early (a LIMIT does) stops what is in flight.
     """
-    guess, leader_epoch = SpanGuess(), 0
+    guess, leader_epoch, node = SpanGuess(), 0, _first_choice(planned, rules)
     flying: deque[concurrent.futures.Future[_Fetched]] = deque()
-    first = _Span(planned, rules, planned.start_offset, planned.end_offset, SPAN_BYTES, one_answer=True)
+    first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
     flying.append(link.submit(_fetch_span(link, first)))  # this one tells how large the others should be
     next_offset = None
     try:
         while flying:
             fetched = result_of(flying.popleft(), rules.patience_s * 4)
-            leader_epoch = _check_pieces(planned, fetched.pieces, leader_epoch)
+            leader_epoch, node = _check_pieces(planned, fetched.pieces, leader_epoch), fetched.node
             guess.learn(fetched.pieces)
             next_offset = fetched.next_offset if next_offset is None else next_offset
             while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
                 end = min(next_offset + guess.span_records(), planned.end_offset)
-                span = _Span(planned, rules, next_offset, end, guess.answer_bytes(end - next_offset))
+                span = _Span(planned, rules, next_offset, end, node, guess.answer_bytes(end - next_offset))
                 flying.append(link.submit(_fetch_span(link, span)))
                 next_offset = end
             if fetched.pieces:
@@ -102,32 +102,35 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive; ``answer_bytes`` bounds one answer.
+    """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
-    ``one_answer``: take what one answer holds and leave the rest.
+    ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
+    one answer holds and leave the rest.
     """
 
     planned: PlannedRange
     rules: FetchRules
     start_offset: int
     end_offset: int
+    node: str
     answer_bytes: int
     one_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What a span gave. ``next_offset``: the first offset after it that was not asked for."""
+    """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last."""
 
     pieces: list[BatchSlice]
     next_offset: int
+    node: str
 
 
 async def _fetch_span(link: Link, span: _Span) -> _Fetched:
     planned = span.planned
     options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
     reader = PartitionReader(await link.transport(), link.subjects, planned.stream, planned.partition, options)
-    reader.node = _first_choice(planned, span.rules)
+    reader.node = span.node
     progress = ReadProgress(
         planned.stream,
         planned.partition,
@@ -144,11 +147,11 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except OffsetOutOfRangeError:
             refusals += 1
             await _after_loss(reader, progress, span, refusals)
-    return _Fetched(pieces, progress.next_offset)
+    return _Fetched(pieces, progress.next_offset, progress.node)
 
 
 def _first_choice(planned: PlannedRange, rules: FetchRules) -> str:
-    """Who is asked first; any in-sync replica is asked if that one does not answer. The same range has the same choice."""
+    """Who is asked first of all: for the same range the same node, for different ranges different ones."""
     if rules.leader_first or not planned.replicas:
         return planned.leader
     return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]

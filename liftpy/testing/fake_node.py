@@ -86,7 +86,7 @@ class FakeNode:
     """Answers for the nodes ``node_ids``, the first of which leads everything, over one connection.
 
     ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's.
-    ``asked``: how often each node answered a read.
+    ``asked``: how often each node was asked for a read.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -140,9 +140,9 @@ class FakeNode:
         _, stream, partition, _, *named = message.subject.split(".")
         self._turn += 1
         node = named[0] if named else self.node_ids[self._turn % len(self.node_ids)]
+        self.asked[node] += 1
         if node in self.silent:
             return
-        self.asked[node] += 1
         request = frames.decode(message.data, client_pb2.ReadRequest)
         head, batches = self._answer(node, stream, int(partition), request)
         await message.respond(frames.read_response_header(head) + b"".join(batches))
