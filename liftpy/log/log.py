@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import LogClosedError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
+from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
 from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards
 from liftpy.log.recovery import OpenReport, recover
 from liftpy.log.retention import retained_start
 from liftpy.log.segment import Segment, index_name, log_name
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
 from liftpy.wire.batch import RecordBatch, parse_batch
 
@@ -332,6 +333,49 @@ class Log:
         before = self.log_start_offset
         self.drop_prefix(retained_start(self.segments, self.config, self.high_watermark, now_wall_ns))
         return self.log_start_offset > before
+
+    def begin_compaction(self, now_wall_ns: int) -> Compaction | None:
+        """What compaction has to look at: the sealed, flushed, committed segments; None when there are none.
+
+        Run it in any thread, then give it to ``complete_compaction`` on the log's own.
+        """
+        self._must_be_open()
+        pending = {id(job.file) for job in (*self._unsynced, *(self._flush.seals if self._flush else ()))}
+        inputs = []
+        for segment in self.segments[:-1]:
+            if id(segment.file) in pending or segment.next_offset > min(self.high_watermark + 1, self._durable_end_offset):
+                break
+            inputs.append(segment)
+        return Compaction(self.storage, self.config, tuple(inputs), now_wall_ns) if inputs else None
+
+    def complete_compaction(self, compaction: Compaction) -> int:
+        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut."""
+        self._must_be_open()
+        known = {id(s) for s in self.segments}
+        if not all(id(s) in known for s in compaction.inputs):
+            compaction.abandon()
+        if not compaction.outputs:
+            return 0
+        for output in compaction.outputs:
+            self._put_in_place(output)
+        return compaction.dropped_records
+
+    def _put_in_place(self, output: Output) -> None:
+        """One rename, then the removals: what dies in between is sorted out by ``recover``."""
+        old = [s for s in self.segments if s.base_offset in output.replaced]
+        self.storage.remove(index_name(old[0].base_offset))
+        self.storage.rename(output.temporary, log_name(output.segment.base_offset))
+        self.storage.sync_folder()
+        file = self.storage.open(log_name(output.segment.base_offset))
+        file.seal()
+        output.segment.file.close()
+        output.segment.file = file
+        self.storage.replace(index_name(output.segment.base_offset), encode_index(output.segment.summary()))
+        for segment in old[1:]:
+            self._remove(segment)
+        old[0].file.close()
+        index = self.segments.index(old[0])
+        self.segments[index : index + len(old)] = [output.segment]
 
     def _forget_flushes(self, end_offset: int) -> None:
         """Files that are gone need no flush, and one that has run says nothing of what is appended past ``end_offset``."""

@@ -2,6 +2,7 @@
 
 1. Files of an interrupted replacement are removed; the checkpoint is read, or does without.
 2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
+   A segment whose offsets the one before it covers was merged into that one: removed.
 3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. Any other fault is damage: the segment (and
    all behind it) is set aside under a ``.damaged`` name, what was right before the fault is kept as a segment of its own, and
    the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
@@ -97,6 +98,9 @@ def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tupl
     walked = rebuilt = cut = 0
     damage: list[Damage] = []
     for number, base in enumerate(bases):
+        if segments and base < segments[-1].next_offset:
+            _remove_segment(storage, base)  # merged into the one before by compaction, which died before it removed the file
+            continue
         last = number == len(bases) - 1
         if not last and bases[number + 1] <= log_start_offset:
             _remove_segment(storage, base)  # retention had moved the start and died before it removed the file

@@ -159,11 +159,17 @@ class RecordBatch:
         """The keys as Python objects, all None where there is no key column."""
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
+    def replies(self) -> list[str | None]:
+        """The reply subjects that the publishers gave, None where there was none."""
+        replies = self.columns.replies
+        if replies is None:
+            return [None] * self.record_count
+        return [None if r is None else r.decode("utf-8", "surrogateescape") for r in replies.to_list()]
+
     def records(self) -> Iterator[Record]:
         """The records one by one, for users' callbacks only: everything else works on columns."""
         columns, count = self.columns, self.record_count
         subjects = columns.subjects.to_list() if columns.subjects is not None else [""] * count
-        replies = columns.replies.to_list() if columns.replies is not None else [None] * count
         headers = columns.headers.to_list() if columns.headers is not None else [()] * count
         rows = zip(
             self.offsets().tolist(),
@@ -172,12 +178,11 @@ class RecordBatch:
             self.values(),
             headers,
             subjects,
-            replies,
+            self.replies(),
             strict=True,
         )
         for offset, timestamp_ns, key, value, pairs, subject, reply in rows:
-            text = None if reply is None else reply.decode("utf-8", "surrogateescape")
-            yield Record(offset, timestamp_ns, key, value, pairs, subject, text, self.leader_epoch)
+            yield Record(offset, timestamp_ns, key, value, pairs, subject, reply, self.leader_epoch)
 
 
 def build_batch(
@@ -234,6 +239,15 @@ def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoc
     struct.pack_into("<qQq", stamped, 16, base_offset, leader_epoch, timestamp_ns)
     _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
     return bytes(stamped)
+
+
+def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
+    """The same batch, covering the offsets up to ``next_offset`` (exclusive): compaction dropped the records behind it."""
+    stretched = bytearray(batch)
+    base_offset = struct.unpack_from("<q", stretched, 16)[0]
+    struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
+    _CRC.pack_into(stretched, 0, crc32c.crc32c(memoryview(stretched)[4:]))
+    return bytes(stretched)
 
 
 def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:

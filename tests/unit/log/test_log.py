@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
+from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryFile, MemoryStorage
 from liftpy.wire.batch import parse_batch, split_batches
@@ -394,3 +395,16 @@ def test_a_segment_rolls_by_age() -> None:
     assert len(log.segments) == 1
     log.append(batch(2), 11_000_000_000)
     assert len(log.segments) == 2
+
+
+def test_a_format_of_another_version_is_refused_and_left_alone() -> None:
+    storage, _ = _written()
+    name = max(n for n in storage.files if n.endswith(".log"))
+    data = storage.files[name].data
+    size = int.from_bytes(data[8:12], "little")
+    data[6] = 2
+    data[:4] = crc32c.crc32c(bytes(data[4:size])).to_bytes(4, "little")
+    before = {n: bytes(f.data) for n, f in storage.files.items()}
+    with pytest.raises(UnknownFormatError, match="version 2"):
+        Log.open(storage, SMALL)
+    assert {n: bytes(f.data) for n, f in storage.files.items()} == before

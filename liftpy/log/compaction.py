@@ -1,0 +1,189 @@
+"""Compaction: keep the last record of each key, at its offset, in fewer and smaller segments.
+
+Goal: a log of keyed records whose size follows the number of keys. Constraints: only sealed, flushed segments wholly at or
+below HW; offsets and epoch starts stay [D13]; batches still follow on each other without a gap, so that a follower that fetches
+them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay.
+
+Algorithm: (1) a forward pass maps each key to its last offset, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
+segments: a batch loses the records that a later one supersedes, and a batch that loses all goes away, its offsets covered by
+the one before it (a batch says how far it reaches). The first batch of a segment and of an epoch always keeps a record.
+(3) The new files take the place of the old ones, each group by one rename; what a crash leaves of the old group lies within the
+new file's offsets and is removed when the folder is opened.
+
+Worked example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3): key a's last offset is 2, b's 3, c's 4. Batch 0 keeps b=1 only
+because it is the first of its segment, and reaches to offset 1; batches 2 and 3 stay as they are.
+
+``Compaction.run`` is made for another thread: it only reads sealed segments and writes ``.tmp`` files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.log.segment import Segment, log_name
+from liftpy.log.storage import LogFile, Storage
+from liftpy.wire.batch import BatchHeader, RecordBatch, build_batch, parse_batch, reach
+
+MAX_KEYS = 4_000_000
+"""Bound of the map from keys to offsets: what is beyond it waits for the next run."""
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A finished file. ``replaced``: the base offsets of the segments that it takes the place of, its own first."""
+
+    segment: Segment
+    temporary: str
+    replaced: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Compaction:
+    """One run over ``inputs`` (sealed segments, ascending, all below HW + 1)."""
+
+    storage: Storage
+    config: StreamConfig
+    inputs: tuple[Segment, ...]
+    now_wall_ns: int
+    outputs: list[Output] = field(default_factory=list)
+    dropped_records: int = 0
+
+    def run(self) -> None:
+        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed then."""
+        latest, covered = self._latest_offsets()
+        for group in self._groups(covered):
+            writer = _Writer(self.storage, group[0].base_offset)
+            for segment in group:
+                for batch in _batches(segment):
+                    mask = self._kept(batch, latest)
+                    self.dropped_records += int(batch.record_count - mask.sum())
+                    writer.add(batch, mask)
+            self.outputs.append(Output(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
+        if not self.dropped_records and all(len(output.replaced) == 1 for output in self.outputs):
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Remove what was written: there was nothing to drop, or the segments changed meanwhile."""
+        for output in self.outputs:
+            output.segment.file.close()
+            self.storage.remove(output.temporary)
+        self.outputs = []
+
+    def _latest_offsets(self) -> tuple[dict[bytes | None, int], tuple[Segment, ...]]:
+        """Key -> last offset over the first segments, as many as MAX_KEYS allow; and those segments."""
+        latest: dict[bytes | None, int] = {}
+        for number, segment in enumerate(self.inputs):
+            if len(latest) >= MAX_KEYS:
+                return latest, self.inputs[:number]
+            for batch in _batches(segment):
+                if batch.columns.keys is not None and not batch.header.control:
+                    latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
+        latest.pop(None, None)
+        return latest, self.inputs
+
+    def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
+        """Neighbours that fit one file together, before anything is dropped from them."""
+        group: list[Segment] = []
+        for segment in segments:
+            if group and sum(s.size_bytes for s in group) + segment.size_bytes > self.config.segment_bytes:
+                yield tuple(group)
+                group = []
+            group.append(segment)
+        if group:
+            yield tuple(group)
+
+    def _kept(self, batch: RecordBatch, latest: dict[bytes | None, int]) -> Mask:
+        """bool[record_count]: which records stay."""
+        if batch.columns.keys is None or batch.header.control:
+            return np.ones(batch.record_count, dtype=np.bool_)
+        keys = batch.keys()
+        newest = np.fromiter((latest.get(key, -1) for key in keys), dtype=np.int64, count=batch.record_count)
+        keep: Mask = (newest <= batch.offsets()) | ~batch.columns.keys.valid()
+        if batch.columns.values.validity is not None:
+            old = batch.timestamps_ns() < self.now_wall_ns - int(self.config.delete_retention_s * NS_PER_S)
+            keep &= batch.columns.values.valid() | ~batch.columns.keys.valid() | ~old
+        return keep
+
+
+class _Writer:
+    """Writes one output file; holds back one batch, whose reach may still grow."""
+
+    def __init__(self, storage: Storage, base_offset: int) -> None:
+        self.temporary = f"{log_name(base_offset)}.tmp"
+        self._file: LogFile = storage.create(self.temporary)
+        self._segment = Segment(base_offset, self._file, base_offset, checked=True)
+        self._held: tuple[bytes | memoryview, BatchHeader] | None = None
+        self._epoch = -1
+
+    def add(self, batch: RecordBatch, mask: Mask) -> None:
+        """Write what ``mask`` keeps of ``batch``; where that is nothing, the batch before it reaches over its offsets."""
+        if not mask.any():
+            if self._held is not None and batch.leader_epoch == self._epoch:
+                self._reach_to(batch.next_offset)
+                return
+            mask[-1] = True
+        self._flush_held()
+        self._epoch = batch.leader_epoch
+        kept: bytes | memoryview = batch.view if mask.all() else _filtered(batch, mask)
+        self._held = kept, parse_batch(kept, verify=False).header
+
+    def _reach_to(self, next_offset: int) -> None:
+        if self._held is not None:
+            stretched = reach(self._held[0], next_offset)
+            self._held = stretched, parse_batch(stretched, verify=False).header
+
+    def _flush_held(self) -> None:
+        if self._held is not None:
+            data, header = self._held
+            position = self._segment.size_bytes
+            self._file.append((data,))
+            self._segment.note(header, position)
+
+    def finish(self) -> Segment:
+        """Flush the file and give the segment it is."""
+        self._flush_held()
+        self._file.sync()
+        self._segment.sealed = True
+        return self._segment
+
+
+def _batches(segment: Segment) -> Iterator[RecordBatch]:
+    """The batches of a sealed segment, checked."""
+    data = segment.file.read(0, segment.size_bytes)
+    position = 0
+    while position < len(data):
+        batch = parse_batch(data, position)
+        yield batch
+        position += batch.header.size_bytes
+
+
+def _filtered(batch: RecordBatch, mask: Mask) -> bytes:
+    """The batch with only the records of ``mask``: same stamps, same offsets, same reach."""
+    columns, header = batch.columns, batch.header
+    selected = mask.tolist()
+    deltas = (batch.offsets()[mask] - batch.base_offset).tolist()
+    built = build_batch(
+        list(compress(batch.values(), selected)),
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        timestamp_ns=header.timestamp_ns,
+        keys=list(compress(batch.keys(), selected)),
+        headers=list(compress(columns.headers.to_list(), selected)) if columns.headers else None,
+        subjects=list(compress(columns.subjects.to_list(), selected)) if columns.subjects else None,
+        replies=list(compress(batch.replies(), selected)) if columns.replies else None,
+        timestamps_ns=batch.timestamps_ns()[mask].tolist() if columns.timestamps_ns is not None else None,
+        offset_deltas=deltas,
+        codec=header.codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return reach(built, header.next_offset)

@@ -1,0 +1,100 @@
+"""One suite for every Storage: what the log relies on holds in memory and on files alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.storage import Storage
+from sidecar.disk.files import FolderStorage
+from tests.unit.log.log_model import batch, content, fill
+
+CONFIG = StreamConfig(segment_bytes=4096)
+Make = Callable[[], Storage]
+
+
+@pytest.fixture(params=["memory", "files"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MemoryStorage() if request.param == "memory" else FolderStorage(tmp_path / "stream-1" / "0")
+
+
+def test_a_file_gives_back_what_was_appended(storage: Storage) -> None:
+    file = storage.create("a.log")
+    file.append([b"abc", memoryview(b"defg")])
+    file.sync()
+    assert (file.size_bytes, bytes(file.read(2, 3)), bytes(file.read(5, 100)), bytes(file.read(9, 1))) == (
+        7,
+        b"cde",
+        b"fg",
+        b"",
+    )
+    assert storage.open("a.log").size_bytes == 7
+
+
+def test_views_stay_right_when_a_file_is_cut_and_written_again(storage: Storage) -> None:
+    file = storage.create("a.log")
+    file.append([b"abcdef"])
+    file.sync()
+    file.seal()
+    view = file.read(0, 6)
+    file.truncate(2)
+    file.append([b"XYZ"])
+    assert (bytes(view), bytes(file.read(0, 10))) == (b"abcdef", b"abXYZ")
+    assert bytes(storage.open("a.log").read(0, 10)) == b"abXYZ"
+    file.close()
+    assert bytes(view) == b"abcdef"
+
+
+def test_small_files_are_replaced_whole(storage: Storage) -> None:
+    assert storage.load("x") is None
+    storage.replace("x", b"1")
+    storage.replace("x", b"22")
+    assert (storage.load("x"), storage.names()) == (b"22", ["x"])
+
+
+def test_names_are_renamed_and_removed(storage: Storage) -> None:
+    storage.create("a").append([b"1"])
+    storage.create("b")
+    storage.rename("a", "b")
+    storage.remove("c")
+    storage.sync_folder()
+    assert (storage.names(), storage.load("b")) == (["b"], b"1")
+    storage.remove("b")
+    assert storage.names() == []
+
+
+def test_what_is_missing_is_a_storage_error(storage: Storage) -> None:
+    with pytest.raises(StorageError):
+        storage.open("missing")
+
+
+def test_a_log_lives_through_all_it_can_do(storage: Storage) -> None:
+    log, _ = Log.open(storage, CONFIG)
+    fill(log, 60, size=120)
+    log.flush()
+    log.raise_high_watermark(100)
+    expected = content(log)
+    log.close()
+    log, report = Log.open(storage, CONFIG)
+    assert not report.must_leave_isr
+    assert content(log) == expected
+    assert log.high_watermark == 100
+    assert log.truncate_after(110) == 111
+    assert log.truncate_after(104) == 105
+    log.append(batch(105, epoch=2))
+    log.flush()
+    log.drop_prefix(50)
+    assert content(log) == [(o, v) for o, v in expected if log.log_start_offset <= o < 105] + [(105, b"2:105" + b"." * 10)]
+    log.close()
+    log, _ = Log.open(storage, CONFIG)
+    assert log.epochs.entries == ((1, 48), (2, 105))
+    log.reset(1000)
+    assert content(log) == []
+    log.close()
+    assert Log.open(storage, CONFIG)[0].log_end_offset == 1000

@@ -1,0 +1,111 @@
+"""The data folder: one process, an identity that is trusted or refused, paths that stay inside, whole deletes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import DiskFile, FolderStorage
+
+KEY = PartitionKey("orders", "u1", 0)
+
+
+def test_one_process_per_folder(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "data")
+    code = f"""
+from pathlib import Path
+from sidecar.disk.data_folder import DataFolder
+DataFolder(Path({str(tmp_path / "data")!r}))
+"""
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "FolderLockedError" in other.stderr
+    with pytest.raises(FolderLockedError, match="in use by another process"):
+        DataFolder(tmp_path / "data")
+    folder.close()
+    DataFolder(tmp_path / "data").close()
+
+
+def test_the_identity_names_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    assert folder.load_identity() is None
+    folder.store_identity(NodeIdentity("a", incarnation=3, clean_incarnation=2))
+    assert folder.load_identity() == NodeIdentity("a", 3, 2)
+    assert not NodeIdentity("a", 3, 2).stopped_cleanly
+    assert NodeIdentity("a", 3, 3).stopped_cleanly
+
+
+def test_a_damaged_identity_is_refused_at_every_cut_and_bit(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    identity = NodeIdentity("a", 3, 3)
+    folder.store_identity(identity)
+    path = tmp_path / "node"
+    data = path.read_bytes()
+    damaged = [data[:n] for n in range(len(data))]
+    damaged += [data[: b // 8] + bytes([data[b // 8] ^ 1 << (b % 8)]) + data[b // 8 + 1 :] for b in range(len(data) * 8)]
+    for wrong in damaged:
+        path.write_bytes(wrong)
+        try:
+            assert folder.load_identity() == identity  # the checksum's own letters may change case
+        except CorruptionError:
+            pass
+
+
+def test_partitions_are_found_and_deleted(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    for key in (KEY, PartitionKey("orders", "u1", 1), PartitionKey("a-b", "u2", 0)):
+        folder.partition_storage(key).create("x").append([b"1"])
+    assert folder.stored_partitions() == [PartitionKey("a-b", "u2", 0), KEY, PartitionKey("orders", "u1", 1)]
+    folder.delete_partition(KEY)
+    folder.delete_partition(KEY)
+    assert folder.stored_partitions() == [PartitionKey("a-b", "u2", 0), PartitionKey("orders", "u1", 1)]
+    folder.delete_partition(PartitionKey("orders", "u1", 1))
+    assert not (tmp_path / "streams" / "orders-u1").exists()
+
+
+@pytest.mark.parametrize("stream", ["..", "a/b", ""])
+def test_a_name_never_leaves_the_folder(tmp_path: Path, stream: str) -> None:
+    with pytest.raises(InvalidNameError):
+        DataFolder(tmp_path).partition_path(PartitionKey(stream, "u", 0))
+
+
+def test_a_full_disk_takes_the_write_back() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    file = DiskFile(Path("/dev/full"), create=False)
+    with pytest.raises((NoSpaceError, StorageError)):
+        file.append([b"x" * 10])
+    assert file.size_bytes == 0
+
+
+def test_a_short_write_is_taken_back(tmp_path: Path) -> None:
+    code = f"""
+import resource, signal
+from pathlib import Path
+from liftpy.errors import NoSpaceError
+from sidecar.disk.files import DiskFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+file = DiskFile(Path({str(tmp_path / "a.log")!r}), create=True)
+file.append([b"a" * 900])
+try:
+    file.append([b"b" * 50, b"c" * 400])
+except NoSpaceError:
+    print("refused", file.size_bytes)
+file.append([b"d" * 100])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused 900\n"
+    assert (tmp_path / "a.log").read_bytes() == b"a" * 900 + b"d" * 100
+
+
+def test_folders_are_made_on_demand(tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path / "a" / "b" / "0")
+    assert storage.names() == []
+    with pytest.raises(StorageError):
+        FolderStorage(Path("/proc/nowhere/0"))

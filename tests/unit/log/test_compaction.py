@@ -1,0 +1,157 @@
+"""Compaction against a dictionary: the last record of each key, at its offset, whenever the process dies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import Record, build_batch, split_batches
+
+CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
+NOW_NS = 1_000 * 10**9
+
+
+def _append(log: Log, rows: list[tuple[bytes | None, bytes | None]], epoch: int = 1, timestamp_ns: int = NOW_NS) -> None:
+    keys, values = [k for k, _ in rows], [v for _, v in rows]
+    log.append(
+        build_batch(values, keys=keys, base_offset=log.log_end_offset, leader_epoch=epoch, timestamp_ns=timestamp_ns),
+    )
+
+
+def _records(log: Log) -> list[Record]:
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        result = log.read(offset, 1 << 20, end_offset=log.log_end_offset)
+        batches = [b for chunk in result.chunks for b in split_batches(chunk)]
+        for batch in batches:
+            assert batch.base_offset == offset, "batches follow on each other without a gap"
+            offset = batch.next_offset
+            found += list(batch.records())
+        assert result.next_offset == offset
+    return found
+
+
+def _keyed(storage: MemoryStorage | None = None, batches: int = 80) -> Log:
+    log, _ = Log.open(storage or MemoryStorage(), CONFIG)
+    for i in range(batches):
+        rows = [(b"k%d" % ((i * 3 + j) % 7), b"%d-%d" % (i, j) + b"." * 40) for j in range(3)]
+        _append(log, [*rows, (None, b"keyless")], epoch=1 + i // 30)
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def _compact(log: Log, now_ns: int = NOW_NS) -> int:
+    compaction = log.begin_compaction(now_ns)
+    if compaction is None:
+        return 0
+    compaction.run()
+    return log.complete_compaction(compaction)
+
+
+def _newest_per_key(records: list[Record]) -> dict[bytes, tuple[int, bytes | None]]:
+    return {r.key: (r.offset, r.value) for r in records if r.key is not None}
+
+
+def test_the_last_record_of_each_key_stays_at_its_offset() -> None:
+    log = _keyed()
+    before, epochs, segments = _records(log), log.epochs.entries, len(log.segments)
+    dropped = _compact(log)
+    after = _records(log)
+    assert dropped > 100
+    assert len(after) == len(before) - dropped
+    assert _newest_per_key(after) == _newest_per_key(before)
+    assert [r for r in after if r.key is None] == [r for r in before if r.key is None]
+    assert set(after) <= set(before)
+    assert log.epochs.entries == epochs
+    assert _compact(log) == 0  # nothing more to drop, but now the small segments fit into fewer
+    assert len(log.segments) < segments
+    assert _records(log) == after
+    assert Log.open(log.storage, CONFIG)[0].epochs.entries == epochs
+    assert _records(Log.open(log.storage, CONFIG)[0]) == after
+
+
+def test_nothing_above_the_high_watermark_is_touched() -> None:
+    log = _keyed()
+    log.high_watermark = -1
+    assert log.begin_compaction(NOW_NS) is None
+
+
+def test_a_tombstone_goes_after_its_time() -> None:
+    log, _ = Log.open(MemoryStorage(), CONFIG)
+    _append(log, [(b"first", b"v")])
+    _append(log, [(b"a", b"v" * 2000)])
+    _append(log, [(b"a", None), (b"b", b"stays")])
+    _append(log, [(b"c", b"v" * 4000)])
+    _append(log, [(b"d", b"v")])
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    _compact(log, NOW_NS + 99 * 10**9)
+    assert [(r.key, r.value) for r in _records(log)][1:3] == [(b"a", None), (b"b", b"stays")]
+    _compact(log, NOW_NS + 101 * 10**9)
+    assert b"a" not in {r.key for r in _records(log)}
+
+
+def test_a_cut_while_compaction_ran_makes_it_void() -> None:
+    log = _keyed()
+    compaction = log.begin_compaction(NOW_NS)
+    assert compaction is not None
+    compaction.run()
+    log.drop_prefix(100)
+    before = _records(log)
+    assert log.complete_compaction(compaction) == 0
+    assert _records(log) == before
+    assert not [n for n in log.storage.names() if n.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+def test_a_death_at_every_call_is_recovered(power: bool) -> None:
+    calls = 0
+    while True:
+        storage = MemoryStorage()
+        log = _keyed(storage, batches=60)
+        before = _records(log)
+        log.checkpoint()
+        storage.fail_after(calls)
+        try:
+            _compact(log)
+            done = True
+        except StorageError:
+            done = False
+        survivor, report = Log.open(storage.crash(power=power), CONFIG)
+        after = _records(survivor)
+        assert not report.must_leave_isr, (calls, report)
+        assert _newest_per_key(after) == _newest_per_key(before), calls
+        assert set(after) <= set(before)
+        assert survivor.epochs.entries == log.epochs.entries
+        assert not [n for n in survivor.storage.names() if n.endswith(".tmp")]
+        if done:
+            break
+        calls += 1
+    assert calls > 5
+
+
+_rows = st.lists(
+    st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.none() | st.binary(max_size=300)), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(_rows, min_size=1, max_size=60))
+def test_any_history_keeps_the_last_of_each_key(history: list) -> None:
+    log, _ = Log.open(MemoryStorage(), CONFIG)
+    for number, rows in enumerate(history):
+        _append(log, rows, epoch=1 + number // 10)
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    before = _records(log)
+    _compact(log)
+    after = _records(log)
+    assert _newest_per_key(after) == _newest_per_key(before)
+    assert [r for r in after if r.key is None] == [r for r in before if r.key is None]
+    assert set(after) <= set(before)
