@@ -65,7 +65,7 @@ def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage)
 
 
 class LeadershipHistory:
-    """Who led what in which LeaderEpoch, over everything that was seen [C1]."""
+    """Who led, or was the candidate, in which LeaderEpoch, over everything that was seen [C1]."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[PartitionKey, int], tuple[str, int]] = {}
@@ -75,9 +75,10 @@ class LeadershipHistory:
         """Raise InvariantError if a LeaderEpoch has two leaders, two processes of one, or two partitions."""
         for stream in image.streams.values():
             for partition in stream.partitions:
-                if not partition.leader:
+                holder = partition.leader or partition.candidate
+                if not holder:
                     continue
                 key, epoch = stream.key(partition.partition), partition.leader_epoch
-                process = (partition.leader, image.nodes[partition.leader].incarnation)
+                process = (holder, image.nodes[holder].incarnation)
                 check(self._leaders.setdefault((key, epoch), process) == process, "C1", key, epoch, process)
                 check(self._epoch_owners.setdefault(epoch, key) == key, "C2", "LeaderEpoch used twice", epoch, key)

@@ -1,6 +1,6 @@
 """Any sequence of requests: the invariants hold, all nodes get the same bytes, snapshots and the feed lose nothing.
 
-Proves C1 C2 C3 C4 C5 C6 M5 M6 M7 for the pure state machine.
+Proves C1 C2 C3 C4 C5 C6 C7 C10 C11 M5 M6 M7 for the pure state machine.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
             held = image.nodes.get(node)
             previous = max(0, held.incarnation - back) if held and back < 3 else 0
             driver.register(node, previousIncarnation=previous, cleanStop=clean, flushedAlways=flushed)
+            if held and (previous == 0 or not (clean or flushed)):
+                check_has_left(driver.fsm.image, node)
         case ("fence" | "unfence" as kind, node, right):
             held = image.nodes.get(node)
             incarnation = (held.incarnation if held else 0) + (0 if right else 1)
@@ -90,6 +92,14 @@ def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
             driver.ask(barrier=pb.Barrier())
         case ("clock", step_ns):
             driver.now_ns = max(0, driver.now_ns + step_ns)
+
+
+def check_has_left(image: ClusterImage, node: str) -> None:
+    """C7 and C10: in no ISR, but where it is the only member, and there it leads nothing."""
+    for _, partition in image.partitions_of(node):
+        if node in partition.isr:
+            assert partition.isr == partition.incomplete == (node,)
+            assert partition.leader != node
 
 
 def perform_election(driver: Driver, step: tuple, stream: StreamImage, partition: PartitionImage) -> None:  # type: ignore[type-arg]
@@ -159,6 +169,7 @@ def test_any_history_keeps_the_invariants_on_every_kind_of_node(
     driver.create("s1", "x.s1", config=pb.StreamConfig(commitPolicy=policy))
     follower.image = driver.fsm.image
     restored: ClusterFsm | None = None
+    commanded = False
     for number, step in enumerate(history):
         before, applied = driver.fsm.image, driver.index
         perform(driver, step)
@@ -169,6 +180,8 @@ def test_any_history_keeps_the_invariants_on_every_kind_of_node(
         check_step(before, driver.fsm.image)
         check_image(driver.fsm.image)
         seen.see(driver.fsm.image)
+        commanded = commanded or (step[0] == "elect" and step[2])
+        assert commanded or not any(p.unclean_elected for s in driver.fsm.image.streams.values() for p in s.partitions)  # C11
         if number == cut:
             restored = ClusterFsm(elections=elections)
             restored.restore(driver.fsm.snapshot())
