@@ -58,13 +58,13 @@ class Timers:
         self._earliest[key] = at_ns
         self._count += 1
         heapq.heappush(self._heap, (at_ns, self._count, key))
-        if self._handle is None or at_ns < self._handle_ns:
+        if self._handle is None or _round_up(at_ns) < self._handle_ns:
             self._arm(at_ns)
 
     def _arm(self, at_ns: int) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle_ns = -(-at_ns // GRID_NS) * GRID_NS
+        self._handle_ns = _round_up(at_ns)
         delay_s = max(0, self._handle_ns - time.monotonic_ns()) / 1e9
         self._handle = self._loop.call_later(delay_s, self._fire)
 
@@ -84,7 +84,7 @@ class Timers:
                 self._push(key, wanted)
             else:
                 due.append(key)
-        if self._heap and (self._handle is None or self._heap[0][0] < self._handle_ns):
+        if self._heap and (self._handle is None or _round_up(self._heap[0][0]) < self._handle_ns):
             self._arm(self._heap[0][0])
         for key in due:
             if self._wanted.get(key, now_ns + 1) <= now_ns:  # not cancelled or moved by one before it
@@ -99,3 +99,7 @@ class Timers:
         self._wanted.clear()
         self._earliest.clear()
         self._heap.clear()
+
+
+def _round_up(at_ns: int) -> int:
+    return -(-at_ns // GRID_NS) * GRID_NS

@@ -103,8 +103,9 @@ class SinkParser:
                 await self._rest.parse(buffer[position:])  # raises nats-py's ProtocolError, which reconnects
             return position
         end = eol + 2
-        if buffer[position] in b"HM":
-            end += int(buffer[position:eol].split()[-1]) + 2
+        size = buffer[position:eol].split()[-1:]
+        if buffer[position] in b"HM" and size and size[0].isdigit():
+            end += int(size[0]) + 2
             if end > len(buffer):
                 self._needed_bytes = end - position
                 return position

@@ -1,0 +1,121 @@
+"""The connection against a real nats-server: in, out, reconnect, no responders, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from sidecar.bus import connection as module
+from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.embedded import NatsServer
+from sidecar.settings import NodeSettings
+
+Message = tuple[bytes, bytes, bytes, bytes]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[BusConnection]:
+    connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), "test")
+    yield connection
+    await connection.close()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    for _ in iter(lambda: bool(condition()), True):
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        await asyncio.sleep(0.002)
+
+
+async def test_messages_come_and_go_with_subject_reply_headers_and_pieces(bus: BusConnection, server: NatsServer) -> None:
+    got: list[Message] = []
+    bus.listen("t.>", lambda *message: got.append(message))
+    other = await nats.connect(server.url)
+    inbox = await other.subscribe("back")
+    await bus.flush()
+    await other.publish("t.a", b"plain", reply="_INBOX.x")
+    await other.publish("t.b", b"with", headers={"A": "b"})
+    await other.publish("t.c", b"z" * 900_000)
+    await until(lambda: len(got) == 3, "three messages")
+    assert got[0] == (b"t.a", b"_INBOX.x", b"plain", b"")
+    assert got[1] == (b"t.b", b"", b"with", b"NATS/1.0\r\nA: b\r\n\r\n")
+    assert got[2][2] == b"z" * 900_000
+    assert bus.send("back", [b"one", memoryview(b"two")], "_INBOX.y")
+    message = await inbox.next_msg(timeout=5)
+    assert (message.data, message.reply) == (b"onetwo", "_INBOX.y")
+    await other.close()
+
+
+async def test_a_closed_listener_hears_nothing(bus: BusConnection) -> None:
+    got: list[bytes] = []
+    listener = bus.listen("c.x", lambda s, r, payload, h: got.append(payload))
+    bus.send("c.x", [b"before"])
+    await until(lambda: bool(got), "the first message")
+    listener.close()
+    listener.close()
+    bus.send("c.x", [b"after"])
+    await bus.flush()
+    await bus.flush()
+    assert got == [b"before"]
+
+
+async def test_a_queue_group_shares(bus: BusConnection) -> None:
+    first: list[bytes] = []
+    second: list[bytes] = []
+    bus.listen("q.x", lambda s, r, payload, h: first.append(payload), queue="q.x")
+    bus.listen("q.x", lambda s, r, payload, h: second.append(payload), queue="q.x")
+    for number in range(50):
+        bus.send("q.x", [b"%d" % number])
+    await until(lambda: len(first) + len(second) == 50, "all messages, each once")
+
+
+async def test_nobody_listening_is_told(bus: BusConnection) -> None:
+    got: list[Message] = []
+    bus.listen(f"{bus.inbox}.*", lambda *message: got.append(message))
+    bus.send("nobody.listens.here", [b"x"], f"{bus.inbox}.1")
+    await until(lambda: bool(got), "the server's word")
+    assert got[0][3].startswith(b"NATS/1.0 503")
+
+
+async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServer) -> None:
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), "test")
+    got: list[bytes] = []
+    back: list[bool] = []
+    bus.listen("r.x", lambda s, r, payload, h: got.append(payload))
+    bus.on_reconnect(lambda: back.append(True))
+    server.kill()
+    await until(lambda: not bus.is_connected, "the loss is noticed")
+    assert not bus.send("r.x", [b"replication is dropped"])
+    bus.listen("r.late", lambda s, r, payload, h: got.append(payload))
+    assert bus.send("r.x", [b"acks are kept"], keep=True)
+    server.resume()
+    await until(lambda: bool(back), "the reconnect")
+    await until(lambda: b"acks are kept" in got, "what was kept")
+    bus.send("r.late", [b"after"])
+    await until(lambda: b"after" in got, "a subscription made while disconnected")
+    assert got == [b"acks are kept", b"after"]
+    assert bus.errors["disconnected"] == 1
+    assert bus.errors["dropped while disconnected"] == 1
+    await bus.close()
+
+
+async def test_bounds_of_what_is_sent(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not bus.send("b.x", [b"x" * (bus.max_payload + 1)])
+    assert bus.errors["larger than max_payload"] == 1
+    monkeypatch.setattr(module, "SEND_BUFFER_BYTES", 10_000)
+    sent = sum(bus.send("b.x", [b"x" * 1000]) for _ in range(100))
+    assert sent < 15
+    assert bus.errors["send buffer full"] == 100 - sent
+    await bus.flush()
+    assert bus.send("b.x", [b"x" * 1000])

@@ -1,0 +1,178 @@
+"""From arrival to batch: what is together becomes one batch, bounds hold, refusals are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.replica.effects import AppendBatch, RejectReason
+from liftpy.replica.events import PublishesReceived
+from liftpy.wire.batch import parse_batch
+from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.ingest import Ingest
+
+INBOXES = InboxRule(("_INBOX.",))
+
+
+class FakeBus:
+    """One subscription, and what would be sent."""
+
+    max_payload = 1024 * 1024
+
+    def __init__(self) -> None:
+        self.sink: Callable[..., None] | None = None
+        self.lines: list[bytes] = []
+
+    def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
+        self.sink = sink
+        return self
+
+    def close(self) -> None:
+        self.sink = None
+
+    def send_lines(self, lines: list[bytes]) -> None:
+        self.lines += lines
+
+
+class Bench:
+    """An Ingest whose replica appends everything at once."""
+
+    def __init__(self, may_answer: bool = True, append: bool = True, **config: Any) -> None:
+        self.bus: Any = FakeBus()
+        self.acks = PendingAcks(self.bus, "s", 0, "ev")
+        self.batches: list[bytes] = []
+        self.end = 0
+        self.append = append
+        self.tokens: list[int] = []
+        self.ingest = Ingest(
+            self.bus, "ev", ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, INBOXES, self.acks, self.feed,
+            log_end_offset=lambda: self.end, may_answer=lambda: may_answer,
+        )  # fmt: skip
+        self.ingest.start()
+
+    def feed(self, event: PublishesReceived) -> None:
+        self.tokens.append(event.token)
+        if self.append:
+            effect = AppendBatch(event.token, self.end, 1, event.received_wall_ns)
+            batch = self.ingest.seal(effect)
+            self.ingest.appended(effect, len(batch))
+            self.batches.append(batch)
+            self.end += event.record_count
+
+    def publish(self, payload: bytes, reply: bytes = b"", headers: bytes = b"") -> None:
+        self.bus.sink(b"ev", reply, payload, headers)
+
+    def counts(self) -> list[int]:
+        return [parse_batch(batch).record_count for batch in self.batches]
+
+
+async def turn() -> None:
+    """Let what was scheduled run."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_what_has_arrived_together_becomes_one_batch() -> None:
+    bench = Bench()
+    for number in range(5):
+        bench.publish(b"%d" % number)
+    await turn()
+    bench.publish(b"later")
+    await turn()
+    assert bench.counts() == [5, 1]
+    assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_batches_are_bounded_by_count_and_by_bytes() -> None:
+    bench = Bench(batch_max_records=10, batch_max_bytes=4096)
+    for _ in range(25):
+        bench.publish(b"x")
+    for _ in range(5):
+        bench.publish(b"x" * 1500)
+    await turn()
+    assert bench.counts() == [10, 10, 7, 2, 1]
+    assert sum(bench.counts()) == 30
+
+
+async def test_a_message_that_no_response_could_carry_is_refused() -> None:
+    bench = Bench()
+    bench.publish(b"x" * (1024 * 1024 - 100), b"_INBOX.a")
+    bench.publish(b"small")
+    await turn()
+    assert bench.counts() == [1]
+    assert b'"err_code": 10054' in bench.bus.lines[0]
+
+
+async def test_beyond_the_queues_bound_publishers_are_told_and_others_are_dropped_and_counted() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for number in range(20):
+        bench.publish(b"x", b"_INBOX.%d" % number if number % 2 else b"")
+    await turn()
+    assert bench.counts() == [16]
+    assert bench.ingest.counters.overloaded == 4
+    assert len(bench.bus.lines) == 2
+    assert all(b'"code": 429' in line for line in bench.bus.lines)
+
+
+async def test_waiting_publishers_are_bounded_too() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for _ in range(2):
+        for number in range(10):
+            bench.publish(b"x", b"_INBOX.%d" % number)
+        await turn()
+    assert bench.counts() == [10]
+    assert bench.acks.count == 10
+    assert bench.ingest.counters.overloaded == 10
+    bench.acks.release(AckPolicy.ALL, 9, 1, 0)
+    bench.publish(b"x")
+    await turn()
+    assert bench.counts() == [10, 1]
+
+
+async def test_without_the_right_to_speak_nothing_is_said() -> None:
+    bench = Bench(may_answer=False, ingest_queue_records=16)
+    for _ in range(20):
+        bench.publish(b"x", b"_INBOX.a")
+    bench.publish(b"x" * (1024 * 1024), b"_INBOX.a")
+    await turn()
+    assert bench.bus.lines == []
+    assert bench.ingest.counters.overloaded == 5
+
+
+async def test_expected_sequence_holds_for_each_message_of_a_batch() -> None:
+    bench = Bench()
+
+    def expecting(last: int) -> bytes:
+        return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last
+
+    for last in (0, 1, 1, 2):
+        bench.publish(b"%d" % last, b"_INBOX.%d" % last, expecting(last))
+    await turn()
+    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
+    assert values == [b"0", b"1", b"2"]
+    assert json.loads(bench.bus.lines[0].split(b"\r\n")[1])["error"]["err_code"] == 10071
+
+
+async def test_dropped_and_rejected_publishes_are_forgotten() -> None:
+    bench = Bench(append=False)
+    bench.publish(b"a", b"_INBOX.a")
+    await turn()
+    bench.publish(b"b", b"_INBOX.b")
+    await turn()
+    bench.ingest.drop(bench.tokens[0])
+    bench.ingest.reject(bench.tokens[1], RejectReason.BELOW_MIN_ISR, "n1", 1)
+    bench.ingest.reject(bench.tokens[1], RejectReason.BELOW_MIN_ISR, "n1", 1)
+    assert len(bench.bus.lines) == 1
+    assert bench.ingest.counters.rejected == 1
+
+
+async def test_after_the_stop_nothing_is_taken() -> None:
+    bench = Bench()
+    bench.publish(b"a")
+    bench.ingest.stop()
+    await turn()
+    assert bench.bus.sink is None
+    assert bench.batches == []

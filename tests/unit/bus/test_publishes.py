@@ -1,0 +1,96 @@
+"""What publishers send, as columns: plain bytes, headers, envelopes, and poison."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import AckPolicy
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.publishes import Columns, Reader, is_status, parse_headers
+
+INBOXES = InboxRule(("_INBOX.",))
+HEADERS = b"NATS/1.0\r\nA: 1\r\nA:2\r\nLift-Key: k\r\nLift-Ack: leader\r\n\r\n"
+
+
+def read(*messages: tuple[bytes, bytes, bytes, bytes]) -> tuple[Columns, Reader]:
+    reader = Reader("ev", AckPolicy.ALL, INBOXES)
+    return reader.read(list(messages), 77), reader
+
+
+def message(**fields: object) -> bytes:
+    return frames.encode(client_pb2.Message(**fields))  # type: ignore[arg-type]
+
+
+def test_plain_messages_are_values_and_nothing_else() -> None:
+    columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", b""))
+    assert (columns.values, columns.subjects, columns.keys, columns.headers) == ([b"one", b"two"], ["ev", "ev"], None, None)
+    assert columns.publishers.replies == [b"", b"_INBOX.a"]
+    assert columns.publishers.policies is None
+
+
+def test_headers_are_kept_in_order_with_repeated_names_and_some_have_a_meaning() -> None:
+    columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", HEADERS))
+    assert columns.headers == [None, [("A", b"1"), ("A", b"2"), ("Lift-Key", b"k"), ("Lift-Ack", b"leader")]]
+    assert columns.keys == [None, b"k"]
+    assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.LEADER]
+
+
+def test_an_envelope_is_opened() -> None:
+    payload = message(offset=-1, key=b"k", value=b"v", headers={"b": b"2", "a": b"1"}, correlationId="c", ackPolicy=0)
+    columns, reader = read((b"ev.x", b"_INBOX.a", payload, b""))
+    assert (columns.values, columns.keys, columns.subjects) == ([b"v"], [b"k"], ["ev.x"])
+    assert columns.headers == [[("a", b"1"), ("b", b"2")]]
+    assert columns.publishers.policies == [AckPolicy.LEADER]
+    assert columns.publishers.envelopes is not None
+    assert columns.publishers.envelopes[0].correlation_id == "c"  # type: ignore[union-attr]
+    assert columns.expected == {}
+    assert reader.poison_envelopes == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        envelope.MAGIC,
+        envelope.MAGIC + b"\x00\x08\x00\x00\xff\xff\xff",
+        envelope.MAGIC + b"\x01\x08\x00\x00",
+        envelope.MAGIC + b"\x00\xff\x00\x00",
+        envelope.MAGIC + b"\x00\x0c\x01\x00\x00\x00\x00\x00abc",
+        envelope.MAGIC + b"\x00\x08\x00\x02",
+    ],
+)
+def test_poison_is_stored_as_plain_bytes(payload: bytes) -> None:
+    columns, reader = read((b"ev", b"", payload, b""))
+    assert columns.values == [payload]
+    assert columns.publishers.envelopes is None
+    assert reader.poison_envelopes == 1
+
+
+def test_only_inboxes_are_answered() -> None:
+    columns, reader = read(
+        (b"ev", b"orders.delete", b"a", b""),
+        (b"ev", b"_INBOX.*.b", b"b", b""),
+        (b"ev", b"", message(value=b"c", ackInbox="liftpy.control"), b""),
+        (b"ev", b"", message(value=b"d", ackInbox="_INBOX.ok"), b""),
+        (b"ev", b"", message(value=b"e", ackInbox="_INBOX.x 5\r\nPUB evil"), b""),
+    )
+    assert columns.publishers.replies == [b"", b"", b"", b"_INBOX.ok", b""]
+    assert reader.refused_replies == 2
+
+
+def test_expected_offsets_are_found() -> None:
+    header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
+    columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
+    assert columns.expected == {0: 12, 1: 7}
+
+
+def test_headers_that_are_no_utf8_survive() -> None:
+    found = parse_headers(b"NATS/1.0\r\nname\xff: v\xfe\r\nno colon\r\n\r\n")
+    assert found == [("name\udcff", b"v\xfe")]
+
+
+def test_the_servers_own_word_is_told_from_a_publishers() -> None:
+    assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
+    assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
+    assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")

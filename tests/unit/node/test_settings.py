@@ -1,0 +1,112 @@
+"""Settings: precedence, the whole file, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import ConfigError
+from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
+
+WHOLE = """
+node_id = "n1"
+data = "/var/lib/liftpy"
+nats = ["nats://a:4222", "tls://b:4222"]
+namespace = "prod"
+controllers = ["n1", "n2", "n3"]
+rack = "r1"
+weight = 2
+status_port = 8080
+inbox_prefixes = ["_INBOX.", "_REPLY."]
+[credentials]
+creds_file = "/etc/node.creds"
+[replication]
+max_lag_time_s = 7
+batch_max_records = 100
+"""
+
+
+def load(
+    text: str | None, flags: dict[str, object] | None = None, env: dict[str, str] | None = None, folder: Path | None = None
+) -> NodeSettings:
+    path = None
+    if text is not None:
+        assert folder is not None
+        path = folder / "node.toml"
+        path.write_text(text)
+    return load_node_settings(path, flags or {}, env or {})
+
+
+def test_the_whole_file(tmp_path: Path) -> None:
+    settings = load(WHOLE, folder=tmp_path)
+    assert (settings.node_id, settings.data, settings.nats) == (
+        "n1",
+        Path("/var/lib/liftpy"),
+        ("nats://a:4222", "tls://b:4222"),
+    )
+    assert (settings.namespace, settings.controllers, settings.weight, settings.status_port) == (
+        "prod",
+        ("n1", "n2", "n3"),
+        2.0,
+        8080,
+    )
+    assert settings.credentials.creds_file == "/etc/node.creds"
+    assert (settings.replication.max_lag_time_s, settings.replication.batch_max_records) == (7.0, 100)
+    assert settings.is_controller
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    env = {
+        "LIFTPY_NODE_ID": "n2",
+        "LIFTPY_RACK": "r2",
+        "LIFTPY_REPLICATION_MAX_LAG_TIME_S": "8",
+        "LIFTPY_NATS": "nats://c:1,nats://d:2",
+    }
+    settings = load(WHOLE, {"node_id": "n3", "rack": None}, env, tmp_path)
+    assert (settings.node_id, settings.rack, settings.replication.max_lag_time_s) == ("n3", "r2", 8.0)
+    assert settings.nats == ("nats://c:1", "nats://d:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('data = "/x"', "node_id"),
+        ('node_id = "n1"', "data"),
+        ('node_id = "n 1"\ndata = "/x"', "node_id"),
+        ('node_id = "n1"\ndata = "/x"\ncolour = "red"', "colour"),
+        ('node_id = "n1"\ndata = "/x"\nweight = "heavy"', "weight"),
+        ('node_id = "n1"\ndata = "/x"\nstatus_port = 1.5', "status_port"),
+        ('node_id = "n1"\ndata = "/x"\nstatus_port = 99999', "status_port"),
+        ('node_id = "n1"\ndata = "/x"\nnats = ["http://a"]', "nats"),
+        ('node_id = "n1"\ndata = "/x"\ncontrollers = ["n1", "n1"]', "controllers"),
+        ('node_id = "n1"\ndata = "/x"\ninbox_prefixes = [">"]', "inbox_prefixes"),
+        ('node_id = "n1"\ndata = "/x"\n[replication]\nlease_s = 3', "replication"),
+        ('node_id = "n1"\ndata = "/x"\n[replication]\nnonsense = 3', "nonsense"),
+        ('node_id = "n1"\ndata = "/x"\n[credentials]\nuser = "me"', "password"),
+        ("node_id = ", "node.toml"),
+        ('node_id = "n1"\ndata = "/x"\ncredentials = 3', "credentials"),
+    ],
+)
+def test_an_error_names_what_is_wrong(text: str, names: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=names):
+        load(text, folder=tmp_path)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_node_settings(Path("/nonexistent/node.toml"), {}, {})
+
+
+def test_the_password_is_never_shown() -> None:
+    settings = load(None, {"node_id": "n1", "data": "/x"}, {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"})
+    assert settings.credentials.password == "secret"
+    assert "secret" not in repr(settings)
+
+
+def test_how_a_command_finds_the_cluster() -> None:
+    assert target_from(None, None, {}, {}) == Target()
+    assert target_from(None, None, {}, {"LIFTPY_NATS": "nats://e:1", "LIFTPY_NAMESPACE": "x"}).nats == ("nats://e:1",)
+    assert target_from("nats://f:1", "y", {}, {"LIFTPY_NATS": "nats://e:1"}) == Target(("nats://f:1",), "y")
+    with pytest.raises(ConfigError):
+        target_from("localhost", None, {}, {})
