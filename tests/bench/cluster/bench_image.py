@@ -28,7 +28,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 
 class Bench:
     def __init__(self, nodes: int, partitions: int, streams: int) -> None:
-        self.fsm = ClusterFsm()
+        self.fsm = ClusterFsm(elections=True)
         self.index = 0
         self.nodes = [f"node-{number:04}" for number in range(nodes)]
         self.streams = [f"stream-{number:04}" for number in range(streams)]
@@ -101,9 +101,14 @@ class Bench:
         self.timed("diff over 1 change ms", lambda: diff(before, self.fsm.image))
         self.applies("Barrier", [self.entry(barrier=pb.Barrier()) for _ in range(2000)])
         self.applies("RegisterNode (restart)", self.restarts(100))
+        self.feed()
+        fencing = [
+            self.entry(fenceNode=pb.FenceNode(nodeId=node, incarnation=self.fsm.image.nodes[node].incarnation))
+            for node in self.nodes[:100]
+        ]
+        self.applies("FenceNode, all that it leads elected anew", fencing)
         small = [self.entry(createStream=pb.CreateStream(name=f"new-{n}", subject="x", partitions=1)) for n in range(500)]
         self.applies("CreateStream of 1 partition", small)
-        self.feed()
         self.figures["peak RSS MB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
     def restarts(self, count: int) -> list[bytes]:
@@ -160,7 +165,7 @@ def main() -> None:
         print(json.dumps(bench.figures))
         return
     for name, figure in bench.figures.items():
-        print(f"{name:45} {figure:12,}")
+        print(f"{name:55} {figure:12,}")
 
 
 if __name__ == "__main__":

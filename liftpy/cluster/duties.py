@@ -1,0 +1,97 @@
+"""What the metadata leader does besides ordering the log: sessions and election clocks behind one door. Pure.
+
+The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
+about each request before it goes into the log, and proposes what ``due`` returns. Nothing here is kept over a change of
+the metadata leader; what matters is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from liftpy.cluster.controller import describe
+from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+Proposable = pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader
+
+
+def control_request(message: Proposable) -> pb.ControlRequest:
+    """The request that holds ``message``; operation id and time are set by who proposes it."""
+    match message:
+        case pb.FenceNode():
+            return pb.ControlRequest(fenceNode=message)
+        case pb.UnfenceNode():
+            return pb.ControlRequest(unfenceNode=message)
+        case pb.ConcludeElection():
+            return pb.ControlRequest(concludeElection=message)
+        case pb.PassOver():
+            return pb.ControlRequest(passOver=message)
+        case pb.ElectLeader():
+            return pb.ControlRequest(electLeader=message)
+    assert_never(message)
+
+
+class MetadataDuties:
+    """Sessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+
+    def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
+        self._sessions = Sessions(config, confirmed_within_s)
+        self._timers = ElectionTimers(config)
+        self._leading = False
+
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """This controller leads the group, and ``image`` holds everything that was committed before."""
+        self._leading = True
+        self._sessions.lead(image, now_ns)
+        self._timers.lead(image, now_ns)
+
+    def resign(self) -> None:
+        """This controller does not lead the group any more."""
+        self._leading = False
+        self._sessions.resign()
+        self._timers.resign()
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """An entry was applied."""
+        self._sessions.image_changed(image, now_ns)
+        self._timers.image_changed(image, now_ns)
+
+    def answer(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
+        """The answer to a request that is not for the log, or None: it has to be proposed.
+
+        ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
+        a description that need not be linearizable are answered here.
+        """
+        if not self._leading:
+            return pb.ControlResponse(operationId=request.operationId, error=pb.ControlResponse.NOT_METADATA_LEADER)
+        match request.WhichOneof("request"):
+            case "heartbeat":
+                beat = request.heartbeat
+                lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
+                response = pb.ControlResponse(error=lease.error, detail=lease.detail)
+            case "reportPromotion" if not request.reportPromotion.finished:
+                self._timers.progress(request.reportPromotion, now_ns)
+                response = pb.ControlResponse()
+            case "describeCluster" if not request.linearizable:
+                response = describe(image)
+            case _:
+                return None
+        response.operationId, response.index = request.operationId, image.index
+        return response
+
+    def due(self, now_ns: int) -> list[pb.ControlRequest]:
+        """What to propose now."""
+        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns))
+        return [control_request(message) for message in proposals]
+
+    def next_deadline_ns(self) -> int | None:
+        """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
+        deadlines = (self._sessions.next_deadline_ns(), self._timers.next_deadline_ns())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)

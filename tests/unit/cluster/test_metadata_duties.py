@@ -1,0 +1,99 @@
+"""MetadataDuties: a cluster that runs on nothing but its proposals loses a leader, elects another, and takes it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster_driver import MS, Error
+from test_elections import Cluster
+
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+class Led:
+    """A metadata leader, and nodes that send heartbeats while they are alive."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.duties = MetadataDuties(ReplicationConfig())
+        self.now_ns = 0
+        self.alive = set("abc")
+        self.duties.lead(self.image, 0)
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.cluster.fsm.image
+
+    def heartbeat(self, node: str) -> pb.ControlResponse | None:
+        beat = pb.Heartbeat(nodeId=node, incarnation=self.cluster.incarnation(node))
+        request = pb.ControlRequest(operationId=b"h" * 16, heartbeat=beat)
+        return self.duties.answer(request, self.image, self.now_ns, self.now_ns)
+
+    def tick(self) -> None:
+        self.now_ns += 50 * MS
+        for node in sorted(self.alive):
+            self.heartbeat(node)
+        for request in self.duties.due(self.now_ns):
+            kind = request.WhichOneof("request")
+            assert kind is not None
+            self.cluster.ask(**{kind: getattr(request, kind)})
+            self.duties.image_changed(self.image, self.now_ns)
+
+    def run_until(self, holds: Callable[[], bool]) -> int:
+        """Virtual milliseconds until ``holds``."""
+        for waited in range(0, 10_000, 50):
+            if holds():
+                return waited
+            self.tick()
+        raise AssertionError("it never came about")
+
+
+def test_a_silent_leader_is_fenced_and_replaced_and_so_is_a_candidate_that_falls_silent() -> None:
+    led = Led()
+    for _ in range(100):
+        led.tick()
+    assert led.cluster.now == (PartitionStatus.ONLINE, "a", "")
+    led.alive.discard("a")
+    waited = led.run_until(lambda: led.cluster.now[2] == "b")
+    assert 2000 <= waited <= 2400
+    epoch = led.cluster.partition().leader_epoch
+    led.alive.discard("b")
+    led.run_until(lambda: led.cluster.now[2] == "c")
+    assert led.cluster.partition().leader_epoch > epoch
+    led.cluster.promote()
+    led.duties.image_changed(led.image, led.now_ns)
+    led.alive = set("abc")
+    led.run_until(lambda: led.image.live_nodes() == ["a", "b", "c"])
+    assert led.cluster.now == (PartitionStatus.ONLINE, "c", "")
+    assert led.heartbeat("a").error == Error.OK  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("linearizable", [False, True])
+def test_what_is_not_for_the_log_is_answered_at_once(linearizable: bool) -> None:
+    led = Led()
+    answered = led.heartbeat("a")
+    assert answered is not None
+    assert (answered.error, answered.index, answered.operationId) == (Error.OK, led.image.index, b"h" * 16)
+    describing = pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=linearizable)
+    described = led.duties.answer(describing, led.image, 0, 0)
+    assert (described is None) == linearizable
+    for logged in (
+        pb.ControlRequest(barrier=pb.Barrier()),
+        pb.ControlRequest(reportPromotion=pb.ReportPromotion(finished=True)),
+        pb.ControlRequest(),
+    ):
+        assert led.duties.answer(logged, led.image, 0, 0) is None
+    progress = pb.ControlRequest(reportPromotion=pb.ReportPromotion(stream="orders"))
+    assert led.duties.answer(progress, led.image, 0, 0) is not None
+
+
+def test_a_controller_that_does_not_lead_answers_and_proposes_nothing() -> None:
+    led = Led()
+    led.duties.resign()
+    assert led.duties.due(10**15) == []
+    assert led.duties.next_deadline_ns() is None
+    assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
