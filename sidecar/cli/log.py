@@ -1,0 +1,189 @@
+"""``liftpy log dump|verify|repair DIR``: look into a partition's folder, offline."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError, FolderLockedError
+from liftpy.log.inspect import PartitionReport, headers, inspect
+from liftpy.log.log import Log
+from sidecar.cli.options import json_option
+from sidecar.disk.files import FolderStorage
+
+EXIT_DAMAGED = 1
+
+
+@click.group()
+def log() -> None:
+    """Look into a partition's folder: DATA/streams/STREAM-UID/PARTITION. The sidecar need not run."""
+
+
+folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+def _storage(folder: Path) -> FolderStorage:
+    if not folder.is_dir() or not any(folder.glob("*.log")):
+        raise ConfigError(f"{folder} holds no log: give a partition's folder, DATA/streams/STREAM-UID/PARTITION")
+    return FolderStorage(folder)
+
+
+@log.command()
+@folder_argument
+@click.option("--batches", is_flag=True, help="Every batch, not only the segments.")
+@json_option
+def dump(folder: Path, batches: bool, as_json: bool) -> None:
+    """Show what is in a partition's folder."""
+    storage = _storage(folder)
+    report = inspect(storage)
+    if as_json:
+        shown = _as_dict(report)
+        if batches:
+            shown["batches"] = [row for _, row in _batch_rows(storage, report)]
+        click.echo(json.dumps(shown))
+        return
+    console = Console(soft_wrap=True)
+    console.print(_segments_table(report))
+    console.print(f"checkpoint: {_checkpoint_text(report)}")
+    console.print(f"leader epochs (epoch: first offset): {', '.join(f'{e}: {o}' for e, o in report.epochs) or 'none'}")
+    if report.other_files:
+        console.print(f"other files: {', '.join(report.other_files)}")
+    if batches:
+        for name, row in _batch_rows(storage, report):
+            console.print(f"{name} " + " ".join(f"{k}={v}" for k, v in row.items()))
+    for fault in report.faults:
+        console.print(f"[red]{fault}[/red]")
+
+
+@log.command()
+@folder_argument
+@json_option
+def verify(folder: Path, as_json: bool) -> int:
+    """Read every byte of a partition's folder; name the first damage. Exit code 0: all is right, 1: it is not."""
+    report = inspect(_storage(folder))
+    if as_json:
+        click.echo(json.dumps(_as_dict(report)))
+    elif report.faults:
+        click.echo(f"first damage: {report.faults[0]}")
+        for fault in report.faults[1:]:
+            click.echo(f"also: {fault}")
+    else:
+        records = sum(s.summary.record_count for s in report.segments)
+        click.echo(f"right: {len(report.segments)} segments, {records} records, log end offset {report.log_end_offset}")
+    return EXIT_DAMAGED if report.faults else 0
+
+
+@log.command()
+@folder_argument
+@json_option
+def repair(folder: Path, as_json: bool) -> None:
+    """Do now what opening the log does: cut a torn tail, set damage aside, rebuild indexes and checkpoint.
+
+    The sidecar must not run. A replica that lost records fetches them again from its leader when it starts.
+    """
+    storage = _storage(folder)
+    with _alone(folder):
+        opened, report = Log.open(storage, StreamConfig())
+        result: dict[str, Any] = {
+            **asdict(report),
+            "must_leave_isr": report.must_leave_isr,
+            "log_end_offset": opened.log_end_offset,
+        }
+        opened.close()
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"cut {report.cut_bytes} bytes of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
+    for damage in report.damage:
+        click.echo(f"set {damage.name} aside: {damage.fault}; records are missing from offset {damage.first_offset} on")
+    click.echo(f"the log ends before offset {opened.log_end_offset}")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the data folder's lock, where there is one; FolderLockedError while a sidecar has it."""
+    path = folder.resolve().parent.parent.parent / "lock"
+    if not path.exists():
+        yield
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise FolderLockedError(f"a sidecar is running on {path.parent}: stop it first") from None
+    finally:
+        os.close(descriptor)
+
+
+def _as_dict(report: PartitionReport) -> dict[str, Any]:
+    segments = [
+        {
+            "name": s.name,
+            "file_size_bytes": s.file_size_bytes,
+            "base_offset": s.summary.base_offset,
+            "next_offset": s.summary.next_offset,
+            "records": s.summary.record_count,
+            "max_timestamp_ns": s.summary.max_timestamp_ns,
+            "index": s.index,
+            "fault": s.fault,
+            "fault_position": s.fault_position if s.fault else None,
+            "torn_tail": s.torn_tail,
+        }
+        for s in report.segments
+    ]
+    return {
+        "segments": segments,
+        "checkpoint": asdict(report.checkpoint) if report.checkpoint else None,
+        "epochs": report.epochs,
+        "log_end_offset": report.log_end_offset,
+        "other_files": list(report.other_files),
+        "faults": list(report.faults),
+    }
+
+
+def _segments_table(report: PartitionReport) -> Table:
+    table = Table("segment", "bytes", "records", "offsets", "newest", "index", "state")
+    for s in report.segments:
+        newest = datetime.fromtimestamp(s.summary.max_timestamp_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+        offsets = f"{s.summary.base_offset}..{s.summary.next_offset - 1}" if s.summary.record_count else "empty"
+        state = (("torn tail" if s.torn_tail else "damaged") + f" at {s.fault_position}") if s.fault else "right"
+        table.add_row(s.name, str(s.file_size_bytes), str(s.summary.record_count), offsets, newest, s.index, state)
+    return table
+
+
+def _checkpoint_text(report: PartitionReport) -> str:
+    if report.checkpoint is None:
+        return "damaged" if report.checkpoint_found else "none"
+    c = report.checkpoint
+    return f"high watermark {c.high_watermark}, log start {c.log_start_offset}, leader epoch {c.persisted_epoch}"
+
+
+def _batch_rows(storage: FolderStorage, report: PartitionReport) -> Iterator[tuple[str, dict[str, Any]]]:
+    for segment in report.segments:
+        for position, header in headers(storage, segment.summary.base_offset):
+            yield (
+                segment.name,
+                {
+                    "position": position,
+                    "base_offset": header.base_offset,
+                    "last_offset": header.last_offset,
+                    "records": header.record_count,
+                    "leader_epoch": header.leader_epoch,
+                    "size_bytes": header.size_bytes,
+                    "codec": header.codec.name.lower(),
+                    "timestamp_ns": header.timestamp_ns,
+                },
+            )
