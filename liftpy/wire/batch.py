@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import crc32c
 import lz4.block
@@ -41,10 +42,11 @@ _HEADER = struct.Struct("<IHBBIIqQqQIHHII")
 _CRC = struct.Struct("<I")
 _CODEC_MASK = 0b111
 _CONTROL = 0b1000
+_CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
+_ALL_COLUMNS = Columns.ALL.value
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The 64 bytes. ``base_offset`` and ``last_offset`` are inclusive; ``next_offset`` is the offset after the batch."""
 
     crc: int
@@ -58,7 +60,8 @@ class BatchHeader:
     producer_id: int
     base_sequence: int
     producer_epoch: int
-    columns: Columns
+    column_bits: int
+    """Which columns are present: a ``Columns`` as a number."""
     body_size_bytes: int
     last_offset_delta: int
 
@@ -130,7 +133,7 @@ class RecordBatch:
     @cached_property
     def columns(self) -> ColumnSet:
         """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
-        return decode_columns(self.body(), self.header.record_count, self.header.columns)
+        return decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
 
     def body(self) -> memoryview:
         """The body before compression."""
@@ -264,7 +267,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     if version != VERSION:
         raise UnknownFormatError(f"the batch at {position} has format version {version}, this version reads {VERSION}")
     columns, body_size_bytes, last_delta = fields[12:]
-    if attributes & _CODEC_MASK > Codec.ZSTD.value or columns & ~Columns.ALL.value or attributes & ~(_CODEC_MASK | _CONTROL):
+    if attributes & _CODEC_MASK >= len(_CODECS) or columns & ~_ALL_COLUMNS or attributes & ~(_CODEC_MASK | _CONTROL):
         raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
     in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
     if not (in_bounds and 0 < count <= last_delta + 1 and base >= 0):
@@ -273,7 +276,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
         )
     return BatchHeader(
         crc,
-        Codec(attributes & _CODEC_MASK),
+        _CODECS[attributes & _CODEC_MASK],
         bool(attributes & _CONTROL),
         size_bytes,
         count,
@@ -283,7 +286,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
         producer,
         sequence,
         producer_epoch,
-        Columns(columns),
+        columns,
         body_size_bytes,
         last_delta,
     )

@@ -13,10 +13,11 @@ Columns come in the order of the flags' values; the values' column is always the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from enum import Flag
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from liftpy.errors import CorruptionError
 
 Headers = Sequence[tuple[str, bytes]]
 U32 = NDArray[np.uint32]
+_FEW = 24
+_MAX_COLUMN_BYTES = 1 << 31
 _TEXT = ("utf-8", "surrogateescape")
 """Subjects and header names are bytes on NATS: what is no UTF-8 comes back as it was."""
 
@@ -159,11 +162,18 @@ def _put(pieces: list[bytes], data: bytes) -> None:
         pieces.append(bytes(-len(data) % 8))
 
 
-def _ends(lengths: NDArray[np.int64]) -> bytes:
-    ends = np.cumsum(lengths, dtype=np.int64)
-    if len(ends) and ends[-1] >= 1 << 31:
+def _ends(entries: Sequence[Sized]) -> bytes:
+    """Cumulative lengths as ``u32[count]``. For a handful, numpy's fixed cost is more than the work."""
+    count = len(entries)
+    if count <= _FEW:
+        ends = list(accumulate(map(len, entries)))
+        if count and ends[-1] >= _MAX_COLUMN_BYTES:
+            raise ValueError("a column of a batch holds less than 2 GiB")
+        return struct.pack(f"<{count}I", *ends)
+    cumulative = np.cumsum(np.fromiter(map(len, entries), dtype=np.int64, count=count), dtype=np.int64)
+    if cumulative[-1] >= _MAX_COLUMN_BYTES:
         raise ValueError("a column of a batch holds less than 2 GiB")
-    return ends.astype("<u4").tobytes()
+    return cumulative.astype("<u4").tobytes()
 
 
 def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
@@ -174,14 +184,14 @@ def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
         _put(pieces, np.packbits(valid, bitorder="little").tobytes())
         entries = [e if e is not None else b"" for e in entries]
     present: Sequence[bytes] = entries  # type: ignore[assignment]
-    _put(pieces, _ends(np.fromiter(map(len, present), dtype=np.int64, count=len(present))))
+    _put(pieces, _ends(present))
     _put(pieces, b"".join(present))
     return nulls
 
 
 def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
     numbers = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    _put(pieces, np.array([len(numbers), 0], dtype="<u4").tobytes())
+    _put(pieces, struct.pack("<II", len(numbers), 0))
     _put_bytes(pieces, [text.encode(*_TEXT) for text in numbers])
     if len(numbers) > 1:
         _put(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
@@ -189,7 +199,7 @@ def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
 
 def _put_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None:
     filled = [pairs or () for pairs in headers]
-    _put(pieces, _ends(np.fromiter(map(len, filled), dtype=np.int64, count=len(filled))))
+    _put(pieces, _ends(filled))
     flat = list(chain.from_iterable(filled))
     _put_bytes(pieces, [name.encode(*_TEXT) for name, _ in flat])
     _put_bytes(pieces, [value for _, value in flat])
