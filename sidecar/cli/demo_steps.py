@@ -141,7 +141,7 @@ async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -
     same = delays == mean_delays(lines)
     size_bytes = sum(map(len, lines))
     read = Step("read back by Spark", len(values), size_bytes, result["read_s"], not note, note)
-    table = Step("mean delay per carrier by Spark", len(lines), size_bytes, result["compute_s"], same)
+    table = Step("mean delay per carrier by Spark (first query)", len(lines), size_bytes, result["compute_s"], same)
     table.note = "" if same else "the table computed here differs"
     return [read, table], delays
 

