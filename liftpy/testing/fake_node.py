@@ -85,7 +85,8 @@ class FakeStream:
 class FakeNode:
     """Answers for the nodes ``node_ids``, the first of which leads everything, over one connection.
 
-    ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's.
+    ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's. ``trimmed``: node
+    id -> its log start, likewise.
     ``asked``: how often each node was asked for a read.
     """
 
@@ -96,6 +97,7 @@ class FakeNode:
         self.streams: dict[str, FakeStream] = {}
         self.silent: set[str] = set()
         self.lagging: dict[str, int] = {}
+        self.trimmed: dict[str, int] = {}
         self.asked: Counter[str] = Counter()
         self._turn = 0
 
@@ -158,7 +160,8 @@ class FakeNode:
         partition = stream.partitions[number]
         high_watermark = min(partition.high_watermark, self.lagging.get(node, partition.high_watermark))
         head.streamUid, head.leaderEpoch, head.compacted = stream.uid, partition.leader_epoch, partition.compacted
-        head.highWatermark, head.logStartOffset = high_watermark, partition.log_start_offset
+        head.highWatermark = high_watermark
+        head.logStartOffset = max(partition.log_start_offset, self.trimmed.get(node, 0))
         if request.streamUid and request.streamUid != stream.uid:
             head.error = _Error.WRONG_STREAM
         elif high_watermark < request.minHighWatermark:
@@ -167,7 +170,7 @@ class FakeNode:
             head.nextOffset = partition.offset_at(request.timestamp)
         elif request.boundsOnly:
             pass
-        elif not partition.log_start_offset <= request.offset <= high_watermark + 1:
+        elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         else:
             batches, head.nextOffset = partition.read(request.offset, request.maxBytes)

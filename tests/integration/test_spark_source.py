@@ -1,10 +1,11 @@
-"""The Spark source with a real Spark: batch and streaming over a node that serves from memory, faults included.
+"""The Spark source with a real Spark: batch and streaming over a node that serves from memory, faults included, and a cluster.
 
 One session for all of it: a JVM takes seconds to start. Streams have names of their own, so tests do not meet.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from liftpy.client.client import connect
 from liftpy.spark.session import local_session, spark_problem
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
+from sidecar.devcluster import DevCluster
 from sidecar.embedded import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -69,7 +72,7 @@ def append(log: FakePartition, count: int, *, size: int = 100, **columns: Any) -
 class Streams:
     """What the tests write to and read with."""
 
-    def __init__(self, spark: Any, node: FakeNode, url: str, folder: Path) -> None:
+    def __init__(self, spark: Any, node: FakeNode | None, url: str, folder: Path) -> None:
         self.spark, self.node, self.url, self.folder = spark, node, url, folder
 
     def read(self, stream: str, **options: Any) -> Any:
@@ -227,3 +230,49 @@ def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams
         streams.run_to_end("trimmed", "trimmed")
     streams.run_to_end("trimmed", "trimmed", failOnDataLoss="false")
     assert streams.written("trimmed") == expected(0, range(100)) + expected(0, range(150, 200))
+
+
+# ---- a real cluster --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def dev() -> Iterator[DevCluster]:
+    with DevCluster(3) as cluster:
+        yield cluster
+
+
+async def publish(dev: DevCluster, stream: str, values: dict[int, list[bytes]]) -> str:
+    """Make the stream with these partitions unless it is there, publish with acks, return a node that leads none of them."""
+    async with await connect(dev.nats_url, dev.namespace) as client:
+        if stream not in {known.name for known in await client.list_streams()}:
+            await client.create_stream(stream, f"data.{stream}", partitions=len(values))
+        for partition, own in values.items():
+            async with await client.publisher(stream, partition) as publisher:
+                for value in own:
+                    await publisher.send(value)
+        leaders = {partition.leader for partition in (await client.stream(stream)).partitions}
+        return next(iter({"n1", "n2", "n3"} - leaders))
+
+
+@pytest.mark.processes
+def test_what_a_cluster_acknowledged_is_what_spark_reads_also_without_one_replica(
+    spark: Any, dev: DevCluster, tmp_path: Path
+) -> None:
+    values = {p: [b"%d-%d" % (p, i) for i in range(2000)] for p in (0, 1)}
+    spare = asyncio.run(publish(dev, "live", values))
+    read = Streams(spark, None, dev.nats_url, tmp_path)
+
+    def rows() -> list[tuple[int, int, bytes]]:
+        found = read.read("live", columns="partition,offset,value").collect()
+        return sorted((row["partition"], row["offset"], bytes(row["value"])) for row in found)
+
+    expected_rows = [(p, i, value) for p, own in values.items() for i, value in enumerate(own)]
+    assert rows() == expected_rows
+    read.run_to_end("live", "live")
+    dev.nodes[spare].kill()
+    assert rows() == expected_rows
+    more = {p: [b"%d-%d" % (p, i) for i in range(2000, 2500)] for p in (0, 1)}
+    asyncio.run(publish(dev, "live", more))
+    read.run_to_end("live", "live")
+    written = [(p, i, text.encode()) for p, i, text in read.written("live")]
+    assert written == sorted(expected_rows + [(p, 2000 + i, value) for p, own in more.items() for i, value in enumerate(own)])
+    dev.nodes[spare].start()
+    dev.nodes[spare].wait_ready()

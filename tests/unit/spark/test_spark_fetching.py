@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,9 @@ from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
 from liftpy.spark.link import Link, credentials_of, link_to
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
-from liftpy.testing.fake_node import FakeNode, FakeStream
+from liftpy.testing.fake_node import FakeNode, FakeStream, fake_node_in_thread
 from liftpy.wire.batch import build_batch
+from sidecar.embedded import NatsServer
 
 QUICK = FetchRules(patience_s=1.0)
 
@@ -125,13 +127,48 @@ def test_a_hole_inside_a_batch_is_refused_unless_the_stream_is_compacted(link: L
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
+def test_only_the_leaders_word_counts_for_what_is_gone(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [50, 50])
+    node.trimmed = {"n2": 50, "n3": 100}
+    assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
+
+
+def test_epochs_that_fall_between_two_answers_are_refused(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [1000] * 6, epoch=2, value_bytes=300)
+    fill(stream, [1000] * 6, epoch=1, value_bytes=300)
+    with pytest.raises(ProtocolError, match="LeaderEpoch 1 at offset 6000 follows 2"):
+        offsets(link, planned(0, 12_000, epoch=2))
+
+
+def test_who_is_asked(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
+    offsets(link, planned(0, 12_000), replace(QUICK, leader_first=True))
+    assert set(node.asked) == {"n1"}
+    node.asked.clear()
+    starts = range(0, 12_000, 1000)
+    for start in starts:
+        offsets(link, planned(start, start + 1000))
+    assert set(node.asked) == {"n1", "n2", "n3"}, "different ranges go to different replicas"
+    assert sum(node.asked.values()) == len(starts)
+
+
 def test_a_reader_that_stops_early_leaves_nothing_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 40, value_bytes=300)
-    reading = fetch_range(link, planned(0, 40_000), QUICK)
+    reading = fetch_range(link, planned(0, 40_000), FetchRules(patience_s=60.0))
     assert next(reading)
+    node.silent = set(node.node_ids)
     reading.close()
-    asked = sum(node.asked.values())
-    assert asked <= fetching.IN_FLIGHT + 1
+    for _ in range(200):
+        tasks = link.call(_tasks(), 5)
+        if not tasks:
+            break
+    assert not tasks
+
+
+async def _tasks() -> list[str]:
+    await asyncio.sleep(0.005)
+    return [str(t) for t in asyncio.all_tasks() if "_fetch_span" in str(t)]
 
 
 def test_one_link_per_process_and_access(access: Access, node: FakeNode) -> None:
@@ -153,3 +190,13 @@ def test_secrets_are_read_from_files(tmp_path) -> None:  # type: ignore[no-untyp
     file = tmp_path / "password"
     file.write_text("open sesame\n")
     assert credentials_of(Access(user="ali", password_file=str(file))).password == "open sesame"
+
+
+def test_a_nats_server_that_restarts_in_the_middle_costs_time_only() -> None:
+    with NatsServer() as server, fake_node_in_thread(server.url) as node:
+        fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
+        reading = fetch_range(link_to(Access(servers=server.url)), planned(0, 30_000), FetchRules(patience_s=20.0))
+        found = [record.offset for piece in next(reading) for record in piece.records()]
+        server.restart()
+        found += [record.offset for pieces in reading for piece in pieces for record in piece.records()]
+    assert found == list(range(30_000))
