@@ -23,14 +23,13 @@ MAX_QUEUE = 65_536
 
 
 class Driver:
-    """One replica and its queue of events. ``execute`` carries out one effect; ``fatal`` stops the process."""
+    """One replica and its queue of events. ``fatal`` stops the process."""
 
-    def __init__(
-        self, key: PartitionKey, replica: Replica, execute: Callable[[Effect], None], fatal: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
         self.replica = replica
-        self._execute = execute
+        self.execute: Callable[[Effect], None] = _nobody
+        """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
         self._running = False
@@ -48,19 +47,17 @@ class Driver:
             return
         self._running = True
         try:
-            while self._queue:
-                self._step(self._queue.popleft())
+            queue, step, execute = self._queue, self.replica.step, self.execute
+            while queue:
+                effects = step(event := queue.popleft(), time.monotonic_ns())
+                if self._debug:
+                    logger.debug("%s: %s -> %s", self.key, event, effects)
+                for effect in effects:
+                    execute(effect)
         except Exception as error:
             self._stop_for(error)
         finally:
             self._running = False
-
-    def _step(self, event: Event) -> None:
-        effects = self.replica.step(event, time.monotonic_ns())
-        if self._debug:
-            logger.debug("%s: %s -> %s", self.key, event, effects)
-        for effect in effects:
-            self._execute(effect)
 
     def _stop_for(self, error: Exception) -> None:
         """Expected conditions are events; an exception here is a bug, and going on might break a promise."""
@@ -73,3 +70,7 @@ class Driver:
         """Take no more events."""
         self._stopped = True
         self._queue.clear()
+
+
+def _nobody(effect: Effect) -> None:
+    raise InvariantError(f"nobody carries out {effect}")

@@ -26,7 +26,7 @@ from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import FetchClient, ReplicationService
 from sidecar.flushing import Flusher
 from sidecar.proposals import Proposals
-from sidecar.timers import Timers
+from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.replica")
 
@@ -60,7 +60,7 @@ class Executor:
     def __init__(self, tools: Tools) -> None:
         self._t = tools
         self.storage_failed = False
-        self._fire = self._deadline_reached
+        self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
         t = tools
         self._do: dict[type[Effect], Callable[[Any], None]] = {
             do.AppendBatch: self._append_batch,
@@ -174,18 +174,21 @@ class Executor:
         self._t.ingest.stop()
         self._t.service.stop()
 
-    def _set_deadline(self, effect: do.SetDeadline) -> None:
-        if effect.at_ns is None:
-            self._t.timers.cancel(self._fire, effect.kind)
-        else:
-            self._t.timers.set(self._fire, effect.kind, effect.at_ns)
+    def _timer(self, kind: events.Deadline) -> Timer:
+        reached = events.DeadlineReached(kind)
+        return Timer(lambda: self._t.feed(reached))
 
-    def _deadline_reached(self, kind: events.Deadline) -> None:
-        self._t.feed(events.DeadlineReached(kind))
+    def _set_deadline(self, effect: do.SetDeadline) -> None:
+        timer = self._deadlines[effect.kind._name_]  # by name: an enum member's hash is a call into Python
+        if effect.at_ns is None:
+            self._t.timers.cancel(timer)
+        else:
+            self._t.timers.set(timer, effect.at_ns)
 
     def _role_changed(self, effect: do.RoleChanged) -> None:
         logger.info("%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
 
     def close(self) -> None:
         """Cancel all deadlines."""
-        self._t.timers.cancel_all(self._fire)
+        for timer in self._deadlines.values():
+            self._t.timers.cancel(timer)

@@ -18,7 +18,7 @@ from liftpy.config import NS_PER_S, FlushMode, FlushPolicy
 from liftpy.errors import StorageError
 from liftpy.log.flush import Flush
 from liftpy.log.log import Log
-from sidecar.timers import Timers
+from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
 
@@ -47,6 +47,7 @@ class Flusher:
         self._flush: tuple[Flush, Future] | None = None
         self._checkpoint: Future | None = None
         self._armed = False
+        self._timer = Timer(self._due)
         self._closed = False
         self.count = 0
         """Flushes done."""
@@ -59,9 +60,9 @@ class Flusher:
         self._flushed(self._log.log_end_offset)
         if self._policy.mode is FlushMode.INTERVAL and not self._armed:
             self._armed = True
-            self._timers.set(self._due, "flush", time.monotonic_ns() + round(self._policy.interval_s * NS_PER_S))
+            self._timers.set(self._timer, time.monotonic_ns() + round(self._policy.interval_s * NS_PER_S))
 
-    def _due(self, _: object) -> None:
+    def _due(self) -> None:
         self._armed = False
         self._begin()
 
@@ -121,7 +122,7 @@ class Flusher:
     async def close(self) -> None:
         """Begin nothing more and wait for what is under way: the log is about to be closed."""
         self._closed = True
-        self._timers.cancel(self._due, "flush")
+        self._timers.cancel(self._timer)
         under_way = [self._flush[1]] if self._flush is not None else []
         under_way += [self._checkpoint] if self._checkpoint is not None else []
         if under_way:

@@ -78,6 +78,9 @@ class PartitionWorker:
         self.replica = Replica(node.settings.node_id, node.incarnation, node.settings.replication, seed)
         own_subject = data_subject(subject, key.partition)
         node_id = node.settings.node_id
+        self._driver = Driver(key, self.replica, node.fatal)
+        self.feed = self._driver.feed
+        """Give the replica an event."""
         self.acks = PendingAcks(node.bus, key.stream, key.partition, own_subject)
         self.reads = ReadService(node.bus, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
         self.ingest = Ingest(
@@ -96,7 +99,7 @@ class PartitionWorker:
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
         self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed)
         self.executor = Executor(self._tools(node))
-        self._driver = Driver(key, self.replica, self.executor.execute, node.fatal)
+        self._driver.execute = self.executor.execute
 
     def _tools(self, node: NodeTools) -> Tools:
         return Tools(
@@ -119,10 +122,6 @@ class PartitionWorker:
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------
-    def feed(self, event: events.Event) -> None:
-        """Give the replica an event."""
-        self._driver.feed(event)
-
     def begin(self) -> None:
         """Tell the replica what the log holds; the first event."""
         log = self.log

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
 from liftpy.replica.events import Event, MetadataHeard
@@ -23,6 +24,8 @@ logger = logging.getLogger("liftpy.partitions")
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
+_PARTS_OF_A_LEASE = 4
+"""Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
 
 
 class Partitions:
@@ -38,7 +41,11 @@ class Partitions:
         self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
         self._deleted_uids: set[str] = set()
         """Streams whose deletion was seen; their folders may go."""
+        self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._heard_ns = 0
+        """When the last answered heartbeat was sent, monotonic."""
+        self._passed_on_ns = 0
+        self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -75,10 +82,12 @@ class Partitions:
     def metadata_heard(self, sent_ns: int) -> None:
         """A heartbeat was answered and the image is as new as the answer: leases run on."""
         self._heard_ns = sent_ns
+        if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
+            return
+        self._passed_on_ns = sent_ns
         event = MetadataHeard(sent_ns)
-        for worker in self:
-            if worker.leads:
-                worker.feed(event)
+        for worker in list(self._leading.values()):
+            worker.feed(event)
 
     # ---- one partition -------------------------------------------------------------------------------------------------
     def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:
@@ -129,6 +138,7 @@ class Partitions:
     async def _stop(self, worker: PartitionWorker) -> None:
         key = worker.key
         del self._workers[key]
+        self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
         gone = key.uid in self._deleted_uids or self._moved_away(key)
@@ -147,8 +157,12 @@ class Partitions:
         if found is None:
             return
         worker.update(partition_state(*found), self._live)
-        if self._heard_ns and worker.leads:
-            worker.feed(MetadataHeard(self._heard_ns))
+        if worker.leads:
+            self._leading[worker.key] = worker
+            if self._heard_ns:
+                worker.feed(MetadataHeard(self._heard_ns))
+        else:
+            self._leading.pop(worker.key, None)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def settled(self) -> None:

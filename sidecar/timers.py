@@ -1,7 +1,7 @@
 """All deadlines of a node in one heap with one timer of the event loop, rounded up to a grid so that they fire together.
 
-A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs a dictionary
-write: the heap keeps the earlier entry and looks again when that one comes up.
+A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs an assignment:
+the heap keeps the earlier entry and looks again when that one comes up.
 """
 
 from __future__ import annotations
@@ -10,54 +10,52 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable
-from typing import Any
 
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
 """Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
 
-Owner = Callable[[Any], None]
-"""Called with the deadline's kind when it is reached."""
+
+class Timer:
+    """One deadline, to be set again and again. ``fire`` is called on the loop, with the deadline no longer set."""
+
+    __slots__ = ("_queued_ns", "_wanted_ns", "fire")
+
+    def __init__(self, fire: Callable[[], None]) -> None:
+        self.fire = fire
+        self._wanted_ns: int | None = None
+        """When it shall fire, monotonic ns; None: it is not set."""
+        self._queued_ns: int | None = None
+        """Its earliest entry in the heap; never later than wanted."""
 
 
 class Timers:
-    """``set`` and ``cancel`` deadlines of (owner, kind); times are ``time.monotonic_ns``."""
+    """``set`` and ``cancel`` Timer objects; times are ``time.monotonic_ns``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
-        self._wanted: dict[tuple[Owner, Any], int] = {}
-        """(owner, kind) -> when it shall fire, ns."""
-        self._earliest: dict[tuple[Owner, Any], int] = {}
-        """(owner, kind) -> its earliest entry in the heap, ns; never later than wanted."""
-        self._heap: list[tuple[int, int, tuple[Owner, Any]]] = []
+        self._heap: list[tuple[int, int, Timer]] = []
         self._count = 0
         self._handle: asyncio.TimerHandle | None = None
         self._handle_ns = 0
+        self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._wanted)
+    def set(self, timer: Timer, at_ns: int) -> None:
+        """Fire ``timer`` at ``at_ns``, instead of at an earlier setting."""
+        timer._wanted_ns = at_ns
+        if timer._queued_ns is None or at_ns < timer._queued_ns:
+            self._push(timer, at_ns)
 
-    def set(self, owner: Owner, kind: Any, at_ns: int) -> None:
-        """Call ``owner(kind)`` at ``at_ns``, instead of an earlier setting of the same kind."""
-        key = (owner, kind)
-        self._wanted[key] = at_ns
-        known = self._earliest.get(key)
-        if known is None or at_ns < known:
-            self._push(key, at_ns)
+    def cancel(self, timer: Timer) -> None:
+        """Don't fire it; not set is fine."""
+        timer._wanted_ns = None
 
-    def cancel(self, owner: Owner, kind: Any) -> None:
-        """Forget a deadline; none is fine."""
-        self._wanted.pop((owner, kind), None)
-
-    def cancel_all(self, owner: Owner) -> None:
-        """Forget everything of one owner."""
-        for key in [key for key in self._wanted if key[0] == owner]:
-            del self._wanted[key]
-
-    def _push(self, key: tuple[Owner, Any], at_ns: int) -> None:
-        self._earliest[key] = at_ns
+    def _push(self, timer: Timer, at_ns: int) -> None:
+        if self._closed:
+            return
+        timer._queued_ns = at_ns
         self._count += 1
-        heapq.heappush(self._heap, (at_ns, self._count, key))
+        heapq.heappush(self._heap, (at_ns, self._count, timer))
         if self._handle is None or _round_up(at_ns) < self._handle_ns:
             self._arm(at_ns)
 
@@ -71,33 +69,31 @@ class Timers:
     def _fire(self) -> None:
         self._handle = None
         now_ns = time.monotonic_ns()
-        due: list[tuple[Owner, Any]] = []
-        while self._heap and self._heap[0][0] <= now_ns:
-            at_ns, _, key = heapq.heappop(self._heap)
-            if self._earliest.get(key) != at_ns:
+        heap, due = self._heap, []
+        while heap and heap[0][0] <= now_ns:
+            at_ns, _, timer = heapq.heappop(heap)
+            if timer._queued_ns != at_ns:
                 continue  # an earlier entry took its place
-            del self._earliest[key]
-            wanted = self._wanted.get(key)
-            if wanted is None:
+            timer._queued_ns = None
+            if timer._wanted_ns is None:
                 continue
-            if wanted > now_ns:
-                self._push(key, wanted)
+            if timer._wanted_ns > now_ns:
+                self._push(timer, timer._wanted_ns)
             else:
-                due.append(key)
-        if self._heap and (self._handle is None or _round_up(self._heap[0][0]) < self._handle_ns):
-            self._arm(self._heap[0][0])
-        for key in due:
-            if self._wanted.get(key, now_ns + 1) <= now_ns:  # not cancelled or moved by one before it
-                del self._wanted[key]
-                key[0](key[1])
+                due.append(timer)
+        if heap and (self._handle is None or _round_up(heap[0][0]) < self._handle_ns):
+            self._arm(heap[0][0])
+        for timer in due:
+            if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # not cancelled or moved by one before it
+                timer._wanted_ns = None
+                timer.fire()
 
     def close(self) -> None:
         """Stop; nothing fires any more."""
+        self._closed = True
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._wanted.clear()
-        self._earliest.clear()
         self._heap.clear()
 
 

@@ -8,6 +8,7 @@ are kept per batch, in offset order, so that a commit frees them from the front 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,11 +68,12 @@ class InboxRule:
     """Which reply subjects may be answered: those under an inbox prefix, without wildcards and blanks."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
-        self._prefixes = tuple(prefix.encode() for prefix in prefixes)
+        choices = b"|".join(re.escape(prefix.encode()) for prefix in prefixes)
+        self._pattern = re.compile(rb"(?:%b)[^\s*>]+" % choices)
 
     def allows(self, subject: bytes) -> bool:
         """Whether a node may publish there."""
-        return subject.startswith(self._prefixes) and not any(c in subject for c in b" \t\r\n*>")
+        return self._pattern.fullmatch(subject) is not None
 
 
 class PendingAcks:

@@ -21,7 +21,7 @@ from liftpy.wire.batch import parse_header
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
-from sidecar.timers import Timers
+from sidecar.timers import Timer, Timers
 
 MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
@@ -67,6 +67,7 @@ class _Waiting:
     request: pb.ReadRequest
     offset: int
     """First offset that is wanted; answered when the end passes it."""
+    timer: Timer
 
 
 class ReadService:
@@ -115,8 +116,8 @@ class ReadService:
         self._own.close()
         for number in list(self._waiting):
             waiting = self._waiting.pop(number)
+            self._timers.cancel(waiting.timer)
             self._refuse(waiting.reply, _E.NO_SUCH_PARTITION, "this node gives the partition up")
-        self._timers.cancel_all(self._expired)
 
     def advanced(self) -> None:
         """HW or log end has moved, or readiness has changed: answer those who waited for it."""
@@ -132,7 +133,7 @@ class ReadService:
 
     def _finish(self, number: int) -> None:
         waiting = self._waiting.pop(number)
-        self._timers.cancel(self._expired, number)
+        self._timers.cancel(waiting.timer)
         self._answer(waiting.reply, waiting.request, may_wait=False)
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -209,9 +210,10 @@ class ReadService:
     def _wait(self, reply: str, request: pb.ReadRequest, offset: int) -> None:
         number = self._next_id
         self._next_id += 1
-        self._waiting[number] = _Waiting(reply, request, offset)
+        timer = Timer(lambda: self._expired(number))
+        self._waiting[number] = _Waiting(reply, request, offset, timer)
         wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
-        self._timers.set(self._expired, number, time.monotonic_ns() + wait_ns)
+        self._timers.set(timer, time.monotonic_ns() + wait_ns)
 
     def _end_offset(self, isolation: int) -> int:
         """Exclusive end of what a reader of ``isolation`` may see."""

@@ -102,7 +102,8 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
         if effect == "a":
             driver.feed("from a")  # type: ignore[arg-type]
 
-    driver = Driver(KEY, replica, execute, lambda error: pytest.fail(str(error)))
+    driver = Driver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver.execute = execute
     driver.feed("first")  # type: ignore[arg-type]
     assert done == ["a", "b", "c"]
 
@@ -110,7 +111,7 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
 def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
     replica: Any = Scripted({})
     told: list[Exception] = []
-    driver = Driver(KEY, replica, lambda effect: None, told.append)
+    driver = Driver(KEY, replica, told.append)
     for event in ("bug", "after"):
         driver.feed(event)  # type: ignore[arg-type]
     assert replica.seen == ["bug"]

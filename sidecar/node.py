@@ -1,0 +1,207 @@
+"""The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
+
+Up: lock and read the data folder, connect, join the metadata group (or its feed), register a new incarnation, open the
+partitions that the image shows, say "ready". Down: leave the partitions (flushed), tell the group, hand its leadership over,
+and only if all of that data is on disk write the clean-stop marker [S9].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.notify import Notifications
+from sidecar.bus.replication import AnswerRouter
+from sidecar.disk.data_folder import DataFolder
+from sidecar.housekeeping import Housekeeping
+from sidecar.identity import Identity, damaged_logs
+from sidecar.joining import join_group
+from sidecar.membership import Membership
+from sidecar.partition_worker import NodeTools
+from sidecar.partitions import Partitions
+from sidecar.proposals import Proposals
+from sidecar.raft.group import Group
+from sidecar.settings import NodeSettings
+from sidecar.status.report import Reporter
+from sidecar.status.service import StatusService
+from sidecar.timers import Timers
+
+logger = logging.getLogger("liftpy.node")
+
+FLUSH_THREADS = 4
+STOP_TIMEOUT_S = 10.0
+_LEAVE_TIMEOUT_S = 1.0
+
+
+class Node:
+    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.subjects = Subjects(settings.namespace)
+        self.counters: Counter[str] = Counter()
+        self.incarnation = 0
+        self.partitions: Partitions | None = None
+        self.group: Group | None = None
+        self.status = StatusService(settings)
+        self._inboxes = InboxRule(settings.inbox_prefixes)
+        self._stopping = asyncio.Event()
+        self._failure: Exception | None = None
+        self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
+        self._folder: DataFolder | None = None
+        self._identity: Identity | None = None
+        self._bus: BusConnection | None = None
+        self._raft_bus: Any = None
+        self._membership: Membership | None = None
+        self._proposals: Proposals | None = None
+        self._housekeeping: Housekeeping | None = None
+        self._timers = Timers()
+
+    # ---- up ----------------------------------------------------------------------------------------------------------------
+    async def start(self) -> dict[str, Any]:
+        """Bring everything up; return what ``--json`` says when the node is ready."""
+        settings = self.settings
+        self._folder = folder = DataFolder(settings.data)
+        self._identity = identity = Identity(folder, settings.node_id)
+        await self.status.open_page()
+        self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
+        self._raft_bus, self.group = await join_group(settings, folder, self.subjects, self.fatal)
+        self._membership = Membership(settings, self.group, self._heard, self.fatal)
+        previous = identity.previous
+        damaged = await asyncio.get_running_loop().run_in_executor(self._pool, damaged_logs, folder)
+        self.incarnation = await self._membership.register(
+            previous.incarnation,
+            clean_stop=previous.clean_stop and not damaged,
+            flushed_always=previous.flushed_always and not damaged,
+            status_address=self.status.url,
+        )
+        identity.begin(self.incarnation)
+        self._build(bus, self.group, folder, identity)
+        logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
+        assert self.partitions is not None
+        self.partitions.image_changed(ClusterImage(), self.group.image)
+        self.group.watch(self.partitions.image_changed)
+        self._membership.start()
+        await self.partitions.settled()
+        return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _build(self, bus: BusConnection, group: Group, folder: DataFolder, identity: Identity) -> None:
+        settings = self.settings
+        self._proposals = Proposals(group, settings.node_id, self.incarnation)
+        notifications = Notifications(bus, self.subjects, settings.node_id, self._deliver, self.counters)
+        tools = NodeTools(
+            settings=settings,
+            incarnation=self.incarnation,
+            bus=bus,
+            subjects=self.subjects,
+            inboxes=self._inboxes,
+            router=AnswerRouter(bus),
+            notifications=notifications,
+            proposals=self._proposals,
+            timers=self._timers,
+            pool=self._pool,
+            counters=self.counters,
+            fatal=self.fatal,
+            folder=folder,
+            identity=identity,
+        )
+        self.partitions = Partitions(tools)
+        self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters)
+        self.status.listen(bus, self.subjects, self._inboxes)
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s)
+        self._housekeeping.start()
+
+    def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
+        if self.partitions is not None:
+            self.partitions.deliver(stream, partition, uid, event)
+
+    def _heard(self, sent_ns: int) -> None:
+        if self.partitions is not None:
+            self.partitions.metadata_heard(sent_ns)
+
+    # ---- end ---------------------------------------------------------------------------------------------------------------
+    def fatal(self, error: Exception) -> None:
+        """Something that must not be gone on with: the node stops, without a clean-stop marker."""
+        if self._failure is None:
+            self._failure = error
+            logger.critical("node %s stops: %s", self.settings.node_id, error)
+        self._stopping.set()
+
+    def request_stop(self) -> None:
+        """Stop cleanly (SIGTERM)."""
+        self._stopping.set()
+
+    async def wait(self) -> None:
+        """Until somebody wants the node to stop."""
+        await self._stopping.wait()
+
+    async def stop(self) -> int:
+        """Take everything down; return the exit code. May be called after a failed start."""
+        began = time.monotonic()
+        clean = self._failure is None and self.partitions is not None
+        if self._housekeeping is not None:
+            await self._housekeeping.close()
+        if self._membership is not None:
+            await self._membership.close()
+        if self.partitions is not None:
+            clean = await self.partitions.stop() and clean
+        if self._membership is not None and self._membership.incarnation and self._failure is None:
+            await self._membership.leave(_LEAVE_TIMEOUT_S)
+        if self._proposals is not None:
+            await self._proposals.close()
+        if self.group is not None:
+            await self.group.stop()
+        for connection in (self._raft_bus, self._bus):
+            if connection is not None:
+                await connection.close()
+        await self.status.close()
+        self._timers.close()
+        if self._identity is not None and clean:
+            self._identity.end_cleanly()
+        if self._folder is not None:
+            self._folder.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        took_s = time.monotonic() - began
+        logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
+        return 0 if self._failure is None else 1
+
+
+async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:
+    """Run one node until SIGTERM or SIGINT; return the exit code. Errors of the start are raised."""
+    node = Node(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.request_stop)
+    starting = loop.create_task(node.start())
+    stopping = loop.create_task(node.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            say_ready(starting.result())
+            await stopping
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        code = await _stop_within(node, STOP_TIMEOUT_S)
+    return code
+
+
+async def _stop_within(node: Node, timeout_s: float) -> int:
+    """Stop, and leave the process hard when that hangs: a supervisor must be able to rely on SIGTERM."""
+    try:
+        return await asyncio.wait_for(node.stop(), timeout_s)
+    except TimeoutError:
+        logger.critical("the stop takes longer than %g s: leaving without it", timeout_s)
+        os._exit(1)
