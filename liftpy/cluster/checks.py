@@ -9,6 +9,7 @@ from __future__ import annotations
 from immutables import Map
 
 from liftpy.cluster.diff import diff
+from liftpy.cluster.election import is_quorum
 from liftpy.cluster.image import ClusterImage, PartitionImage
 from liftpy.cluster.replay import check_partition
 from liftpy.ids import PartitionKey
@@ -50,15 +51,15 @@ def check_step(old: ClusterImage, new: ClusterImage) -> None:
             check(node.new.incarnation >= node.old.incarnation, "C2", node)
     for change in changes.partitions:
         if change.old is not None and change.new is not None:
-            _check_change(new, change.old, change.new)
+            _check_change(new, change.old, change.new, is_quorum(change.stream))
 
 
-def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage) -> None:
+def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage, quorum: bool) -> None:
     check(new.epoch > old.epoch, "C2", "a change without a new Epoch", old, new)
     check(new.leader_epoch >= old.leader_epoch, "C2", "LeaderEpoch fell", old, new)
     if new.leader and new.leader != old.leader:
         check(new.leader_epoch > old.leader_epoch or new.leader == old.candidate, "C1", "a leader without an epoch", old, new)
-        check(new.leader in old.isr or new.unclean_elected, "C5", "a leader from outside the ISR", old, new)
+        check(new.leader in old.isr or new.unclean_elected or quorum, "C5", "a leader from outside the ISR", old, new)
         check(new.leader not in old.incomplete or new.unclean_elected, "C10", "silently elected", old, new)
     for node_id in set(new.isr) - set(old.isr):
         check(image.is_live(node_id), "C6", node_id, "joined but is not live", old, new)

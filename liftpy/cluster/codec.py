@@ -100,6 +100,7 @@ def partition_to_pb(partition: PartitionImage) -> pb.Partition:
         passedOver=partition.passed_over,
         incomplete=partition.incomplete,
         deposed=partition.deposed,
+        lastLeader=partition.last_leader,
     )
 
 
@@ -119,6 +120,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         passed_over=names.strings(message.passedOver),
         incomplete=names.strings(message.incomplete),
         deposed=names.string(message.deposed),
+        last_leader=names.string(message.lastLeader),
     )
 
 

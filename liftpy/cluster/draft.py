@@ -103,7 +103,8 @@ class Draft:
 
     def change(self, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
         """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
-        changed = replace(partition, epoch=self.next_epochs())
+        last_leader = partition.leader or partition.last_leader
+        changed = replace(partition, epoch=self.next_epochs(), last_leader=last_leader)
         self.add(PartitionChanged(stream.name, stream.uid, changed))
         return changed
 

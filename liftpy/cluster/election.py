@@ -5,8 +5,9 @@ Goal: after the loss of a leader, the member of the ISR that has most leads next
 Constraint: only the ISR as of apply is eligible [C5], and of it only who is live, not the deposed leader, not passed over
 in this election, and not known to have lost data [C10]. Every candidate gets a LeaderEpoch of its own [C2]. The ISR is
 frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy ``quorum`` any majority
-of the replica set may hold a committed record, so a majority must have told its position in this very election, in
-which it follows nobody, and the best of them is taken.
+of the replica set may hold a committed record: every complete replica is eligible, a majority must have told its
+position in this very election, in which it follows nobody, and the best of them is taken; without a majority only the
+last leader itself will do.
 
 Algorithm::
 
@@ -35,11 +36,16 @@ from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, 
 from liftpy.config import CommitPolicy
 
 
-def eligible(draft: Draft, partition: PartitionImage) -> tuple[str, ...]:
+def is_quorum(stream: StreamImage) -> bool:
+    """Whether a majority of the replica set commits, and not the ISR."""
+    return stream.config.commit_policy is CommitPolicy.QUORUM
+
+
+def eligible(draft: Draft, stream: StreamImage, partition: PartitionImage) -> tuple[str, ...]:
     """Who may become the leader in this election, in replica order."""
     return tuple(
         node_id
-        for node_id in partition.isr
+        for node_id in (partition.replicas if is_quorum(stream) else partition.isr)
         if node_id != partition.deposed
         and node_id not in partition.passed_over
         and node_id not in partition.incomplete
@@ -53,7 +59,7 @@ def begin(
     """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {})
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    told = {} if _is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
+    told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
     return _conclude_if_all_told(draft, stream, started, told)
 
 
@@ -76,7 +82,7 @@ def pass_over(draft: Draft, stream: StreamImage, partition: PartitionImage) -> P
     """The candidate failed: the next one, or Offline when there is none."""
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
-    if _is_quorum(stream):
+    if is_quorum(stream):
         return _conclude_if_all_told(draft, stream, rest, {})
     return _choose(draft, stream, rest, {})
 
@@ -86,10 +92,10 @@ def transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_
 
     The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
     """
-    others = [n for n in eligible(draft, partition) if n != partition.leader]
+    others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
     if node_id and node_id not in others:
         return None
-    if _is_quorum(stream):
+    if is_quorum(stream):
         if len(others) < _needed(stream, partition):
             return None
         return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
@@ -112,10 +118,11 @@ def propose(draft: Draft, partition: PartitionImage, candidate: str) -> Partitio
 
 
 def finish(partition: PartitionImage) -> PartitionImage:
-    """Online, led by the candidate, in one change. One that was not complete in the ISR is the only member [C11]."""
+    """Online, led by the candidate, in one change. One that may lack data is the only member from then on [C11]."""
     candidate = partition.candidate
-    unclean = candidate not in partition.isr or candidate in partition.incomplete
-    isr = (candidate,) if unclean else tuple(node for node in partition.isr if node != partition.deposed)
+    unclean = candidate in partition.incomplete
+    staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
+    isr = tuple(node for node in partition.replicas if node in staying)
     return replace(
         partition,
         leader=candidate,
@@ -124,7 +131,7 @@ def finish(partition: PartitionImage) -> PartitionImage:
         status=PartitionStatus.ONLINE,
         passed_over=(),
         deposed="",
-        incomplete=() if unclean else partition.incomplete,
+        incomplete=tuple(node for node in partition.incomplete if node not in isr),
         unclean_elected=partition.unclean_elected or unclean,
     )
 
@@ -137,20 +144,19 @@ def offline(partition: PartitionImage) -> PartitionImage:
 def _conclude_if_all_told(
     draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]
 ) -> PartitionImage:
-    candidates = eligible(draft, partition)
+    candidates = eligible(draft, stream, partition)
     waiting = [node_id for node_id in candidates if node_id not in told]
-    if len(candidates) < _needed(stream, partition):
-        return offline(partition)
-    if waiting and (len(candidates) > 1 or _is_quorum(stream)):
+    worth_waiting = len(candidates) >= _needed(stream, partition) and (len(candidates) > 1 or is_quorum(stream))
+    if waiting and worth_waiting:
         return partition
     return _choose(draft, stream, partition, told)
 
 
 def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]) -> PartitionImage:
-    candidates = eligible(draft, partition)
-    if _is_quorum(stream):
-        candidates = tuple(node_id for node_id in candidates if node_id in told)
-    if len(candidates) < _needed(stream, partition):
+    candidates = eligible(draft, stream, partition)
+    if is_quorum(stream) and sum(node_id in told for node_id in candidates) < _needed(stream, partition):
+        candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
+    if not candidates:
         return offline(partition)
 
     def rank(node_id: str) -> tuple[int, int, int, int]:
@@ -162,11 +168,7 @@ def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: 
 
 
 def _needed(stream: StreamImage, partition: PartitionImage) -> int:
-    return len(partition.replicas) // 2 + 1 if _is_quorum(stream) else 1
-
-
-def _is_quorum(stream: StreamImage) -> bool:
-    return stream.config.commit_policy is CommitPolicy.QUORUM
+    return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
 
 
 def _answers(draft: Draft, stream: StreamImage, partition: PartitionImage) -> dict[str, LeaderReport]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.cluster.diff import diff
+from liftpy.cluster.election import is_quorum
 from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus, StreamImage
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -98,13 +99,13 @@ class ElectionTimers:
     def _watch(self, stream: StreamImage, partition: PartitionImage, now_ns: int) -> None:
         if partition.status is PartitionStatus.ONLINE:
             return
-        if partition.status is PartitionStatus.OFFLINE and not self._can_lead(partition):
+        if partition.status is PartitionStatus.OFFLINE and not self._can_lead(stream, partition):
             return  # the return of a member of its ISR begins an election by itself
         self._clocks[stream.key(partition.partition)] = _Clock(partition, now_ns + self._wait_ns[partition.status])
 
-    def _can_lead(self, partition: PartitionImage) -> bool:
-        image = self._image
-        return image is not None and any(n not in partition.incomplete and image.is_live(n) for n in partition.isr)
+    def _can_lead(self, stream: StreamImage, partition: PartitionImage) -> bool:
+        image, members = self._image, partition.replicas if is_quorum(stream) else partition.isr
+        return image is not None and any(n not in partition.incomplete and image.is_live(n) for n in members)
 
 
 def _proposal(key: PartitionKey, partition: PartitionImage) -> Proposal:

@@ -72,9 +72,13 @@ class PartitionImage:
     passed_over: tuple[str, ...] = ()
     """Candidates of this election that failed, in the order in which they did."""
     incomplete: tuple[str, ...] = ()
-    """Members of ``isr`` that may have lost acknowledged data: elected only by command [C10]."""
+    """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
+    outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
     deposed: str = ""
     """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
+    last_leader: str = ""
+    """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
+    with the commit policy ``quorum`` too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def check_partition(partition: PartitionImage) -> None:
         (partition.status is PartitionStatus.CANDIDATE_FOUND) == bool(partition.candidate),
         "C1", "candidate and status", partition,
     )  # fmt: skip
+    check(not partition.leader or partition.leader == partition.last_leader, "C1", "last leader", partition)
     check(not partition.candidate or partition.candidate in partition.replicas, "C5", "candidate", partition)
 
 

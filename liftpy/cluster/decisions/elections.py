@@ -6,6 +6,8 @@ on, and changes nothing if that has passed [C4, C9].
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from liftpy.cluster import election
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.decisions.nodes import current_node
@@ -33,7 +35,7 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
         return refusal
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
-    if request.witness not in partition.isr or request.witness == partition.leader:
+    if request.witness == partition.leader or not _counts(stream, partition, request.witness):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no follower of the ISR", partition)
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
         return _stale(partition)
@@ -147,7 +149,15 @@ def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImag
     live = [replica for replica in ranked if draft.is_live(replica) and node_id in ("", replica)]
     if not live:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
-    return _changed(draft, stream, partition, election.propose(draft, partition, live[0]))
+    doubtful = {live[0], *partition.incomplete}
+    doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
+    return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
+
+
+def _counts(stream: StreamImage, partition: PartitionImage, witness: str) -> bool:
+    """Whether the witness's word counts: of an ISR follower, and in the election of a quorum of any replica."""
+    in_election = election.is_quorum(stream) and partition.status is PartitionStatus.ELECTION
+    return witness in (partition.replicas if in_election else partition.isr)
 
 
 def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport) -> bool:

@@ -22,7 +22,8 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
         return refusal
     isr = tuple(node for node in partition.replicas if node in request.isr)
     # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
-    changed = draft.change(stream, replace(partition, isr=isr))
+    incomplete = tuple(node for node in partition.incomplete if node not in isr)
+    changed = draft.change(stream, replace(partition, isr=isr, incomplete=incomplete))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
 
 

@@ -25,7 +25,7 @@ def after_registration(draft: Draft, node_id: str, complete: bool) -> str:
         return ""
     changed = _each(draft, node_id, _incomplete_back)
     offline = sum(partition.status is PartitionStatus.OFFLINE for partition in changed)
-    return f"may have lost acknowledged data: left the ISR of {len(changed) - offline} partitions, {offline} are offline"
+    return f"may have lost acknowledged data: out of {len(changed)} partitions until it has caught up, {offline} are offline"
 
 
 def after_fencing(draft: Draft, node_id: str) -> str:
@@ -43,10 +43,10 @@ def after_return(draft: Draft, node_id: str) -> str:
 
 
 def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
-    """``step`` for every partition with the node in its ISR or as its candidate; what changed is recorded and returned."""
+    """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
     changes = []
     for stream, partition in draft.image.partitions_of(node_id):
-        if node_id in partition.isr or node_id == partition.candidate:
+        if node_id in partition.isr or node_id == partition.candidate or election.is_quorum(stream):
             changed = step(draft, stream, partition, node_id)
             if changed != partition:
                 changes.append(draft.change(stream, changed))
@@ -64,10 +64,14 @@ def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionImage,
 
 
 def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
-    if partition.isr == (node_id,):
-        doubted = replace(partition, incomplete=partition.isr)
-        return doubted if partition.candidate not in ("", node_id) else election.offline(doubted)
-    shrunk = replace(partition, isr=tuple(member for member in partition.isr if member != node_id))
+    quorum = election.is_quorum(stream)
+    sole = partition.isr == (node_id,)
+    incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
+    shrunk = replace(
+        partition,
+        isr=partition.isr if sole else tuple(member for member in partition.isr if member != node_id),
+        incomplete=tuple(node for node in partition.replicas if node in incomplete),
+    )
     if partition.leader == node_id:
         return _replace_leader(draft, stream, shrunk)
     if partition.candidate == node_id:
@@ -88,7 +92,8 @@ def _gone(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id:
 
 
 def _revive(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
-    waits = partition.status is PartitionStatus.OFFLINE and node_id in partition.isr
+    counts = node_id in partition.isr or election.is_quorum(stream)
+    waits = partition.status is PartitionStatus.OFFLINE and counts
     return _replace_leader(draft, stream, partition) if waits else partition
 
 
@@ -96,7 +101,7 @@ def _replace_leader(draft: Draft, stream: StreamImage, partition: PartitionImage
     if draft.rules.elections:
         return election.begin(draft, stream, partition)
     vacant = election.offline(partition)
-    candidates = election.eligible(draft, vacant)
+    candidates = [node for node in election.eligible(draft, stream, vacant) if node in vacant.isr]
     if not candidates:
         return vacant
     return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)
