@@ -7,6 +7,7 @@ back what was committed. It exits 0 only if everything agrees, and leaves nothin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -46,7 +47,7 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     there is no Java or no pyspark). Exit code 0: all that came back is what was sent.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(number, lambda which, _: sys.exit(128 + which))  # everything is a context manager: all of it ends
     started = time.monotonic()
     console = Console(stderr=as_json)
     shown = _Screen(console)
@@ -70,28 +71,21 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
 async def _run(
     cluster: DevCluster, lines: list[bytes], folder: Path, shown: _Screen, *, spark: bool
 ) -> tuple[list[Step], Delays]:
-    job = await _start_spark(cluster, folder) if spark else None
-    try:
-        async with await connect(cluster.nats_url, cluster.namespace, name="demo") as client:
-            stream = await client.create_stream(steps.STREAM, steps.SUBJECT, replicas=NODE_COUNT)
-            nodes = list(stream.partitions[0].replicas)
-            shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
-            with shown.watching(len(lines), nodes):
-                done = [await steps.publish_and_watch(client, cluster.nats_url, lines, folder, nodes, shown.positions)]
-            shown.step(done[0])
-            done.append(await steps.read_back(client, lines))
-            shown.step(done[1])
+    async with contextlib.AsyncExitStack() as stack:
+        job = await stack.enter_async_context(await _start_spark(cluster, folder)) if spark else None
+        client = await stack.enter_async_context(await connect(cluster.nats_url, cluster.namespace, name="demo"))
+        stream = await client.create_stream(steps.STREAM, steps.SUBJECT, replicas=NODE_COUNT)
+        nodes = list(stream.partitions[0].replicas)
+        shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
+        with shown.watching(len(lines), nodes):
+            done = [await steps.publish_and_watch(client, cluster.nats_url, lines, folder, nodes, shown.positions)]
+        done.append(await steps.read_back(client, lines))
         delays: Delays = {}
         if job is not None:
             await job.expect("ready", steps.SPARK_START_S)
             spark_steps, delays = await steps.compute_by_spark(job, folder, lines)
-            for step in spark_steps:
-                shown.step(step)
             done += spark_steps
         return done, delays
-    finally:
-        if job is not None:
-            await job.end()
 
 
 async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
@@ -147,11 +141,6 @@ class _Screen:
             role = "leader" if node == at.leader else "follower"
             self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
 
-    def step(self, step: Step) -> None:
-        """One line for what is done."""
-        mark = "[green]agrees[/]" if step.agrees else f"[red]DIFFERS[/] {step.note}"
-        self._console.print(f"{step.name}: {step.records:,} records in {step.seconds:.1f} s, {mark}", highlight=False)
-
     def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
         """The tables and the verdict."""
         if delays:
@@ -159,7 +148,9 @@ class _Screen:
         table = Table("step", "records", "seconds", "records/s", "MB/s", "agrees", title="what was done")
         for step in done:
             rate = (f"{step.records / step.seconds:,.0f}", f"{step.size_bytes / step.seconds / 1e6:.1f}")
-            table.add_row(step.name, f"{step.records:,}", f"{step.seconds:.2f}", *rate, "yes" if step.agrees else "NO")
+            table.add_row(
+                step.name, f"{step.records:,}", f"{step.seconds:.2f}", *rate, "yes" if step.agrees else f"NO: {step.note}"
+            )
         self._console.print(table)
         if missing:
             self.say(f"Spark: not run: {missing}")

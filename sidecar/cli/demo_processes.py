@@ -15,6 +15,7 @@ from sidecar.embedded import die_with_parent
 from sidecar.settings import child_environment
 
 _STOP_TIMEOUT_S = 20.0
+_ABANDON_TIMEOUT_S = 1.0
 _LAST_WORDS_BYTES = 2000
 
 
@@ -79,12 +80,18 @@ class LineProcess:
         """The end of what it wrote to its standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
-    async def end(self) -> None:
+    async def __aenter__(self) -> LineProcess:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
+
+    async def end(self, timeout_s: float) -> None:
         """Close its input and wait; kill its whole group if it does not end by itself or leaves something behind."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self._process.wait()
         except TimeoutError:
             pass

