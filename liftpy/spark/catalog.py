@@ -17,7 +17,7 @@ from liftpy.client.positions import Bounds
 from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.spark.link import Link
-from liftpy.spark.options import SourceOptions, require_streams
+from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PartitionView, Views
 
 BOUNDS_AGE_S = 0.2
@@ -88,19 +88,24 @@ class Catalog:
         now_s = self._clock()
         admin = Admin(await self._link.transport(), self._link.subjects, self._options.patience_s)
         image = (await admin.describe()).image
-        require_streams(self._options.streams, image.streams)
-        streams = tuple(image.streams[name] for name in self._options.streams)
+        wanted = self._options.wanted
+        streams = tuple(image.streams[name] for name in wanted.among(image.streams))
+        there = {(stream.name, p.partition) for stream in streams for p in stream.partitions}
+        if lacking := [f"{stream}/{partition}" for stream, partition in wanted.partitions if (stream, partition) not in there]:
+            raise NotFoundError(f"assign names partitions that are not there: {', '.join(lacking)}")
         self._streams = (now_s, streams)
         return streams
 
     async def _ask_leaders(
         self, streams: tuple[StreamImage, ...], starting_ns: int | None, ending_ns: int | None, patience_s: float
     ) -> Views:
+        wanted = self._options.wanted
         transport, subjects, options = await self._link.transport(), self._link.subjects, ReadOptions(patience_s=patience_s)
         asked = [
             _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, starting_ns, ending_ns)
             for stream in streams
             for p in stream.partitions
+            if wanted.takes(stream.name, p.partition)
         ]
         return {view.key: view for view in await asyncio.gather(*asked)}
 

@@ -7,7 +7,9 @@ known one. No secret is an option: credentials are named by file, because a plan
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -21,6 +23,8 @@ OPTIONS = {
     "namespace": "the cluster's namespace (default liftpy)",
     "stream": "the stream to read",
     "subscribe": "several streams, comma separated (instead of stream)",
+    "subscribePattern": "streams whose whole name matches this regular expression, also those made later (instead of stream)",
+    "assign": 'some partitions only, JSON such as {"orders": [0, 2]} (instead of stream)',
     "startingOffsets": "earliest (batch), latest (streaming), or JSON per partition; -2 earliest, -1 latest; inclusive",
     "endingOffsets": "batch only: latest (default), or JSON per partition, exclusive; -1 latest",
     "startingTimestamp": "ms since 1970: from the first record stamped at or after it; wins over startingOffsets",
@@ -81,6 +85,34 @@ _DEFAULT = Access()
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Which partitions are read: of ``streams`` by name, or of those whose whole name matches ``pattern``.
+
+    ``partitions``: (stream, partition) pairs that are wanted; empty: all partitions of the streams.
+    """
+
+    streams: tuple[str, ...] = ()
+    pattern: str = ""
+    partitions: tuple[tuple[str, int], ...] = ()
+
+    def among(self, present: Iterable[str]) -> list[str]:
+        """The streams to read of those that are there; NotFoundError for a named one that is not, naming the nearest."""
+        there = sorted(present)
+        if self.pattern:
+            return [name for name in there if re.fullmatch(self.pattern, name)]
+        for name in self.streams:
+            if name not in there:
+                near = difflib.get_close_matches(name, there, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else "; `liftpy stream list` shows those that do exist"
+                raise NotFoundError(f"no stream {name!r}{hint}")
+        return list(self.streams)
+
+    def takes(self, stream: str, partition: int) -> bool:
+        """Whether that partition of a selected stream is wanted."""
+        return not self.partitions or (stream, partition) in self.partitions
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
 
@@ -88,7 +120,7 @@ class SourceOptions:
     """
 
     access: Access
-    streams: tuple[str, ...]
+    wanted: Selection
     starting: OffsetSpec | None = None
     ending: OffsetSpec | None = None
     min_partitions: int = 0
@@ -104,7 +136,7 @@ class SourceOptions:
         values = {_known(name): value for name, value in given.items()}
         return cls(
             access=_access(values),
-            streams=_streams(values),
+            wanted=_selection(values),
             starting=_position(values, "starting", words=("earliest", "latest"), specials=(EARLIEST, LATEST)),
             ending=_position(values, "ending", words=("latest",), specials=(LATEST,)),
             min_partitions=_whole_number(values, "minPartitions", MAX_PARTITIONS),
@@ -152,12 +184,33 @@ def _access(values: Mapping[str, str]) -> Access:
     return access
 
 
-def _streams(values: Mapping[str, str]) -> tuple[str, ...]:
-    given = [name for name in ("stream", "subscribe") if name in values]
+def _selection(values: Mapping[str, str]) -> Selection:
+    given = [name for name in ("stream", "subscribe", "subscribePattern", "assign") if name in values]
     if len(given) != 1:
-        raise ConfigError("say what to read: exactly one of the options stream (one name) and subscribe (several, with commas)")
-    names = [values["stream"]] if given == ["stream"] else [name.strip() for name in values["subscribe"].split(",")]
-    return tuple(sorted({check_name(name, f"option {given[0]}: stream") for name in names}))
+        raise ConfigError("say what to read: exactly one of the options stream, subscribe, subscribePattern and assign")
+    text = values[given[0]]
+    if given == ["subscribePattern"]:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
+        return Selection(pattern=text or "$^")
+    if given == ["assign"]:
+        pairs = _assigned(text)
+        return Selection(tuple(sorted({stream for stream, _ in pairs})), partitions=pairs)
+    names = [text] if given == ["stream"] else [name.strip() for name in text.split(",")]
+    return Selection(tuple(sorted({check_name(name, f"option {given[0]}: stream") for name in names})))
+
+
+def _assigned(text: str) -> tuple[tuple[str, int], ...]:
+    try:
+        document = json.loads(text)
+        pairs = {(check_name(stream, "assign: stream"), p) for stream, own in document.items() for p in own}
+    except (ValueError, AttributeError, TypeError):
+        pairs = set()
+    if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
+        raise ConfigError(f'assign = {text!r}: use JSON such as {{"orders": [0, 2]}}')
+    return tuple(sorted(pairs))
 
 
 def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:
@@ -208,12 +261,3 @@ def _choice(values: Mapping[str, str], name: str, allowed: tuple[str, ...], defa
     if value not in allowed:
         raise ConfigError(f"{name} = {values[name]!r}: use {' or '.join(allowed)}")
     return value
-
-
-def require_streams(wanted: tuple[str, ...], present: Mapping[str, object]) -> None:
-    """Raise NotFoundError naming the streams that do not exist and the nearest that does."""
-    for name in wanted:
-        if name not in present:
-            near = difflib.get_close_matches(name, present, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; `liftpy stream list` shows those that do"
-            raise NotFoundError(f"no stream {name!r}{hint}")

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
-from liftpy.spark.options import OPTIONS, Access, SourceOptions, require_streams
+from liftpy.spark.options import OPTIONS, Access, Selection, SourceOptions
 from liftpy.spark.schema import arrow_schema
 
 
@@ -17,7 +17,7 @@ def parse(**options: str) -> SourceOptions:
 
 def test_defaults() -> None:
     options = SourceOptions.parse({"stream": "orders"})
-    assert options == SourceOptions(access=Access(), streams=("orders",))
+    assert options == SourceOptions(access=Access(), wanted=Selection(("orders",)))
     assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")
     assert options.fail_on_data_loss
 
@@ -39,7 +39,7 @@ def test_every_known_option_is_accepted() -> None:
         "startingOffsets": "earliest", "endingOffsets": "latest", "columns": "offset,headers",
     }  # fmt: skip
     for name in OPTIONS:
-        if name not in ("stream", "subscribe", "nats.user", "nats.passwordFile"):
+        if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
             parse(**{name: values.get(name, "a-file-or-host")})
     assert parse(**{"nats.user": "u", "nats.passwordFile": "f"}).access.user == "u"
 
@@ -77,14 +77,31 @@ def test_what_is_refused(given: dict[str, str]) -> None:
         parse(**given)
 
 
-@pytest.mark.parametrize("given", [{}, {"stream": "a", "subscribe": "b"}, {"stream": "a.b"}, {"subscribe": "a,,b"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"stream": "a", "subscribe": "b"}, {"stream": "a.b"}, {"subscribe": "a,,b"}, {"subscribePattern": "("},
+        {"assign": "a"}, {"assign": "{}"}, {"assign": '{"a": 1}'}, {"assign": '{"a": [-1]}'}, {"assign": '{"a": ["0"]}'},
+        {"assign": '{"a.b": [0]}'}, {"assign": '{"a": [[0]]}'},
+    ],
+)  # fmt: skip
 def test_exactly_one_way_to_name_streams(given: dict[str, str]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         SourceOptions.parse(given)
 
 
-def test_several_streams() -> None:
-    assert SourceOptions.parse({"subscribe": "b, a,b"}).streams == ("a", "b")
+def test_ways_to_say_what_to_read() -> None:
+    present = ["a", "ab", "b"]
+
+    def selected(**given: str) -> list[str]:
+        return SourceOptions.parse(given).wanted.among(present)
+
+    assert selected(subscribe="b, a,b") == ["a", "b"]
+    assert selected(subscribePattern="a.*") == ["a", "ab"]
+    assert selected(subscribePattern="") == []
+    some = SourceOptions.parse({"assign": '{"b": [2, 0]}'}).wanted
+    assert some.among(present) == ["b"]
+    assert [p for p in range(4) if some.takes("b", p)] == [0, 2]
 
 
 @pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "token@host", "nats://h1,nats://t@h2"])
@@ -117,9 +134,8 @@ def test_timestamps_win_over_offsets_and_are_milliseconds() -> None:
 
 
 def test_a_missing_stream_names_the_nearest() -> None:
-    require_streams(("orders",), {"orders": 1})
     with pytest.raises(NotFoundError, match="did you mean 'orders'"):
-        require_streams(("order",), {"orders": 1, "clicks": 2})
+        Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
 def test_the_schema_is_what_spark_makes_of_it() -> None:

@@ -219,6 +219,28 @@ def test_several_streams_at_once(source: Open, access: Access, node: FakeNode) -
     assert [(p.value.stream, p.value.end_offset) for p in reader.partitions()] == [("a", 10), ("b", 10)]
 
 
+def test_assigned_partitions_only(access: Access, node: FakeNode) -> None:
+    for log in node.add_stream("a", partitions=3).partitions:
+        append(log, 10)
+    given = {"nats": access.servers, "namespace": access.namespace, "assign": '{"a": [0, 2]}'}
+    assert ranges(batch(LiftDataSource(given)).partitions()) == [(0, 0, 10), (2, 0, 10)]
+    with pytest.raises(SourceError, match="not there: a/3"):
+        batch(LiftDataSource({**given, "assign": '{"a": [0, 3]}'})).partitions()
+
+
+def test_streams_made_later_join_a_pattern_from_their_first_record(access: Access, node: FakeNode, link: Link) -> None:
+    append(node.add_stream("a1").partitions[0], 10)
+    given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
+    reader = streaming(LiftDataSource(given))
+    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+    start = reader.initialOffset()
+    append(node.add_stream("a2").partitions[0], 5)
+    append(node.add_stream("b").partitions[0], 5)
+    end = reader.latestOffset(start, ALL)
+    assert end == {"a1": {"0": 10, "uid": "uid-a1"}, "a2": {"0": 5, "uid": "uid-a2"}}
+    assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in reader.partitions(start, end)] == [("a2", 0, 5)]
+
+
 def test_default_source_is_found_by_its_module() -> None:
     import pyspark_liftpy
 
