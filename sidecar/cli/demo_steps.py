@@ -158,7 +158,8 @@ def _values_by_offset(file: Path) -> list[bytes]:
     offsets = table.column("offset").to_numpy()
     if len(offsets) and (offsets[0] != 0 or offsets[-1] != len(offsets) - 1 or (offsets[1:] != offsets[:-1] + 1).any()):
         raise DataLossError("the offsets that Spark read are not 0, 1, 2...: there is a gap or a duplicate")
-    return table.column("value").to_pylist()
+    values: list[bytes] = table.column("value").to_pylist()
+    return values
 
 
 def first_difference(sent: list[bytes], got: list[Any]) -> str:

@@ -30,7 +30,11 @@ class _Report:
     first_offset: int = -1
     last_offset: int = -1
 
-    def note(self, ack: PublishAck) -> None:
+    def answered(self, answer: asyncio.Future[PublishAck]) -> None:
+        """Take an ack into account; a message that failed is raised by the publisher's flush."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        ack = answer.result()
         self.first_offset = ack.offset if self.first_offset < 0 else min(self.first_offset, ack.offset)
         self.last_offset = max(self.last_offset, ack.offset)
 
@@ -77,7 +81,7 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, ack: AckPolicy) -
             if ack is AckPolicy.NONE:
                 await publisher.post(line)
             else:
-                (await publisher.send(line, ack=ack)).add_done_callback(lambda f: f.exception() or report.note(f.result()))
+                (await publisher.send(line, ack=ack)).add_done_callback(report.answered)
             report.published += 1
     return report
 
