@@ -11,11 +11,13 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport, open_connection
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.spark.options import Access
@@ -23,6 +25,8 @@ from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
+MAX_LINKS = 32
+"""Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
 _MARGIN_S = 10.0
 
 
@@ -35,7 +39,11 @@ class Link:
         self._loop = asyncio.new_event_loop()
         self._transport: Transport | None = None
         self._connecting = asyncio.Lock()
-        threading.Thread(target=self._loop.run_forever, name="liftpy-spark", daemon=True).start()
+        threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start ``work`` on the loop."""
@@ -52,17 +60,31 @@ class Link:
                 self._transport = await self._open()
             return self._transport
 
+    def close(self) -> None:
+        """Close the connection and end the loop; what is in flight fails. Returns at once."""
+
+        async def end() -> None:
+            if self._transport is not None:
+                await self._transport.close()
+            self._loop.call_soon(self._loop.stop)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop)
+
     async def _open(self) -> Transport:
         credentials = await asyncio.to_thread(credentials_of, self._access)
-        name = f"liftpy-spark-{os.getpid()}"
-        servers = self._access.servers
-        return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=CONNECT_TIMEOUT_S))
+        name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
+        async for attempt in retrying(CONNECT_TIMEOUT_S):  # a NATS server that restarts just now is no reason to fail a task
+            with attempt:
+                return Transport(
+                    await open_connection(servers, credentials=credentials, name=name, timeout_s=CONNECT_TIMEOUT_S)
+                )
+        raise AssertionError("unreachable: the attempts end with a result or an error")
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
     """What ``future`` gives; a task must never hang, so that a loop that stopped shows as UnavailableError."""
     try:
-        return future.result(timeout_s + CONNECT_TIMEOUT_S * 2 + _MARGIN_S)
+        return future.result(timeout_s + CONNECT_TIMEOUT_S * 4 + _MARGIN_S)
     except concurrent.futures.TimeoutError:
         future.cancel()
         raise UnavailableError(f"no answer within {timeout_s:g} s and then some") from None
@@ -91,16 +113,19 @@ def _secret(file: str) -> str:
         raise ConfigError(f"the file {file} with a NATS secret can't be read: {error}") from error
 
 
-_links: dict[tuple[int, Access], Link] = {}
+_links: OrderedDict[tuple[int, Access], Link] = OrderedDict()
 _lock = threading.Lock()
 
 
 def link_to(access: Access) -> Link:
-    """This process's link with that access; made at the first call, kept for the life of the process."""
+    """This process's link with that access; made at the first call and kept, at most MAX_LINKS, those used last."""
     key = (os.getpid(), access)
     with _lock:
         if key not in _links:
             _links[key] = Link(access)
+        _links.move_to_end(key)
+        while len(_links) > MAX_LINKS:
+            _links.popitem(last=False)[1].close()
         return _links[key]
 
 

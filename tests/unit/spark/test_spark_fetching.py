@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
 from liftpy.errors import DataLossError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.spark import fetching
+from liftpy.spark import link as link_module
 from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
 from liftpy.spark.link import Link, credentials_of, link_to
 from liftpy.spark.options import Access
@@ -174,6 +176,19 @@ async def _tasks() -> list[str]:
 def test_one_link_per_process_and_access(access: Access, node: FakeNode) -> None:
     assert link_to(access) is link_to(replace(access))
     assert link_to(access) is not link_to(replace(access, namespace="other"))
+
+
+def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_LINKS", 2)
+    oldest, used = (link_to(replace(access, namespace=name)) for name in ("one", "two"))
+    connection = oldest.call(oldest.transport(), 5).connection
+    link_to(access)
+    assert link_to(replace(access, namespace="two")) is used
+    deadline = time.monotonic() + 5
+    while not connection.is_closed and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert connection.is_closed
+    assert link_to(replace(access, namespace="one")) is not oldest
 
 
 def test_span_guess_follows_the_bytes_and_the_batches() -> None:
