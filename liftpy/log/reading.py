@@ -43,6 +43,8 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
         chunks.append(chunk)
         size_bytes += len(chunk)
         next_offset = end
+        if end < segment.next_offset:
+            break  # the rest of this segment did not fit: what the next one holds does not follow on
     return ReadResult(tuple(chunks), size_bytes, next_offset)
 
 

@@ -1,0 +1,21 @@
+"""A read that stops inside a segment must not go on in the next one: found by the replication simulator [D15, R2]."""
+
+from __future__ import annotations
+
+from liftpy.config import StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch, split_batches
+
+
+def test_a_read_that_does_not_take_a_whole_segment_ends_there() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
+    for offset in range(200):
+        log.append(build_batch([b"x" * (10 if offset % 7 else 900)], base_offset=offset, leader_epoch=1))
+    log.flush()
+    assert len(log.segments) > 3
+    for max_bytes in (1, 500, 1000, 4000, 5000, 9000):
+        for start in range(0, 200, 3):
+            result = log.read(start, max_bytes, end_offset=200)
+            offsets = [batch.base_offset for chunk in result.chunks for batch in split_batches(chunk)]
+            assert offsets == list(range(start, result.next_offset)), (start, max_bytes)
