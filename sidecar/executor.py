@@ -144,6 +144,7 @@ class Executor:
             self._failed(error)
             return
         self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
+        self._t.flusher.appended()  # what the cut left may not have been flushed yet
 
     def _drop_log_prefix(self, effect: do.DropLogPrefix) -> None:
         before = self._t.log.log_start_offset

@@ -34,7 +34,7 @@ class CandidateRole(Role):
         out.append(PersistLeaderEpoch(self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """Passed over, or Online (then the leader serves on)."""
+        """Passed over; a candidate that becomes the leader is not left but taken over, and serves on."""
         super().leave(out)
         out.append(CloseSubject())
 

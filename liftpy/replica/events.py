@@ -165,7 +165,10 @@ class LogFlushed:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done; all below ``end_offset`` is on disk."""
+    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and durable.
+
+    What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
+    """
 
     end_offset: int
 

@@ -7,6 +7,9 @@ at or past HW AND at or past the epoch's start, by a fetch in this LeaderEpoch u
 Algorithm: leave when fenced, or not caught up for ``max_lag_time_s``, or (off by default) more than ``max_lag_records`` behind;
 join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
 
+With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
+slow members there, and an election needs that many answers from the ISR.
+
 Worked example: HW 40, epoch start 50, log end 60. A follower at newest offset 45 has log end 46 < 50: it stays out. At 49, log
 end 50, it joins (if it was caught up lately), and HW then waits for it.
 """
@@ -46,8 +49,9 @@ def wanted_isr(
     now_ns: int,
     max_lag_ns: int,
     max_lag_records: int,
+    least_count: int = 1,
 ) -> frozenset[str]:
-    """The ISR as it should be now; the leader is always in it [C3]."""
+    """The ISR as it should be now; the leader is always in it [C3]. No smaller than ``least_count`` by anyone's leaving."""
     wanted = {leader}
     for replica, progress in followers.items():
         lagging = is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records)
@@ -55,4 +59,5 @@ def wanted_isr(
             continue
         if replica in isr or (progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)):
             wanted.add(replica)
-    return frozenset(wanted)
+    leaving = sorted(isr - wanted, key=lambda replica: (-followers[replica].caught_up_ns, replica))
+    return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))

@@ -9,7 +9,7 @@ Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served alread
 
 from __future__ import annotations
 
-from liftpy.config import AckPolicy
+from liftpy.config import AckPolicy, CommitPolicy
 from liftpy.replica import lag
 from liftpy.replica.commit import new_high_watermark
 from liftpy.replica.effects import (
@@ -51,7 +51,7 @@ class LeaderRole(Role):
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
         self.service = service or FetchService(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
-        self._promoted = service is not None
+        self.was_candidate = service is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
 
@@ -60,7 +60,7 @@ class LeaderRole(Role):
         """Serve fetches, replay, tell the replicas; take publishes when the replay is done."""
         super().enter(now_ns, out)
         self.service.partition_changed(now_ns)
-        if self._promoted:
+        if self.was_candidate:
             self._open(now_ns, out)
         else:
             out.append(StartServing())
@@ -219,6 +219,7 @@ class LeaderRole(Role):
             now_ns=now_ns,
             max_lag_ns=nanoseconds(config.max_lag_time_s),
             max_lag_records=config.max_lag_records,
+            least_count=len(state.replicas) // 2 + 1 if state.commit_policy is CommitPolicy.QUORUM else 1,
         )
         if wanted == state.isr and not change.unsettled:
             return

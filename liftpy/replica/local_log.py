@@ -72,11 +72,10 @@ class LocalLog:
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
     def truncated(self, end_offset: int) -> None:
-        """The cut is done; what it left is on disk. It may have gone deeper than asked for: a batch is atomic [D23]."""
+        """The cut is done. It may have gone deeper than asked for: a batch is atomic [D23]."""
         check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
         if end_offset < self.log_end_offset:
             self.truncate(end_offset)
-        self.flushed(end_offset)
 
     def truncate(self, end_offset: int) -> None:
         """Cut to ``end_offset``. HW goes down with the log, which only an unclean election can ask for [D7, D9, C11]."""

@@ -250,6 +250,9 @@ class Replica:
         return LeaderRole(shared, now_ns, role.service if promoted and isinstance(role, CandidateRole) else None)
 
     def _become(self, role: Role, now_ns: int, out: Effects) -> None:
-        self._role.leave(out)
+        if isinstance(role, LeaderRole) and role.was_candidate:
+            self._shared.deadlines.cancel_all(out)  # it goes on serving the followers that it has
+        else:
+            self._role.leave(out)
         self._role = role
         role.enter(now_ns, out)
