@@ -1,7 +1,6 @@
 """A cluster on this machine as real processes: one nats-server and N sidecars, started, watched, stopped together.
 
-``liftpy dev``, the demo and the integration tests are this one class. Every child dies with this process, however it ends;
-start it from a thread that lives as long as the cluster (the main thread), because Linux ties the children to that thread.
+``liftpy dev``, the demo and the integration tests are this one class. Every child dies with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.embedded import NatsServer, die_with_parent
+from sidecar.embedded import NatsServer, spawn
 from sidecar.settings import DEFAULT_NAMESPACE, child_environment
 
 MAX_NODES = 16
@@ -69,8 +68,9 @@ class DevNode:
         if self.running:
             raise ConfigError(f"node {self.node_id} runs already")
         self.ready = None
-        self._process = subprocess.Popen(
+        self._process = spawn(
             self._command,
+            signal.SIGTERM,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,7 +78,6 @@ class DevNode:
             errors="replace",
             env=self._environment,
             start_new_session=True,  # Ctrl-C is for the parent, which stops its nodes in good order
-            preexec_fn=die_with_parent(signal.SIGTERM),
         )
         streams = ((self._process.stdout, self._take_stdout), (self._process.stderr, self._take_stderr))
         self._readers = [threading.Thread(target=_read_lines, args=pair, daemon=True) for pair in streams]
@@ -219,7 +218,8 @@ class DevCluster:
         return command
 
     def _environment(self) -> dict[str, str]:
-        import_path = os.pathsep.join(p for p in sys.path if p)  # so that it works from a checkout, too
+        checkout = str(Path(__file__).resolve().parent.parent)  # so that it works from there, too, whatever the folder
+        import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
         return {**child_environment(), "PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
 
     def stop(self) -> None:

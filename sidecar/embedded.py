@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -18,8 +19,10 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.settings import search_path
@@ -48,7 +51,7 @@ def find_nats_server() -> Path:
 def die_with_parent(with_signal: int) -> Callable[[], None]:
     """A ``preexec_fn`` after which the child gets ``with_signal`` when its parent ends, however it ends.
 
-    Linux sends it when the parent's starting THREAD ends: start children from a thread that lives as long as they should.
+    Linux sends it when the parent's starting THREAD ends: ``spawn`` takes care of that.
     """
     parent = os.getpid()
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -60,6 +63,18 @@ def die_with_parent(with_signal: int) -> Callable[[], None]:
             os._exit(1)  # the parent ended before the arrangement stood
 
     return arrange
+
+
+_spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
+
+
+def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subprocess.Popen[Any]:
+    """``subprocess.Popen`` of a child that gets ``with_signal`` when this process ends, whichever thread calls this.
+
+    One thread that lives as long as the process starts all children, because Linux ties them to it.
+    """
+    start = functools.partial(subprocess.Popen, list(command), preexec_fn=die_with_parent(with_signal), **options)
+    return _spawner.submit(start).result()
 
 
 class NatsServer:
@@ -102,9 +117,7 @@ class NatsServer:
         config.write_text(limits + self._config, encoding="utf-8")
         command = [str(binary), "-c", str(config), "-a", "127.0.0.1", "-p", str(port or -1), "--ports_file_dir", str(folder)]
         with (folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGKILL)
-            )
+            self._process = spawn(command, signal.SIGKILL, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             self._await_ready(folder)
         except BaseException:

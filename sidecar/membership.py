@@ -45,7 +45,7 @@ class Membership:
 
     async def register(self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str) -> int:
         """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
-        request = pb.RegisterNode(
+        registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
             previousIncarnation=previous_incarnation,
             cleanStop=clean_stop,
@@ -55,9 +55,10 @@ class Membership:
             version=__version__,
             statusAddress=status_address,
         )
+        request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
         while True:
-            response = await self._group.propose(pb.ControlRequest(registerNode=request), _REGISTER_TIMEOUT_S)
+            response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
             if response.error == pb.ControlResponse.OK:
                 self.incarnation = response.node.incarnation
                 await self._image_at(response.index)

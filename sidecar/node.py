@@ -26,7 +26,7 @@ from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
 from sidecar.housekeeping import Housekeeping
 from sidecar.identity import Identity, damaged_logs
-from sidecar.joining import join_group
+from sidecar.joining import GroupLink
 from sidecar.membership import Membership
 from sidecar.partition_worker import NodeTools
 from sidecar.partitions import Partitions
@@ -62,7 +62,7 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
         self._bus: BusConnection | None = None
-        self._raft_bus: Any = None
+        self._link: GroupLink | None = None
         self._membership: Membership | None = None
         self._proposals: Proposals | None = None
         self._housekeeping: Housekeeping | None = None
@@ -76,7 +76,8 @@ class Node:
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
-        self._raft_bus, self.group = await join_group(settings, folder, self.subjects, self.fatal)
+        self._link = GroupLink(settings, folder, self.subjects, self._inboxes)
+        self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous
         damaged = await asyncio.get_running_loop().run_in_executor(self._pool, damaged_logs, folder)
@@ -160,11 +161,10 @@ class Node:
             await self._membership.leave(_LEAVE_TIMEOUT_S)
         if self._proposals is not None:
             await self._proposals.close()
-        if self.group is not None:
-            await self.group.stop()
-        for connection in (self._raft_bus, self._bus):
-            if connection is not None:
-                await connection.close()
+        if self._link is not None:
+            await self._link.close()
+        if self._bus is not None:
+            await self._bus.close()
         await self.status.close()
         self._timers.close()
         if self._identity is not None and clean:

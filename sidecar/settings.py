@@ -14,6 +14,8 @@ The file::
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     inbox_prefixes = ["_INBOX."]            # LIFTPY_INBOX_PREFIXES; only these are answered
+    elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
+    log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
     [replication]                           # LIFTPY_REPLICATION_<NAME>; fields of liftpy.config.ReplicationConfig
@@ -59,7 +61,7 @@ class NodeSettings:
     """Everything that one sidecar needs to know before it starts.
 
     ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
-    partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off.
+    partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
     """
 
     node_id: str
@@ -71,6 +73,7 @@ class NodeSettings:
     rack: str = ""
     weight: float = 1.0
     status_port: int = STATUS_OFF
+    elections: bool = True
     log_level: str = "info"
     inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
@@ -203,13 +206,22 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
             return Path(raw).expanduser()
         if isinstance(default, tuple):
             return _split(raw) if isinstance(raw, str) else tuple(str(item) for item in raw)
-        if isinstance(default, bool) or isinstance(raw, bool):
+        if isinstance(default, bool):
+            return _truth(raw)
+        if isinstance(raw, bool):
             raise ValueError("true and false have no meaning here")
         if isinstance(default, int):
             return int(raw) if isinstance(raw, str) or raw == int(raw) else _refuse(raw)
         return float(raw) if isinstance(default, float) else str(raw)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} = {raw!r} is not a {type(default).__name__}: {error}") from None
+
+
+def _truth(raw: Any) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if str(raw).lower() not in known:
+        raise ValueError("use true or false")
+    return known[str(raw).lower()]
 
 
 def _refuse(raw: Any) -> Any:

@@ -1,0 +1,204 @@
+"""The whole way on real processes: plain NATS publishes, replicated, committed, acknowledged, read from every node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import split_batches
+
+pytestmark = pytest.mark.processes
+
+NODES = ("n1", "n2", "n3")
+
+
+async def test_plain_publishes_are_the_same_bytes_on_every_node(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    sent = [b"record %d" % number for number in range(5000)]
+    for payload in sent:
+        await bench.nc.publish(f"data.{stream_name}", payload)
+    first, *others = [await bench.read_from(node, stream_name, len(sent)) for node in NODES]
+    assert [value for batch in split_batches(first) for value in batch.values()] == sent
+    assert all(other == first for other in others)
+
+
+async def test_a_jetstream_publisher_is_answered_and_its_headers_are_kept(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    js = bench.nc.jetstream(timeout=5)
+    for number in range(3):
+        ack = await js.publish(f"data.{stream_name}", b"%d" % number, headers={"Nats-Msg-Id": f"m{number}", "X": "y"})
+        assert (ack.stream, ack.seq) == (stream_name, number + 1)
+    (batch, *_) = split_batches(await bench.read_from("n2", stream_name, 3))
+    record = next(batch.records())
+    assert (record.value, record.subject) == (b"0", f"data.{stream_name}")
+    assert dict(record.headers) == {"Nats-Msg-Id": b"m0", "X": b"y"}
+
+
+async def test_a_wrong_expected_sequence_is_refused_as_jetstream_does(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    js = bench.nc.jetstream(timeout=5)
+    await js.publish(f"data.{stream_name}", b"a")
+    with pytest.raises(Exception, match="wrong last sequence"):
+        await js.publish(f"data.{stream_name}", b"b", headers={"Nats-Expected-Last-Sequence": "7"})
+    ack = await js.publish(f"data.{stream_name}", b"c", headers={"Nats-Expected-Last-Sequence": "1"})
+    assert ack.seq == 2
+
+
+@pytest.mark.parametrize("policy", ["LEADER", "ALL"])
+async def test_an_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name: str, policy: str) -> None:
+    await bench.create(stream_name)
+    message = client_pb2.Message(
+        offset=-1, key=b"k", value=b"v", headers={"h": b"1"}, correlationId="c-1", ackPolicy=client_pb2.AckPolicy.Value(policy)
+    )
+    answer = await bench.nc.request(f"data.{stream_name}", frames.encode(message), timeout=5)
+    ack = frames.decode(answer.data, client_pb2.Ack)
+    assert (ack.stream, ack.offset, ack.correlationId, ack.ackError) == (stream_name, 0, "c-1", client_pb2.Ack.OK)
+    (batch,) = split_batches(await bench.read_from("n3", stream_name, 1))
+    record = next(batch.records())
+    assert (record.key, record.value, record.headers) == (b"k", b"v", (("h", b"1"),))
+
+
+async def test_poison_is_stored_as_it_is_and_stops_nobody(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    poison = [
+        envelope.MAGIC,
+        envelope.MAGIC + b"\x00\x08\x00\x00\xff\xff\xff\xff",
+        envelope.MAGIC + b"\x00\xff\x01\x00",
+        envelope.MAGIC + b"\x07\x08\x00\x00abc",
+        b"",
+        bytes(range(256)) * 40,
+    ]
+    sequences = await bench.publish_acked(f"data.{stream_name}", poison)
+    assert sequences == [1, 2, 3, 4, 5, 6]
+    for subject in (
+        f"liftpy.{stream_name}.0.replicate",
+        f"liftpy.{stream_name}.0.offset",
+        "liftpy.notify.n1",
+        "liftpy.notify.n2",
+    ):
+        for payload in poison:
+            await bench.nc.publish(subject, payload, reply="_INBOX.nobody")
+    assert await bench.values_on("n2", stream_name, 6) == poison
+    for node in NODES:
+        status = await bench.client.node_status(node)
+        assert status["failed_partitions"] == {}
+        assert node == "n3" or status["counters"]["bad frame"] > 0
+    assert (await bench.publish_acked(f"data.{stream_name}", [b"after"])) == [7]
+
+
+async def test_a_publisher_cannot_make_a_node_publish_where_it_likes(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    heard: list[bytes] = []
+
+    async def hear(message: Any) -> None:
+        heard.append(message.data)
+
+    await bench.nc.subscribe("orders.>", cb=hear)
+    forged = frames.encode(client_pb2.Message(value=b"x", ackInbox="orders.delete", ackPolicy=client_pb2.LEADER))
+    await bench.nc.publish(f"data.{stream_name}", b"x", reply="orders.delete")
+    await bench.nc.publish(f"data.{stream_name}", forged, reply="orders.delete")
+    await bench.publish_acked(f"data.{stream_name}", [b"after both"])
+    await bench.nc.flush()
+    assert heard == []
+
+
+async def test_a_stream_without_acks_never_answers(bench: Any, stream_name: str) -> None:
+    from liftpy.config import AckPolicy, StreamConfig
+
+    await bench.client.create_stream(stream_name, f"data.{stream_name}", config=StreamConfig(ack_policy=AckPolicy.NONE))
+    await bench.until(lambda: bench.ready(stream_name), "led")
+    with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
+        await bench.nc.request(f"data.{stream_name}", b"request", timeout=0.5)
+    assert await bench.values_on("n1", stream_name, 1) == [b"request"]
+
+
+async def test_a_reader_at_the_end_is_answered_by_the_next_commit(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    await bench.publish_acked(f"data.{stream_name}", [b"first"])
+    await bench.read_from("n2", stream_name, 1)
+    request = frames.encode(client_pb2.ReadRequest(offset=1, waitMs=20_000))
+    reading = asyncio.create_task(bench.nc.request(f"liftpy.{stream_name}.0.read.n2", request, timeout=25))
+    await bench.until(lambda: _waits(bench, stream_name), "the reader waits")
+    await bench.nc.publish(f"data.{stream_name}", b"second")
+    head, batches = frames.decode_read_response((await reading).data)
+    assert (head.error, head.nextOffset, head.node) == (0, 2, "n2")
+    assert split_batches(batches)[0].values() == [b"second"]
+
+
+async def _waits(bench: Any, name: str) -> bool:
+    return (await bench.replica("n2", name))["waiting_readers"] == 1
+
+
+async def test_reads_say_why_they_are_refused(bench: Any, stream_name: str) -> None:
+    stream = await bench.create(stream_name)
+    await bench.publish_acked(f"data.{stream_name}", [b"only"])
+    leader = await bench.leader(stream_name)
+    follower = next(node for node in NODES if node != leader)
+    await bench.read_from(follower, stream_name, 1)
+
+    async def ask(node: str, **fields: Any) -> client_pb2.ReadResponse:
+        request = frames.encode(client_pb2.ReadRequest(**fields))
+        return frames.decode_read_response(
+            (await bench.nc.request(f"liftpy.{stream_name}.0.read.{node}", request, timeout=5)).data
+        )[0]
+
+    error = client_pb2.ReadResponse
+    assert (await ask(follower, offset=5)).error == error.OFFSET_OUT_OF_RANGE
+    assert (await ask(follower, offset=0, streamUid="another")).error == error.WRONG_STREAM
+    assert (await ask(follower, offset=0, minHighWatermark=9)).error == error.NOT_READY
+    assert (await ask(follower, offset=0, isolation=error.UNKNOWN)).error == error.NOT_LEADER
+    assert (await ask(leader, offset=0, isolation=client_pb2.ReadRequest.UNCOMMITTED)).error == error.OK
+    bounds = await ask(leader, boundsOnly=True)
+    assert (bounds.highWatermark, bounds.logStartOffset, bounds.streamUid, bounds.leader) == (0, 0, stream.uid, leader)
+
+
+async def test_partitions_have_subjects_and_leaders_of_their_own(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name, partitions=6)
+    for number in range(6):
+        subject = f"data.{stream_name}" + (f".{number}" if number else "")
+        await bench.publish_acked(subject, [b"to %d" % number])
+    stream = await bench.client.stream(stream_name)
+    assert {p.leader for p in stream.partitions} == set(NODES)
+    for partition in stream.partitions:
+        found = split_batches(await bench.read_from("n1", stream_name, 1, partition.partition))
+        assert found[0].values() == [b"to %d" % partition.partition]
+
+
+async def test_a_deleted_stream_leaves_nothing_behind(bench: Any, stream_name: str) -> None:
+    stream = await bench.create(stream_name)
+    await bench.publish_acked(f"data.{stream_name}", [b"x"])
+    folders = [bench.cluster.data / node / "streams" / f"{stream_name}-{stream.uid}" for node in NODES]
+    assert all(folder.exists() for folder in folders)
+    await bench.client.delete_stream(stream_name)
+
+    async def gone() -> bool:
+        return not any(folder.exists() for folder in folders)
+
+    await bench.until(gone, "the folders are removed")
+    again = await bench.create(stream_name)
+    assert again.uid != stream.uid
+    assert await bench.publish_acked(f"data.{stream_name}", [b"new"]) == [1]
+
+
+async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    await bench.publish_acked(f"data.{stream_name}", [b"x"])
+    leader = await bench.leader(stream_name)
+    url = bench.cluster.nodes[leader].status_url
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(url + path, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    report = json.loads(await asyncio.to_thread(get, "/status"))
+    assert report["node"] == leader
+    assert any(p["stream"] == stream_name and p["role"] == "LEADER" for p in report["partitions"])
+    assert "liftpy_ingest_records_total" in await asyncio.to_thread(get, "/metrics")
+    assert f"<td>{stream_name}</td>" in await asyncio.to_thread(get, "/")
