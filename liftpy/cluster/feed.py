@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-import google_crc32c
+import crc32c
 
 from liftpy.cluster.records import OperationDone, Record, StreamCreated, record_to_pb
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -97,7 +97,7 @@ class FeedProducer:
         data = self._snapshots[index]
         chunk = data[offset : offset + CHUNK_SIZE_BYTES]
         return pb.FeedSnapshotResponse(
-            index=index, sizeBytes=len(data), offsetBytes=offset, chunk=chunk, crc=google_crc32c.value(chunk)
+            index=index, sizeBytes=len(data), offsetBytes=offset, chunk=chunk, crc=crc32c.crc32c(chunk)
         )
 
     def _leads_on_from(self, index: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import google_crc32c
+import crc32c
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import record_from_pb
@@ -113,7 +113,7 @@ class FeedSubscription:
         wanted = response.index == self._parts_index and response.offsetBytes == len(self._parts)
         if not wanted or not response.chunk or response.sizeBytes > MAX_SNAPSHOT_SIZE_BYTES:
             return
-        if google_crc32c.value(response.chunk) != response.crc:
+        if crc32c.crc32c(response.chunk) != response.crc:
             return
         self._parts += response.chunk
         if len(self._parts) >= response.sizeBytes:

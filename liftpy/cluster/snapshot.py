@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-import google_crc32c
+import crc32c
 import zstandard
 from google.protobuf.message import DecodeError
 
@@ -31,7 +31,7 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
     data = image_to_bytes(image, operations=operations)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     head = _HEAD.pack(MAGIC, VERSION, _CODEC_ZSTD, image.index, len(data))
-    return head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), body)) + body
+    return head + _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(head))) + body
 
 
 def decode_snapshot(data: bytes) -> ClusterImage:
@@ -43,7 +43,7 @@ def decode_snapshot(data: bytes) -> ClusterImage:
         raise UnknownFormatError(f"snapshot: version {version}, codec {codec}; this program reads version {VERSION}")
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[HEADER_SIZE_BYTES:]
-    if google_crc32c.extend(google_crc32c.value(data[: _HEAD.size]), body) != crc:
+    if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
         raise CorruptionError("snapshot: the checksum does not match")
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
         raise CorruptionError(f"snapshot: an image of {size_bytes} bytes is beyond the bound of {MAX_IMAGE_SIZE_BYTES}")

@@ -1,0 +1,103 @@
+"""The library's messages as protobuf, and nothing else: an unknown message, key or type is an error, never an object [M13]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from liftpy.errors import ProtocolError
+from liftpy.wire._pb import raft_pb2 as pb
+
+Message = dict[str, Any]
+Entry = tuple[bytes, int, int]
+"""(command, index, term), as the library keeps it."""
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one of the library's messages; ProtocolError for one that is not of the protocol."""
+    return _to_protobuf(message).SerializeToString()
+
+
+def _to_protobuf(message: Message) -> pb.RaftMessage:
+    match message["type"]:
+        case "append_entries" if "serialized" in message:
+            chunk = pb.RaftSnapshotChunk(term=message["term"], commitIndex=message["commit_index"])
+            if message["serialized"]:
+                data, first, last = message["serialized"]
+                chunk.present, chunk.data, chunk.first, chunk.last = True, data, first, last
+            return pb.RaftMessage(snapshotChunk=chunk)
+        case "append_entries" if "entries" in message:
+            return pb.RaftMessage(appendEntries=_append_to_protobuf(message))
+        case "next_node_idx":
+            step = pb.RaftNextIndex(nextIndex=message["next_node_idx"], reset=message["reset"], success=message["success"])
+            return pb.RaftMessage(nextIndex=step)
+        case "request_vote":
+            vote = pb.RaftRequestVote(
+                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
+            )
+            return pb.RaftMessage(requestVote=vote)
+        case "response_vote":
+            return pb.RaftMessage(responseVote=pb.RaftResponseVote(term=message["term"]))
+        case "timeout_now":
+            return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
+    raise ProtocolError(f"the metadata group does not send {message['type']!r} with {sorted(message)}")
+
+
+def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
+    append = pb.RaftAppendEntries(term=message["term"], commitIndex=message["commit_index"])
+    if message["prevLogIdx"] is not None:
+        append.previousIndex, append.previousTerm = message["prevLogIdx"], message["prevLogTerm"]
+    append.entries.extend(pb.RaftEntry(command=c, index=i, term=t) for c, i, t in message["entries"])
+    return append
+
+
+def decode(data: bytes) -> Message:
+    """The library's message in ``data``; ProtocolError for anything else."""
+    try:
+        message = pb.RaftMessage.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"not a message of the metadata group: {error}") from None
+    match message.WhichOneof("message"):
+        case "appendEntries":
+            return _append_from_protobuf(message.appendEntries)
+        case "snapshotChunk":
+            chunk = message.snapshotChunk
+            piece = (chunk.data, chunk.first, chunk.last) if chunk.present else None
+            return {"type": "append_entries", "term": chunk.term, "commit_index": chunk.commitIndex, "serialized": piece}
+        case "nextIndex":
+            step = message.nextIndex
+            return {"type": "next_node_idx", "next_node_idx": step.nextIndex, "reset": step.reset, "success": step.success}
+        case "requestVote":
+            vote = message.requestVote
+            return {
+                "type": "request_vote",
+                "term": vote.term,
+                "last_log_index": vote.lastLogIndex,
+                "last_log_term": vote.lastLogTerm,
+            }
+        case "responseVote":
+            return {"type": "response_vote", "term": message.responseVote.term}
+        case "timeoutNow":
+            return {"type": "timeout_now", "term": message.timeoutNow.term}
+    raise ProtocolError("an empty message of the metadata group")
+
+
+def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
+    known = append.HasField("previousIndex")
+    if known != append.HasField("previousTerm"):
+        raise ProtocolError("an append has a previous index or term, but not both")
+    entries: list[Entry] = []
+    for entry in append.entries:
+        follows = not entries or entry.index == entries[-1][1] + 1
+        if not entry.command or not entry.index or not follows or (known and entry.index <= append.previousIndex):
+            raise ProtocolError(f"entry {entry.index} of an append is empty or out of order")
+        entries.append((entry.command, entry.index, entry.term))
+    return {
+        "type": "append_entries",
+        "term": append.term,
+        "commit_index": append.commitIndex,
+        "entries": entries,
+        "prevLogIdx": append.previousIndex if known else None,
+        "prevLogTerm": append.previousTerm if known else None,
+    }

@@ -1,0 +1,130 @@
+"""The tick driver: one member of the group inside one asyncio loop.
+
+One tick: inbox -> the library -> journal flushed -> outbox to the bus -> answers to their futures. Nothing leaves, and no
+future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and whenever something came in; when the log
+moved, a leader ticks once more at once, so that entries that came together leave together without waiting for a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from liftpy.errors import StorageError
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import FAIL_REASON, RaftCore
+from sidecar.raft.transport import SessionTransport
+
+logger = logging.getLogger("liftpy.raft")
+
+TICK_S = 0.03
+MAX_INBOX_FRAMES = 65_536
+_FRAMES_PER_TICK = 2_000
+
+Answer = tuple[bytes | None, int]
+"""(answer of the state machine, FAIL_REASON)."""
+
+
+class Driver:
+    """Owns the library's node. ``send(receiver, frame)`` puts a frame on the bus; ``ticked`` is called after each tick."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        transport: SessionTransport,
+        journal: GroupJournal,
+        send: Callable[[str, bytes], None],
+        ticked: Callable[[], None],
+        fatal: Callable[[Exception], None],
+    ) -> None:
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._send = send
+        self._ticked = ticked
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
+        """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
+        self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._scheduled = False
+        self.stopped = False
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._on_timer()
+
+    def stop(self) -> None:
+        """Tick no more."""
+        self.stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def frame_received(self, sender: str, frame: bytes) -> None:
+        """A frame from the bus."""
+        self._inbox.append((sender, frame))
+        self.wake()
+
+    def propose(self, command: bytes) -> asyncio.Future[Answer]:
+        """Have ``command`` ordered and applied. The caller bounds the wait: a lost leadership may never answer."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))))
+        self.wake()
+        return future
+
+    def wake(self) -> None:
+        """Tick soon."""
+        if not self._scheduled and not self.stopped:
+            self._scheduled = True
+            self._loop.call_soon(self.tick)
+
+    def _on_timer(self) -> None:
+        if not self.stopped:
+            self._timer = self._loop.call_later(TICK_S, self._on_timer)
+            self.tick()
+
+    def tick(self) -> None:
+        """One tick; any failure of disk or state machine stops this process."""
+        self._scheduled = False
+        if self.stopped:
+            return
+        try:
+            self._tick()
+        except Exception as error:
+            self._give_up(error)
+
+    def _tick(self) -> None:
+        core = self._core
+        self._transport.poll()
+        for _ in range(min(len(self._inbox), _FRAMES_PER_TICK)):
+            self._transport.receive(*self._inbox.popleft())
+        before = (core.log.last_index, core.raftLastApplied)
+        core.doTick(0)
+        if core.leads and (core.log.last_index, core.raftLastApplied) != before:
+            core.send_now()
+            core.doTick(0)
+        if core.failure is not None:
+            raise StorageError(f"applying the metadata log failed: {core.failure!r}") from core.failure
+        self._journal.sync()
+        outbox = self._transport.sessions.outbox
+        frames, outbox[:] = outbox[:], []
+        for receiver, frame in frames:
+            self._send(receiver, frame)
+        answers, self._answers = self._answers, []
+        for future, answer in answers:
+            if not future.done():
+                future.set_result(answer)
+        self._ticked()
+        if self._inbox:
+            self.wake()
+
+    def _give_up(self, error: Exception) -> None:
+        logger.critical("the metadata group's member stops: %s", error, exc_info=error)
+        self.stop()
+        for future, _ in self._answers:
+            if not future.done():
+                future.set_result((None, FAIL_REASON.UNKNOWN_OUTCOME))
+        self._fatal(error)

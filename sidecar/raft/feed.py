@@ -1,0 +1,181 @@
+"""The feed over NATS: the metadata leader publishes what it applied, other nodes follow. ``liftpy.cluster`` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.feed_subscription import FeedSubscription
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.raft.forwarding import Forwarder
+from sidecar.raft.group import Watcher
+
+_HEAD_EVERY_NS = NS_PER_S // 2
+_REQUEST_TIMEOUT_S = 1.0
+_POLL_S = 0.05
+
+
+class FeedPublisher:
+    """A controller's end: keeps what was applied; while it leads, publishes it. Any controller answers who asks."""
+
+    def __init__(
+        self, connection: Client, subjects: Subjects, may_answer: Callable[[bytes], bool], image: Callable[[], ClusterImage]
+    ) -> None:
+        self.producer = FeedProducer()
+        self._connection = connection
+        self._subjects = subjects
+        self._may_answer = may_answer
+        self._image = image
+        self._head_at_ns = 0
+        self._outgoing: asyncio.Queue[pb.FeedEntry] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Answer requests for what was missed."""
+        subject = self._subjects.feed_snapshot()
+        await self._connection.subscribe(subject, queue=subject, cb=self._asked)
+
+    def lead(self) -> None:
+        """This controller publishes from now on."""
+        self.producer.lead()
+
+    def publish(self, now_ns: int) -> None:
+        """Put on the feed what is new, and now and then where its head is."""
+        entries = self.producer.take()
+        if not entries and now_ns - self._head_at_ns >= _HEAD_EVERY_NS:
+            entries = [self.producer.head()]
+        for entry in entries:
+            self._head_at_ns = now_ns
+            self._outgoing.put_nowait(entry)
+        if entries and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        while not self._outgoing.empty():
+            entry = self._outgoing.get_nowait()
+            try:
+                if self._connection.is_connected:
+                    await self._connection.publish(self._subjects.feed(), frames.encode(entry))
+            except nats.errors.Error:
+                continue  # whoever misses it sees the gap
+
+    async def _asked(self, message: Any) -> None:
+        if not message.reply or not self._may_answer(message.reply.encode()):
+            return
+        try:
+            request = frames.decode(message.data, pb.FeedSnapshotRequest)
+        except LiftError:
+            return
+        response = self.producer.answer(request)
+        if response is None:
+            image = self._image()
+            data = await asyncio.get_running_loop().run_in_executor(None, lambda: encode_snapshot(image, operations=False))
+            self.producer.snapshot_is_ready(image.index, data)
+            response = self.producer.answer(request)
+        if response is not None:
+            await self._connection.publish(message.reply, frames.encode(response))
+
+
+class FeedSubscriber:
+    """The other end: a node that is not a controller. Satisfies ``Group``; proposes through the controllers."""
+
+    def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
+        self._subscription = FeedSubscription(node_id)
+        self._connection = connection
+        self._subjects = subjects
+        self._forwarder = Forwarder(connection, subjects)
+        self._watchers: list[Watcher] = []
+        self._leader = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def image(self) -> ClusterImage:
+        """The image as far as the feed has shown it."""
+        return self._subscription.image
+
+    @property
+    def leader(self) -> str:
+        """The metadata leader that answered last."""
+        return self._leader
+
+    def watch(self, callback: Watcher) -> None:
+        """Call ``callback`` after each change of the image."""
+        self._watchers.append(callback)
+
+    def bus_changed(self, online: bool) -> None:
+        """Nothing to do: what was missed shows as a gap."""
+
+    async def start(self) -> None:
+        """Follow the feed; returns with the first image."""
+        await self._connection.subscribe(self._subjects.feed(), cb=self._published)
+        self._task = asyncio.get_running_loop().create_task(self._ask_for_what_is_missing())
+        while not self._subscription.synced:
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> None:
+        """Follow no longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """Have ``request`` decided by the metadata leader."""
+        response = await self._forwarder.until_decided(request, timeout_s)
+        self._leader = response.metadataLeader or self._leader
+        return response
+
+    async def barrier(self, timeout_s: float = 5.0) -> bool:
+        """Commit a barrier, and wait until the feed has shown it."""
+        response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while response.error == pb.ControlResponse.OK and time.monotonic() < deadline:
+            if self.image.index >= response.index:
+                return True
+            await asyncio.sleep(0.005)
+        return False
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """Not known here: ask the controllers."""
+        return []
+
+    async def _published(self, message: Any) -> None:
+        try:
+            entry = frames.decode(message.data, pb.FeedEntry)
+        except LiftError:
+            return
+        before = self.image
+        if self._subscription.entry_received(entry):
+            self._show(before)
+
+    def _show(self, before: ClusterImage) -> None:
+        for watcher in self._watchers:
+            watcher(before, self.image)
+
+    async def _ask_for_what_is_missing(self) -> None:
+        while True:
+            request = self._subscription.request(time.monotonic_ns())
+            if request is None:
+                await asyncio.sleep(_POLL_S)
+                continue
+            try:
+                subject = self._subjects.feed_snapshot()
+                answer = await self._connection.request(subject, frames.encode(request), timeout=_REQUEST_TIMEOUT_S)
+                response = frames.decode(answer.data, pb.FeedSnapshotResponse)
+            except (nats.errors.Error, TimeoutError, LiftError):
+                await asyncio.sleep(_POLL_S)
+                continue
+            before = self.image
+            if self._subscription.response_received(response):
+                self._show(before)

@@ -1,0 +1,46 @@
+"""Group: what the rest of the sidecar needs of the metadata group, whether this node is a member or follows the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.wire._pb import cluster_pb2 as pb
+
+Watcher = Callable[[ClusterImage, ClusterImage], None]
+"""Called with the image before and after a change, on the loop's thread; must not raise and not block."""
+
+
+class Group(Protocol):
+    """The metadata group as seen from this node."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """The newest image that this node has; another node may know a newer one."""
+
+    @property
+    def leader(self) -> str:
+        """Node id of the metadata leader as known here, '' when there is none."""
+
+    def watch(self, callback: Watcher) -> None:
+        """Call ``callback`` after each change of the image."""
+
+    async def start(self) -> None:
+        """Join; returns when the local image is one that the group has had."""
+
+    async def stop(self) -> None:
+        """Hand leadership over if need be, flush, leave."""
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """Have ``request`` decided by the metadata leader; the answer's ``error`` tells how it went. Never raises for that.
+
+        A request without an operation id gets one; it is repeated under the same id until the deadline, and applied once.
+        UNAVAILABLE: nothing was done. OUTCOME_UNKNOWN: it may have been; propose it again with the same id.
+        """
+
+    async def barrier(self, timeout_s: float = 5.0) -> bool:
+        """Whether the local image now holds everything that was committed before the call [M12]."""
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """The members as known here."""

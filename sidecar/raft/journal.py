@@ -1,0 +1,219 @@
+"""The metadata group's journal: every entry, term and vote on disk, flushed before anything that shows them leaves [M2, M4].
+
+Behind the library's journal interface. Changes collect in memory until ``sync``, which writes them as ONE checksummed frame and
+flushes: so at most the last frame can be torn, and a torn one was never shown to anybody. Little endian::
+
+    frame    u32 CRC-32C of the rest   u32 size of the records   records
+    record   u8 kind   u64 a   u64 b   u32 n   n bytes
+             ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
+
+Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. A frame that is
+wrong with a right one behind it is damage, and the journal refuses to open: a member that lost entries must not vote.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import crc32c
+
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from sidecar.disk.files import replace_file, sync_folder
+from sidecar.raft.codec import Entry
+
+_MAGIC = b"LFRJ\x01\x00\x00\x00"
+_FRAME = struct.Struct("<II")
+_RECORD = struct.Struct("<BQQI")
+_ENTRY, _CUT, _META = 1, 2, 3
+MAX_FRAME_BYTES = 1 << 30
+
+
+class GroupJournal:
+    """The library's journal. Raises StorageError from ``sync``; after one the process must not go on."""
+
+    def __init__(self, path: Path, *, flush: bool = True) -> None:
+        self._path = path
+        self._flush = flush
+        self._entries: list[Entry] = []
+        self._pending: list[bytes] = []
+        self._rewrite = not path.exists()
+        self._meta_changed = False
+        self._term, self._vote, self._commit = 0, "", 1
+        self.sync_count = 0
+        """How many times something was flushed."""
+        if not self._rewrite:
+            self._load()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    # ---- the library's interface ---------------------------------------------------------------------------------------
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Append an entry."""
+        self._entries.append((command, idx, term))
+        self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
+
+    def clear(self) -> None:
+        """Drop everything (a snapshot takes its place)."""
+        self._entries = []
+        self._rewrite = True
+
+    def deleteEntriesFrom(self, position: int) -> None:
+        """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
+        if position < len(self._entries):
+            self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
+            del self._entries[position:]
+
+    def deleteEntriesTo(self, position: int) -> None:
+        """Drop the entries before ``position``: a snapshot holds them."""
+        if position:
+            del self._entries[:position]
+            self._rewrite = True
+
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def setRaftCommitIndex(self, index: int) -> None:
+        """Remember the commit index; a hint, written with the next frame."""
+        self._commit = index
+
+    def getRaftCommitIndex(self) -> int:
+        """The stored commit index, never past the entries [M9]."""
+        return min(self._commit, self._entries[-1][1]) if self._entries else 1
+
+    def setCurrentTerm(self, term: int, vote: str | None) -> None:
+        """Remember term and vote: durable before the message that shows them [M2]."""
+        self._term, self._vote, self._meta_changed = term, vote or "", True
+
+    def getCurrentTerm(self) -> int:
+        """The stored term."""
+        return self._term
+
+    def getVotedForNodeId(self) -> str | None:
+        """Who got the vote of the stored term."""
+        return self._vote or None
+
+    def onOneSecondTimer(self) -> None:
+        """Write the commit index now and then: it only shortens the time to the first apply after a restart."""
+        self._meta_changed = True
+
+    def _destroy(self) -> None:
+        self.close()
+
+    # ---- disk ----------------------------------------------------------------------------------------------------------
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry, 0 when there is none."""
+        return self._entries[-1][1] if self._entries else 0
+
+    def sync(self) -> None:
+        """Make everything durable that has changed. Raises StorageError."""
+        try:
+            if self._rewrite:
+                self._rewrite_file()
+            elif self._pending or self._meta_changed:
+                self._append_frame()
+        except OSError as error:
+            raise StorageError(f"write {self._path}: {error.strerror}") from error
+
+    def _append_frame(self) -> None:
+        frame = _frame([*self._pending, self._meta()])
+        written = os.write(self._descriptor, frame)
+        if written != len(frame):
+            raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
+        if self._flush:
+            os.fdatasync(self._descriptor)
+        self._written()
+
+    def _rewrite_file(self) -> None:
+        records = [_RECORD.pack(_ENTRY, i, t, len(c)) + c for c, i, t in self._entries]
+        replace_file(self._path, _MAGIC + _frame([*records, self._meta()]))
+        os.close(self._descriptor)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._rewrite = False
+        self._written()
+
+    def _written(self) -> None:
+        self._pending, self._meta_changed = [], False
+        self.sync_count += 1
+
+    def _meta(self) -> bytes:
+        vote = self._vote.encode()
+        return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
+
+    def close(self) -> None:
+        """Flush and close; may be called twice."""
+        if self._descriptor >= 0:
+            self.sync()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _load(self) -> None:
+        data = self._path.read_bytes()
+        if data[: len(_MAGIC)] != _MAGIC:
+            if data[:4] == _MAGIC[:4] and len(data) >= len(_MAGIC):
+                raise UnknownFormatError(f"{self._path} has another format version: start the version that wrote it")
+            raise CorruptionError(f"{self._path} is not a journal of the metadata group")
+        position = len(_MAGIC)
+        while (records := _frame_at(data, position)) is not None:
+            for record in _records(records):
+                self._replay(*record)
+            position += _FRAME.size + len(records)
+        if position < len(data):
+            self._cut_torn(data, position)
+
+    def _cut_torn(self, data: bytes, position: int) -> None:
+        if _frame_behind(data, position):
+            raise CorruptionError(
+                f"{self._path} is damaged at position {position}: this member may have lost entries and must not vote; "
+                "remove its data folder and let it join under a new node id"
+            )
+        with self._path.open("r+b") as file:
+            file.truncate(position)
+            os.fsync(file.fileno())
+        sync_folder(self._path.parent)
+
+    def _replay(self, kind: int, a: int, b: int, body: bytes) -> None:
+        if kind == _META:
+            self._term, self._commit, self._vote = a, b, body.decode()
+            return
+        while self._entries and self._entries[-1][1] >= a:
+            self._entries.pop()
+        if kind == _ENTRY:
+            self._entries.append((body, a, b))
+
+
+def _frame(records: list[bytes]) -> bytes:
+    body = b"".join(records)
+    sized = struct.pack("<I", len(body)) + body
+    return struct.pack("<I", crc32c.crc32c(sized)) + sized
+
+
+def _frame_at(data: bytes, position: int) -> memoryview | None:
+    """The records of the frame at ``position``, None when there is no right one."""
+    if position + _FRAME.size > len(data):
+        return None
+    crc, size = _FRAME.unpack_from(data, position)
+    end = position + _FRAME.size + size
+    if not 0 < size <= MAX_FRAME_BYTES or end > len(data):
+        return None
+    view = memoryview(data)
+    return view[position + _FRAME.size : end] if crc32c.crc32c(view[position + 4 : end]) == crc else None
+
+
+def _frame_behind(data: bytes, fault: int) -> bool:
+    """Whether a right frame begins anywhere past ``fault``."""
+    return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
+
+
+def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
+    position = 0
+    while position < len(view):
+        kind, a, b, size = _RECORD.unpack_from(view, position)
+        position += _RECORD.size
+        yield kind, a, b, bytes(view[position : position + size])
+        position += size

@@ -1,0 +1,212 @@
+"""The one module that names PySyncObj's private parts. It checks version and names at start and refuses to run otherwise.
+
+What is replaced (each point is shown by a test that describes the library as shipped): pickle, by stand-ins that refuse;
+the journal, by ours; applying a command, by ``StateMachine.apply`` with the entry's index; the transport, by a subclass. What
+is kept: election, append and commit rules, and when to compact.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pysyncobj.journal
+import pysyncobj.serializer
+import pysyncobj.syncobj
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
+
+from liftpy.errors import ConfigError, ProtocolError
+from sidecar.raft.journal import GroupJournal
+
+__all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "settings"]
+
+SUPPORTED_VERSION = "0.3.17"
+_REGULAR = b"\x00"
+_PRIVATE = (
+    "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
+    "_SyncObj__onMessageReceived", "transferLeadership",
+)  # fmt: skip
+_PRIVATE_STATE = (
+    "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
+    "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
+)  # fmt: skip
+_ENTRY = struct.Struct("<QQ")
+
+
+class _NoPickle:
+    """Stands in for the library's pickle: it knows the (command, index, term) tuple of a chunked entry and refuses all else."""
+
+    @staticmethod
+    def to_bytes(data: str | bytes) -> bytes:
+        return data if isinstance(data, bytes) else data.encode()
+
+    @staticmethod
+    def dumps(value: Any, protocol: int | None = None) -> bytes:
+        command, index, term = value
+        if type(command) is bytes and type(index) is int and type(term) is int:
+            return _ENTRY.pack(index, term) + command
+        raise ProtocolError(f"{type(value).__name__} is not pickled here")
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        if len(data) <= _ENTRY.size:
+            raise ProtocolError("nothing is unpickled here")
+        index, term = _ENTRY.unpack_from(data)
+        return bytes(data[_ENTRY.size :]), index, term
+
+    @staticmethod
+    def dump(*_: Any) -> None:
+        raise ProtocolError("nothing is pickled here")
+
+    load = dump
+
+
+def _refuse(*_: Any) -> None:
+    raise ProtocolError("nothing is pickled or unpickled here")
+
+
+def _journal(given: Any) -> Any:
+    if isinstance(given, GroupJournal):
+        return given
+    raise ConfigError("the metadata group runs with its own journal only")
+
+
+def check_library() -> None:
+    """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
+    if VERSION != SUPPORTED_VERSION:
+        raise ConfigError(f"pysyncobj {VERSION} is installed, the metadata group is proven with {SUPPORTED_VERSION} only")
+    missing = [name for name in _PRIVATE if not hasattr(SyncObj, name)]
+    modules = (pysyncobj.syncobj, pysyncobj.serializer)
+    missing += [f"{m.__name__}.pickle" for m in modules if not hasattr(m, "pickle")]
+    missing += [name for name in ("createJournal", "monotonicTime") if not hasattr(pysyncobj.syncobj, name)]
+    if missing:
+        raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+    pysyncobj.syncobj.pickle = _NoPickle
+    pysyncobj.serializer.pickle = _NoPickle
+    pysyncobj.journal.loads = pysyncobj.journal.dumps = _refuse
+    pysyncobj.syncobj.createJournal = _journal
+
+
+class StateMachine(Protocol):
+    """What the group replicates."""
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Apply one entry; return its answer. Never raises."""
+
+
+def settings(
+    journal: GroupJournal,
+    dump_file: str,
+    save: Callable[[str, Any], None],
+    load: Callable[[str], Any],
+    state_changed: Callable[[int, int], None],
+    compact_after_entries: int,
+) -> SyncObjConf:
+    """The settings of the specification: no auto tick, large batches, no fork, journal and dump always."""
+    return SyncObjConf(
+        autoTick=False,
+        autoTickPeriod=0.02,
+        appendEntriesUseBatch=True,
+        appendEntriesBatchSizeBytes=64 * 1024 * 1024,
+        appendEntriesPeriod=0.1,
+        raftMinTimeout=0.5,
+        raftMaxTimeout=1.0,
+        leaderFallbackTimeout=1.5,
+        connectionTimeout=3.5,
+        commandsWaitLeader=False,
+        commandsQueueSize=100_000,
+        journalFile=journal,
+        fullDumpFile=dump_file,
+        serializer=save,
+        deserializer=load,
+        useFork=False,
+        logCompactionMinEntries=compact_after_entries,
+        logCompactionMinTime=24 * 3600,
+        logCompactionBatchSize=256 * 1024,
+        dynamicMembershipChange=False,
+        onStateChanged=state_changed,
+    )
+
+
+class RaftCore(SyncObj):
+    """The library's node, driven by ticks, with commands as bytes."""
+
+    def __init__(
+        self, node_id: str, members: tuple[str, ...], conf: SyncObjConf, transport: Transport, machine: StateMachine
+    ) -> None:
+        self._machine = machine
+        self.failure: BaseException | None = None
+        """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        others = [Node(i) for i in members if i != node_id]
+        super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
+        missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
+        if missing:
+            raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+
+    def propose(self, command: bytes, callback: Callable[[bytes | None, int], None]) -> None:
+        """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise."""
+        self._applyCommand(command, callback, 0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        return bool(self._isLeader())
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+        leader = self._getLeader()
+        return "" if leader is None else str(leader.id)
+
+    @property
+    def log(self) -> GroupJournal:
+        """The journal."""
+        journal = self._SyncObj__raftLog
+        assert isinstance(journal, GroupJournal)
+        return journal
+
+    def next_index(self, node: Node) -> int:
+        """Leader: the next entry to send to ``node``."""
+        return int(self._SyncObj__raftNextIndex.get(node, 0))
+
+    def set_next_index(self, node: Node, index: int) -> None:
+        """Leader: what to send next to ``node``."""
+        self._SyncObj__raftNextIndex[node] = index
+
+    def match_index(self, node_id: str) -> int:
+        """Leader: the last entry that the member is known to have."""
+        return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
+
+    def confirmed_at(self) -> float:
+        """Leader: the moment (the library's monotonic seconds) at which a majority had last answered."""
+        answers = sorted(self._SyncObj__lastResponseTime.values(), reverse=True)
+        needed = (len(answers) + 1) // 2
+        return float(answers[needed - 1]) if needed else pysyncobj.syncobj.monotonicTime()
+
+    def send_now(self) -> None:
+        """Leader: let the next tick send, without waiting for the append period."""
+        self._SyncObj__newAppendEntriesTime = 0
+
+    def cancel_snapshot(self, node: Node) -> None:
+        """A snapshot that is being sent to ``node`` begins anew next time, instead of going on in the middle."""
+        self._SyncObj__serializer.cancelTransmisstion(node)
+
+    def hold_election(self, until: float) -> None:
+        """Don't campaign before ``until`` (the library's monotonic seconds)."""
+        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
+        if command[:1] != _REGULAR or self.failure is not None:
+            return None
+        try:
+            return self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
+        except BaseException as error:  # a raising apply would be tried again for ever, with partial effects
+            self.failure = error
+            return None
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> None:
+        return None  # the members are those of the configuration

@@ -1,0 +1,368 @@
+"""RaftMember: a controller. It orders control requests in the group's log, applies them, and serves those who ask.
+
+    propose -> (leader? into the log : forwarded on ``<ns>.control``) -> applied on every member -> image -> watchers, feed
+
+The state machine is ``ClusterFsm``; what only the leader does (sessions, election clocks) is ``MetadataDuties``, which begins
+once a barrier of the own term is applied, so that it decides on everything committed before [M12]. A member whose folder is
+empty does not vote before it either sees that all members are new (the first start of a group) or has applied all that a
+leader had: a member that lost its disk could otherwise vote twice, or elect a leader that misses what was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client
+
+from liftpy.cluster.controller import describe
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.disk.files import replace_file
+from sidecar.raft.driver import Driver
+from sidecar.raft.feed import FeedPublisher
+from sidecar.raft.forwarding import Forwarder, error_response
+from sidecar.raft.group import Watcher
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.transport import SessionTransport
+
+logger = logging.getLogger("liftpy.raft")
+
+COMPACT_AFTER_ENTRIES = 10_000
+_LEADER = 2
+_TRANSFER_TIMEOUT_S = 2.0
+_DUTY_TIMEOUT_S = 2.0
+_MAX_WAITING = 4096
+"""Requests from others that may be under way at once; more are answered UNAVAILABLE."""
+
+
+class RaftMember:
+    """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
+
+    ``folder``: the node's ``raft`` folder; ``may_answer``: whether a reply subject is an inbox [A5]; ``fatal``: called once
+    when disk or state machine fail: the process must stop. ``flush`` False is for benchmarks only.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        members: tuple[str, ...],
+        folder: Path,
+        connection: Client,
+        subjects: Subjects,
+        config: ReplicationConfig,
+        fatal: Callable[[Exception], None],
+        may_answer: Callable[[bytes], bool],
+        *,
+        elections: bool = False,
+        compact_after_entries: int = COMPACT_AFTER_ENTRIES,
+        flush: bool = True,
+    ) -> None:
+        check_library()
+        self.node_id = node_id
+        self._members = members
+        self._folder = folder
+        self._connection = connection
+        self._subjects = subjects
+        self._may_answer = may_answer
+        self._fsm = ClusterFsm(subjects.namespace, elections=elections)
+        self._duties = MetadataDuties(config)
+        self._forwarder = Forwarder(connection, subjects)
+        self._feed = FeedPublisher(connection, subjects, may_answer, lambda: self._fsm.image)
+        self._watchers: list[Watcher] = []
+        self._shown = self._fsm.image
+        """The image that the watchers have seen."""
+        self._duty_since = -1
+        """Term in which the duties have begun, -1 while this member does not lead."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._open(compact_after_entries, flush)
+        self._driver = Driver(self._core, self._transport, self._journal, self._send, self._ticked, fatal)
+        self._outgoing: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._probation = len(members) > 1 and not (folder / "member").exists()
+        self._transport.may_vote = not self._probation
+
+    # ---- opening -------------------------------------------------------------------------------------------------------
+    def _open(self, compact_after_entries: int, flush: bool) -> None:
+        folder = self._folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        path = folder / "journal"
+        if (folder / "member").exists() and not path.exists():
+            raise CorruptionError(f"{folder} has lost its journal: this node must join under a new node id")
+        self._journal = GroupJournal(path, flush=flush)
+        dump = folder / "snapshot"
+        if dump.exists():
+            decode_snapshot_file(dump.read_bytes())  # refuse it now: the library would swallow the error and go on without
+        elif len(self._journal) and self._first_index() > 1:
+            raise CorruptionError(f"{folder} has lost its snapshot: this node must join under a new node id")
+        self._transport = SessionTransport(self.node_id, self._members)
+        conf = settings(self._journal, str(dump), self._save, self._load, self._state_changed, compact_after_entries)
+        self._core = RaftCore(self.node_id, self._members, conf, self._transport, self)
+        self._transport.attach(self._core)
+
+    def _first_index(self) -> int:
+        first = self._journal[0]
+        assert isinstance(first, tuple)
+        return first[1]
+
+    def _save(self, name: str, state: Any) -> None:
+        last, previous, nodes = state
+        ids = tuple(sorted(node.id for node in nodes))
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self._fsm.snapshot()))
+
+    def _load(self, name: str) -> Any:
+        try:
+            snapshot = decode_snapshot_file(Path(name).read_bytes())
+            self._fsm.restore(snapshot.image)
+        except (OSError, LiftError) as error:
+            self._core.failure = error
+            raise
+        trim_journal(self._journal, snapshot.previous, snapshot.last)
+        self._feed.producer.restored(self._fsm.image.index)
+        return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
+
+    # ---- the state machine ---------------------------------------------------------------------------------------------
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Called by the library for each committed entry, in order."""
+        answer = self._fsm.apply(entry, index)
+        self._feed.producer.applied(index, self._fsm.last_records)
+        return answer
+
+    def _state_changed(self, old: int, new: int) -> None:
+        if new == _LEADER:
+            logger.info("%s leads the metadata group in term %d", self.node_id, self._core.raftCurrentTerm)
+            self._spawn(self._take_over(self._core.raftCurrentTerm))
+        elif old == _LEADER:
+            logger.info("%s does not lead the metadata group any more", self.node_id)
+            self._duty_since = -1
+            self._duties.resign()
+
+    async def _take_over(self, term: int) -> None:
+        """Begin the leader's duties once everything that was committed before is applied here."""
+        while self._core.leads and self._core.raftCurrentTerm == term:
+            response = await self._order(pb.ControlRequest(barrier=pb.Barrier()), _DUTY_TIMEOUT_S)
+            if response.error == pb.ControlResponse.OK and self._core.leads and self._core.raftCurrentTerm == term:
+                self._duty_since = term
+                self._duties.lead(self._fsm.image, time.monotonic_ns())
+                self._feed.lead()
+                return
+
+    # ---- every tick ----------------------------------------------------------------------------------------------------
+    def _send(self, receiver: str, frame: bytes) -> None:
+        self._outgoing.put_nowait((receiver, frame))
+
+    def _ticked(self) -> None:
+        if self._probation:
+            self._end_probation_if_due()
+        image, before = self._fsm.image, self._shown
+        if image is not before:
+            self._shown = image
+            for watcher in self._watchers:
+                watcher(before, image)
+        if self._duty_since >= 0:
+            now_ns = time.monotonic_ns()
+            if image is not before:
+                self._duties.image_changed(image, now_ns)
+            deadline_ns = self._duties.next_deadline_ns()
+            if deadline_ns is not None and deadline_ns <= now_ns:
+                for request in self._duties.due(now_ns):
+                    self._spawn(self._order(request, _DUTY_TIMEOUT_S))
+            self._feed.publish(now_ns)
+
+    def _end_probation_if_due(self) -> None:
+        peers = self._transport.sessions.peers.values()
+        first_start = all(p.heard and p.is_new for p in peers) and self._journal.last_index <= 1
+        caught_up = bool(self._core.leader_id) and not self._core.leads and self._core.isReady()
+        if first_start or caught_up:
+            replace_file(self._folder / "member", f"{self.node_id}\n".encode())
+            self._probation = False
+            self._transport.may_vote = True
+            logger.info("%s is a voting member of the metadata group", self.node_id)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- Group ---------------------------------------------------------------------------------------------------------
+    @property
+    def image(self) -> ClusterImage:
+        """The image as applied here."""
+        return self._fsm.image
+
+    @property
+    def leader(self) -> str:
+        """The metadata leader as known here."""
+        return self._core.leader_id
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the transport counted: sessions, refused messages, stale frames."""
+        return dict(self._transport.sessions.counters)
+
+    def watch(self, callback: Watcher) -> None:
+        """Call ``callback`` after each change of the image."""
+        self._watchers.append(callback)
+
+    async def start(self) -> None:
+        """Listen and tick; returns when this member has applied all that the group had when it was first heard of."""
+        await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)
+        await self._connection.subscribe(self._subjects.control(), cb=self._control_received)
+        await self._feed.start()
+        self._spawn(self._send_frames())
+        self._transport.sessions.set_online(True)
+        self._driver.start()
+        while not self._driver.stopped and not (self._core.leader_id and self._core.isReady()):
+            await asyncio.sleep(0.01)
+
+    def bus_changed(self, online: bool) -> None:
+        """The connection was lost or is back (from its callbacks)."""
+        self._transport.sessions.set_online(online)
+
+    async def stop(self) -> None:
+        """Hand the leadership over, flush, close."""
+        if not self._driver.stopped and self._core.leads and len(self._members) > 1:
+            self._core.transferLeadership()
+            self._driver.wake()
+            deadline = time.monotonic() + _TRANSFER_TIMEOUT_S
+            while self._core.leads and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+        self._driver.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            self._journal.close()
+        except StorageError as error:
+            logger.error("closing the journal: %s", error)
+        self._core.destroy()
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """Have ``request`` decided, here or by the leader; see ``Group``."""
+        return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
+
+    async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
+        """The leader's answer; None on another member."""
+        if not self._core.leads or self._driver.stopped:
+            return None
+        if self._duty_since >= 0:
+            confirmed_ns = int(self._core.confirmed_at() * 1e9)
+            answer = self._duties.answer(request, self._fsm.image, time.monotonic_ns(), confirmed_ns)
+            if answer is not None:
+                return self._with_members(answer)
+        elif request.WhichOneof("request") == "heartbeat":
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
+        return self._with_members(await self._order(request, timeout_s))
+
+    async def _order(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        """Put ``request`` into the log and wait until it is applied here."""
+        if not request.operationId:
+            request.operationId = secrets.token_bytes(16)
+        request.timeNs = time.time_ns()
+        try:
+            answer, reason = await asyncio.wait_for(self._driver.propose(request.SerializeToString()), timeout_s)
+        except TimeoutError:
+            return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "no answer from the group in time")
+        if reason == FAIL_REASON.SUCCESS and answer is not None:
+            return frames.parse(answer, pb.ControlResponse)
+        never = (FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.DISCARDED, FAIL_REASON.NOT_LEADER)
+        if reason in never:
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")
+        return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader changed meanwhile")
+
+    async def barrier(self, timeout_s: float = 5.0) -> bool:
+        """Commit a barrier, and wait until it is applied here."""
+        response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
+        if response.error != pb.ControlResponse.OK:
+            return False
+        deadline = time.monotonic() + timeout_s
+        while self._core.raftLastApplied < response.index:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.005)
+        return True
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """The members; terms and lags of others are known to the leader only."""
+        core, peers = self._core, self._transport.sessions.peers
+        members = []
+        for node_id in self._members:
+            own = node_id == self.node_id
+            match = core.log.last_index if own else core.match_index(node_id)
+            known = own or core.leads
+            members.append(
+                pb.ControllerStatus(
+                    nodeId=node_id,
+                    leader=node_id == core.leader_id,
+                    term=core.raftCurrentTerm,
+                    commitIndex=core.raftCommitIndex if own else min(match, core.raftCommitIndex),
+                    appliedIndex=core.raftLastApplied if own else 0,
+                    lag=max(core.log.last_index - match, 0) if known else 0,
+                    connected=own or peers[node_id].up,
+                )
+            )
+        return members
+
+    def _with_members(self, response: pb.ControlResponse) -> pb.ControlResponse:
+        if response.HasField("cluster"):
+            response.cluster.metadataLeader = self._core.leader_id
+            del response.cluster.controllers[:]
+            response.cluster.controllers.extend(self.status())
+        response.metadataLeader = self._core.leader_id
+        return response
+
+    # ---- NATS ----------------------------------------------------------------------------------------------------------
+    async def _frame_received(self, message: Any) -> None:
+        self._driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)
+
+    async def _send_frames(self) -> None:
+        while True:
+            receiver, frame = await self._outgoing.get()
+            if not self._connection.is_connected:
+                continue  # never buffered over a reconnect: the session ends and begins anew
+            try:
+                await self._connection.publish(self._subjects.raft(receiver, self.node_id), frame)
+            except Exception as error:  # whatever the bus says, the member goes on: the session shows the loss
+                self._transport.sessions.counters[f"not sent: {type(error).__name__}"] += 1
+
+    async def _control_received(self, message: Any) -> None:
+        """A request from another node or a client; only the leader answers."""
+        if not message.reply or not self._may_answer(message.reply.encode()):
+            return
+        try:
+            request = frames.decode(message.data, pb.ControlRequest)
+        except LiftError:
+            self._transport.sessions.counters["control requests refused"] += 1
+            return
+        if not self._core.leads:
+            if not self._core.leader_id and request.WhichOneof("request") == "describeCluster" and not request.linearizable:
+                await self._connection.publish(message.reply, frames.encode(self._describe_alone(request)))
+            return
+        if len(self._tasks) > _MAX_WAITING:
+            busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
+            await self._connection.publish(message.reply, frames.encode(busy))
+            return
+        self._spawn(self._answer(message.reply, request))
+
+    async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
+        response = await self._decide_here(request, _DUTY_TIMEOUT_S)
+        if response is not None:
+            await self._connection.publish(reply, frames.encode(response))
+
+    def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Without a leader every member says what it knows: better than silence for an operator."""
+        response = describe(self._fsm.image)
+        response.operationId, response.index = request.operationId, self._fsm.image.index
+        return self._with_members(response)

@@ -1,0 +1,188 @@
+"""Sessions between members over an unreliable bus: what PySyncObj sees is FIFO, without duplicates or gaps.
+
+Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
+other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
+an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
+ignored; so are unknown senders. Every frame carries the sender's term, because the library's ``next_node_idx`` does not.
+
+``sidecar.raft.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+CHUNK_BYTES = 256 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+HELLO_PERIOD_S = 0.25
+SILENCE_S = 1.5
+_ANSWER_AGAIN_S = 0.02
+
+_FRAME = struct.Struct("<BBQQQQ")
+"""kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
+_HELLO, _DATA = 1, 2
+_FIRST, _LAST, _NEW = 1, 2, 4
+
+
+@dataclass(slots=True)
+class Peer:
+    """One other member. Times in seconds of the caller's monotonic clock."""
+
+    node_id: str
+    own_epoch: int
+    up: bool = False
+    is_new: bool = False
+    """Its last hello said that its journal has never held anything."""
+    heard: bool = False
+    """It has said hello to this process."""
+    epoch: int = 0
+    sent: int = 0
+    """Sequence number of the last DATA frame to it in this session."""
+    received: int = 0
+    received_at: float = -1e9
+    sent_at: float = -1e9
+    hello_at: float = -1e9
+    parts: list[bytes] | None = None
+    """Of a message in chunks that has begun."""
+    parts_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Sessions:
+    """The sessions of one member with all its peers.
+
+    ``deliver(node_id, body, term)`` returns False to end the session; ``changed(node_id, up)`` follows every change;
+    ``draw`` gives a random 63-bit number.
+    """
+
+    node_id: str
+    peer_ids: tuple[str, ...]
+    deliver: Callable[[str, bytes, int], bool]
+    changed: Callable[[str, bool], None]
+    draw: Callable[[], int]
+    is_new: Callable[[], bool] = lambda: False
+    online: bool = False
+    outbox: list[tuple[str, bytes]] = field(default_factory=list)
+    """(receiver, frame) in order; the driver sends them once the journal is flushed."""
+    counters: Counter[str] = field(default_factory=Counter)
+    peers: dict[str, Peer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
+
+    def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
+        """Put a message into the outbox, in chunks; False when there is no session."""
+        peer = self.peers.get(node_id)
+        if peer is None or not peer.up:
+            return False
+        for start in range(0, len(body), CHUNK_BYTES):
+            peer.sent += 1
+            last = start + CHUNK_BYTES >= len(body)
+            flags = (0 if start else _FIRST) | (_LAST if last else 0)
+            head = _FRAME.pack(_DATA, flags, peer.own_epoch, peer.epoch, peer.sent, term)
+            self.outbox.append((node_id, head + body[start : start + CHUNK_BYTES]))
+        peer.sent_at = now
+        self.counters["messages sent"] += 1
+        return True
+
+    def set_online(self, online: bool) -> None:
+        """The bus was reached or lost; losing it ends every session and drops what was not sent."""
+        if not online:
+            self.outbox.clear()
+            for peer in self.peers.values():
+                self._end(peer, "bus lost")
+                peer.epoch = 0
+        self.online = online
+
+    def poll(self, now: float) -> None:
+        """Say hello where it is due, and end sessions that have been silent."""
+        if not self.online:
+            return
+        for peer in self.peers.values():
+            if peer.up and now - peer.received_at > SILENCE_S:
+                self._end(peer, "silence")
+            quiet = now - max(peer.sent_at, peer.hello_at)
+            if (not peer.up and now - peer.hello_at > HELLO_PERIOD_S) or (peer.up and quiet > 2 * HELLO_PERIOD_S):
+                self._hello(peer, now)
+
+    def receive(self, node_id: str, frame: bytes, now: float) -> None:
+        """A frame from the bus. Whatever is in it, nothing is raised."""
+        peer = self.peers.get(node_id)
+        if peer is None:
+            self.counters["unknown sender"] += 1
+            return
+        if len(frame) < _FRAME.size:
+            self.counters["short frame"] += 1
+            return
+        kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
+        if kind == _HELLO:
+            self._hello_received(peer, epoch, own, bool(flags & _NEW), now)
+        elif kind == _DATA and epoch == peer.epoch and own == peer.own_epoch:
+            peer.received_at = now
+            self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
+        else:
+            self.counters["stale frame"] += 1
+
+    def _hello(self, peer: Peer, now: float) -> None:
+        peer.hello_at = now
+        flags = _NEW if self.is_new() else 0
+        self.outbox.append((peer.node_id, _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, 0)))
+
+    def _hello_received(self, peer: Peer, epoch: int, own: int, is_new: bool, now: float) -> None:
+        peer.is_new, peer.heard = is_new, True
+        if epoch != peer.epoch:
+            if peer.up:
+                self._end(peer, "peer began anew")
+            peer.epoch = epoch
+            self._hello(peer, now)
+        peer.received_at = now
+        if own == peer.own_epoch:
+            self._begin(peer)
+        elif now - peer.hello_at > _ANSWER_AGAIN_S:
+            self._hello(peer, now)
+
+    def _data_received(self, peer: Peer, flags: int, sequence: int, term: int, body: bytes, now: float) -> None:
+        if sequence <= peer.received:
+            self.counters["duplicate frame"] += 1
+            return
+        if sequence != peer.received + 1:
+            self._end(peer, "gap")
+            self._hello(peer, now)
+            return
+        peer.received = sequence
+        self._begin(peer)
+        whole = self._assembled(peer, flags, body)
+        if whole is not None and not self.deliver(peer.node_id, whole, term):
+            self._end(peer, "refused message")
+
+    def _assembled(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
+        """The whole message once its last chunk is there."""
+        if flags & _FIRST:
+            if flags & _LAST:
+                return body
+            peer.parts, peer.parts_bytes = [], 0
+        if peer.parts is None or peer.parts_bytes + len(body) > MAX_MESSAGE_BYTES:
+            self._end(peer, "bad chunk")
+            return None
+        peer.parts.append(body)
+        peer.parts_bytes += len(body)
+        if not flags & _LAST:
+            return None
+        whole, peer.parts = b"".join(peer.parts), None
+        return whole
+
+    def _begin(self, peer: Peer) -> None:
+        if not peer.up:
+            peer.up = True
+            self.counters["sessions begun"] += 1
+            self.changed(peer.node_id, True)
+
+    def _end(self, peer: Peer, why: str) -> None:
+        was_up = peer.up
+        peer.up, peer.own_epoch, peer.sent, peer.received, peer.parts = False, self.draw() | 1, 0, 0, None
+        if was_up:
+            self.counters[f"sessions ended: {why}"] += 1
+            self.changed(peer.node_id, False)

@@ -1,0 +1,82 @@
+"""The group's snapshot file: verified whole before anything of it is used. Magic, version, CRC-32C, then a RaftSnapshot."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import crc32c
+from google.protobuf.message import DecodeError
+
+from liftpy.errors import CorruptionError, UnknownFormatError
+from liftpy.wire._pb import raft_pb2 as pb
+from sidecar.raft.codec import Entry
+from sidecar.raft.journal import GroupJournal
+
+_HEAD = struct.Struct("<4sII")
+_MAGIC, _VERSION = b"LFRS", 1
+MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """The state after the entry ``last``; ``previous`` is the entry before it. ``image``: ClusterFsm.snapshot()."""
+
+    last: Entry
+    previous: Entry
+    nodes: tuple[str, ...]
+    image: bytes
+
+
+def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
+    """The bytes of the file."""
+    message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
+    for target, (command, index, term) in ((message.last, snapshot.last), (message.previous, snapshot.previous)):
+        target.command, target.index, target.term = command, index, term
+    body = message.SerializeToString(deterministic=True)
+    return _HEAD.pack(_MAGIC, _VERSION, crc32c.crc32c(body)) + body
+
+
+def decode_snapshot_file(data: bytes) -> SnapshotFile:
+    """The snapshot; CorruptionError for anything that is not whole and right, UnknownFormatError for another version."""
+    if len(data) < _HEAD.size:
+        raise CorruptionError("the snapshot of the metadata group is shorter than its header")
+    magic, version, crc = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if magic != _MAGIC or crc32c.crc32c(body) != crc:
+        raise CorruptionError("the snapshot of the metadata group is damaged")
+    if version != _VERSION:
+        raise UnknownFormatError(f"the snapshot of the metadata group has version {version}, this one reads {_VERSION}")
+    try:
+        message = pb.RaftSnapshot.FromString(body)
+    except DecodeError as error:
+        raise CorruptionError(f"the snapshot of the metadata group does not parse: {error}") from None
+    return SnapshotFile(_entry(message.last), _entry(message.previous), tuple(message.nodes), message.image)
+
+
+def _entry(entry: pb.RaftEntry) -> Entry:
+    return entry.command, entry.index, entry.term
+
+
+def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
+    """Write and flush; the library renames it into place right after. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(encode_snapshot_file(snapshot))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
+    """Drop from the journal what a loaded snapshot holds.
+
+    The library throws the whole journal away unless its first two entries are exactly those of the snapshot, which is so only
+    if the process did not die between writing the snapshot and trimming the journal.
+    """
+    for position in range(len(journal) - 1):
+        first, second = journal[position], journal[position + 1]
+        assert isinstance(first, tuple) and isinstance(second, tuple)  # noqa: PT018
+        if first[1:] == previous[1:] and second[1:] == last[1:]:
+            journal.deleteEntriesTo(position)
+            return
