@@ -1,0 +1,173 @@
+"""``liftpy dev`` and ``liftpy sidecar`` as commands: ready, stopped in every way, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.embedded import NatsServer
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, stack = set(), [pid]
+    while stack:
+        for child in children.get(stack.pop(), []):
+            found.add(child)
+            stack.append(child)
+    return found
+
+
+def environment() -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LIFTPY_")}
+    return {**clean, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*LIFTPY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), **options
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    said = json.loads(line)
+    assert said["event"] == "ready"
+    return said
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_everything_stops_with_dev(started: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: signal.Signals) -> None:
+    dev = started("dev", "--nodes", "3", "--port", "0", "--data", str(tmp_path / "data"), "--json")
+    said = ready(dev)
+    assert sorted(said["nodes"]) == ["n1", "n2", "n3"]
+    family = descendants(dev.pid)
+    assert {node["pid"] for node in said["nodes"].values()} < family
+    assert len(family) == 4  # three nodes and nats-server
+    dev.send_signal(end)
+    dev.communicate(timeout=30)
+    assert dev.returncode == (-signal.SIGKILL if end is signal.SIGKILL else 0)
+    until(lambda: not any(map(is_running, family)), f"still running: {[pid for pid in family if is_running(pid)]}")
+    assert all((tmp_path / "data" / node / "node").exists() for node in said["nodes"])
+
+
+def test_dev_says_which_node_has_ended(started: Callable[..., subprocess.Popen[str]]) -> None:
+    dev = started("dev", "--nodes", "1", "--port", "0", "--json")
+    said = ready(dev)
+    family = descendants(dev.pid)
+    os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
+    _, errors = dev.communicate(timeout=30)
+    assert dev.returncode == 3
+    assert "node n1 has ended" in errors
+    until(lambda: not any(map(is_running, family)), "nats-server is left")
+    assert not Path(said["nodes"]["n1"]["data"]).exists()
+
+
+def test_a_port_that_is_taken(started: Callable[..., subprocess.Popen[str]]) -> None:
+    with NatsServer() as server:
+        dev = started("dev", "--port", str(server.port))
+        _, errors = dev.communicate(timeout=30)
+    assert dev.returncode == 3
+    assert "address already in use" in errors
+
+
+def node_words(server: NatsServer, data: Path, node_id: str = "n1") -> list[str]:
+    return ["sidecar", "--node-id", node_id, "--data", str(data), "--nats", server.url, "--controllers", node_id, "--json"]
+
+
+def test_one_node_from_file_environment_and_flags(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with NatsServer() as server:
+        config = tmp_path / "node.toml"
+        config.write_text(
+            f'node_id = "x1"\ndata = "{tmp_path}/data"\nnats = ["{server.url}"]\ncontrollers = ["x1"]\nstatus_port = 0\n'
+        )
+        node = started("sidecar", "--config", str(config), "--json")
+        said = ready(node)
+        assert (said["node"], said["incarnation"], said["pid"]) == ("x1", 1, node.pid)
+        assert said["status"].startswith("http://127.0.0.1:")
+        node.terminate()
+        _, log = node.communicate(timeout=30)
+        assert node.returncode == 0
+        assert "stopped cleanly" in log
+
+
+def test_one_process_per_folder_and_one_node_per_folder(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with NatsServer() as server:
+        first = started(*node_words(server, tmp_path / "data"))
+        ready(first)
+        second = started(*node_words(server, tmp_path / "data"))
+        _, errors = second.communicate(timeout=30)
+        assert second.returncode == 1
+        assert "in use by another process" in errors
+        first.terminate()
+        first.communicate(timeout=30)
+        other = started(*node_words(server, tmp_path / "data", "n9"))
+        _, errors = other.communicate(timeout=30)
+        assert other.returncode == 2
+        assert "is the folder of node 'n1'" in errors
+
+
+def test_a_node_that_waits_for_nats_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with NatsServer() as server:
+        pass
+    node = started(*node_words(server, tmp_path / "data"))
+    assert node.stderr is not None
+    assert "no NATS server" in node.stderr.readline()
+    node.terminate()
+    node.communicate(timeout=10)
+    assert node.returncode == 0
+
+
+def test_a_wrong_setting_is_named(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    node = started("sidecar", "--node-id", "a b", "--data", str(tmp_path))
+    _, errors = node.communicate(timeout=30)
+    assert node.returncode == 2
+    assert "node_id" in errors
