@@ -117,18 +117,18 @@ class Admin:
                 config=config_to_pb(config or StreamConfig()),
             )
         )
-        return codec.stream_from_pb((await self._change(request)).stream)
+        return codec.stream_from_pb((await self._ask(request)).stream)
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
         check_name(name, "stream")
         request = cluster_pb2.ControlRequest()
         request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
-        await self._change(request)
+        await self._ask(request)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
-        request = cluster_pb2.ControlRequest(sender="client", linearizable=linearizable)
+        request = cluster_pb2.ControlRequest(linearizable=linearizable)
         request.describeCluster.SetInParent()
         cluster = (await self._ask(request)).cluster
         controllers = tuple(
@@ -137,12 +137,9 @@ class Admin:
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
-    async def _change(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+    async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         request.sender = "client"
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
-        return await self._ask(request)
-
-    async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         payload = frames.encode(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
         async for attempt in retrying(self._deadline_s):
@@ -150,7 +147,7 @@ class Admin:
                 left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
                 answer = await self._transport.request(self._subjects.control(), payload, min(ATTEMPT_S, left_s))
                 response = frames.decode(answer, cluster_pb2.ControlResponse)
-                if response.operationId not in (b"", request.operationId):
+                if response.operationId != request.operationId:
                     raise ProtocolError("the answer on the control subject is to another request")
                 if response.error != _Error.OK:
                     raise control_error(response)
