@@ -1,0 +1,145 @@
+"""The group's journal: what was flushed comes back, what was torn is cut, what is damaged refuses to open."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from sidecar.raft.journal import GroupJournal
+
+
+def _filled(path: Path, entries: int = 6) -> GroupJournal:
+    journal = GroupJournal(path)
+    journal.setCurrentTerm(3, "b")
+    for index in range(1, entries + 1):
+        journal.add(b"command %d" % index, index, 3)
+        journal.sync()
+    return journal
+
+
+def _content(journal: GroupJournal) -> tuple[list, int, str | None]:
+    return list(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId()
+
+
+def test_entries_term_and_vote_come_back(tmp_path: Path) -> None:
+    journal = _filled(tmp_path / "journal")
+    journal.setRaftCommitIndex(4)
+    journal.onOneSecondTimer()
+    journal.close()
+    again = GroupJournal(tmp_path / "journal")
+    assert _content(again) == ([(b"command %d" % i, i, 3) for i in range(1, 7)], 3, "b")
+    assert again.getRaftCommitIndex() == 4
+
+
+def test_what_was_not_synced_is_not_there(tmp_path: Path) -> None:
+    journal = _filled(tmp_path / "journal", 2)
+    journal.add(b"late", 3, 3)
+    assert len(GroupJournal(tmp_path / "journal")) == 2
+
+
+def test_a_dropped_tail_and_a_dropped_head_stay_dropped(tmp_path: Path) -> None:
+    journal = _filled(tmp_path / "journal")
+    journal.deleteEntriesFrom(4)
+    journal.add(b"other", 5, 4)
+    journal.sync()
+    journal.deleteEntriesTo(2)
+    journal.sync()
+    expected = [(b"command 3", 3, 3), (b"command 4", 4, 3), (b"other", 5, 4)]
+    assert journal[:] == expected
+    assert GroupJournal(tmp_path / "journal")[:] == expected
+    journal.clear()
+    journal.sync()
+    assert len(GroupJournal(tmp_path / "journal")) == 0
+
+
+def test_a_cut_at_every_byte_leaves_what_was_flushed_before(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = GroupJournal(path)
+    sizes = [(0, 0)]
+    for index in range(1, 5):
+        journal.add(b"command %d" % index, index, 1)
+        journal.sync()
+        sizes.append((path.stat().st_size, index))
+    data = path.read_bytes()
+    for size in range(8, len(data)):
+        path.write_bytes(data[:size])
+        held = len(GroupJournal(path))
+        assert held >= max(count for at, count in sizes if at <= size)
+        assert GroupJournal(path)[:] == [(b"command %d" % i, i, 1) for i in range(1, held + 1)]
+
+
+def test_a_flip_of_every_bit_is_cut_only_in_the_last_frame(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    _filled(path, 3).close()
+    data = path.read_bytes()
+    good = _content(GroupJournal(path))
+    last_frame = len(data) - 8 - len(b"command 3") - 2 * 21 - 1
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            content = _content(GroupJournal(path))
+        except (CorruptionError, UnknownFormatError):
+            assert bit // 8 < last_frame, "only the frame that may have been torn is ever cut"
+            continue
+        assert bit // 8 >= last_frame
+        assert content[0] == good[0][:2]
+
+
+@pytest.mark.parametrize("data", [b"", b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])
+def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(data)
+    with pytest.raises(StorageError):
+        GroupJournal(path)
+    assert path.read_bytes() == data
+
+
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 4)),
+        st.tuples(st.just("from"), st.integers(0, 8)),
+        st.tuples(st.just("to"), st.integers(0, 4)),
+        st.tuples(st.just("term"), st.integers(0, 9)),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_steps)
+def test_any_history_equals_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    journal = GroupJournal(path, flush=False)
+    model: list[tuple[bytes, int, int]] = []
+    term, vote, dropped = 0, None, 0
+    for step in steps:
+        match step:
+            case ("add", count):
+                for _ in range(count):
+                    entry = (b"x", dropped + len(model) + 1, term)
+                    journal.add(*entry)
+                    model.append(entry)
+            case ("from", position):
+                journal.deleteEntriesFrom(position)
+                del model[position:]
+            case ("to", position):
+                dropped += len(model[:position])
+                journal.deleteEntriesTo(position)
+                del model[:position]
+            case ("term", number):
+                term, vote = number, f"n{number}"
+                journal.setCurrentTerm(term, vote)
+            case ("reopen",):
+                journal.close()
+                journal = GroupJournal(path, flush=False)
+        journal.sync()
+        assert _content(journal) == (model, term, vote)
+    journal.close()

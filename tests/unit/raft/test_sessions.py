@@ -1,0 +1,231 @@
+"""Sessions: whatever the bus does, the library sees FIFO without gaps or duplicates; and only the protocol's own messages."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.errors import ConfigError, ProtocolError, StorageError
+from sidecar.raft import codec, library
+from sidecar.raft.sessions import CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+
+
+class Pair:
+    """Two members with a bus between them that a test may spoil."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self.now = 0.0
+        self.got: dict[str, list[bytes]] = {"a": [], "b": []}
+        self.links: dict[str, list[bool]] = {"a": [], "b": []}
+        self.bus: list[tuple[str, str, bytes]] = []
+        self.sides = {
+            me: Sessions(
+                me,
+                tuple({"a", "b"} - {me}),
+                lambda _, body, __, me=me: self.got[me].append(body) is None,
+                lambda _, up, me=me: self.links[me].append(up),
+                lambda: rng.getrandbits(63),
+            )
+            for me in "ab"
+        }
+        for side in self.sides.values():
+            side.set_online(True)
+
+    def take(self) -> None:
+        for me, side in self.sides.items():
+            self.bus += [(me, to, frame) for to, frame in side.outbox]
+            side.outbox.clear()
+
+    def deliver(self) -> None:
+        self.take()
+        while self.bus:
+            sender, to, frame = self.bus.pop(0)
+            self.sides[to].receive(sender, frame, self.now)
+            self.take()
+
+    def connect(self) -> None:
+        for side in self.sides.values():
+            side.poll(self.now)
+        self.deliver()
+        assert all(p.up for side in self.sides.values() for p in side.peers.values())
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.now += HELLO_PERIOD_S * 1.1
+            for side in self.sides.values():
+                side.poll(self.now)
+            self.deliver()
+
+
+def test_messages_arrive_in_order_and_in_chunks() -> None:
+    pair = Pair()
+    pair.connect()
+    bodies = [b"one", b"x" * (3 * CHUNK_BYTES + 1), b"three"]
+    for body in bodies:
+        assert pair.sides["a"].send("b", body, 1, pair.now)
+    pair.deliver()
+    assert pair.got["b"] == bodies
+
+
+def test_a_lost_frame_ends_the_session_and_nothing_behind_it_is_delivered() -> None:
+    pair = Pair()
+    pair.connect()
+    for body in (b"1", b"2", b"3"):
+        pair.sides["a"].send("b", body, 1, pair.now)
+    pair.take()
+    del pair.bus[1]
+    pair.deliver()
+    assert pair.got["b"] == [b"1"]
+    assert pair.links["b"][:2] == [True, False]
+    pair.settle()
+    assert pair.sides["a"].send("b", b"4", 1, pair.now)
+    pair.deliver()
+    assert pair.got["b"] == [b"1", b"4"]
+
+
+def test_frames_of_an_older_session_are_ignored() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.sides["a"].send("b", b"old", 1, pair.now)
+    pair.take()
+    held = pair.bus.pop()
+    for side in pair.sides.values():
+        side.set_online(False)
+        side.set_online(True)
+    pair.settle()
+    pair.bus.append(held)
+    pair.deliver()
+    assert pair.got["b"] == []
+    assert pair.sides["b"].counters["stale frame"] == 1
+
+
+def test_silence_ends_a_session() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.sides["a"].poll(pair.now + SILENCE_S + 0.1)
+    assert pair.links["a"] == [True, False]
+    assert not pair.sides["a"].send("b", b"x", 1, pair.now)
+
+
+def test_whatever_comes_from_elsewhere_is_counted_and_dropped() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["a"]
+    for sender, frame in [
+        ("z", b"x" * 60),
+        ("b", b""),
+        ("b", b"\x09" * 34),
+        ("b", pickle.dumps(print)),
+        ("b", b"\x02" + bytes(40)),
+    ]:
+        side.receive(sender, frame, pair.now)
+    assert pair.got["a"] == []
+    assert side.counters["unknown sender"] == 1
+    assert side.counters["short frame"] + side.counters["stale frame"] == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32), st.lists(st.sampled_from(["send a", "send b", "pass", "drop", "copy", "swap", "wait"]), max_size=80)
+)
+def test_a_bus_that_drops_copies_and_swaps_is_fifo_behind_the_sessions(seed: int, steps: list[str]) -> None:
+    pair = Pair(seed)
+    pair.connect()
+    sent: dict[str, list[bytes]] = {"a": [], "b": []}
+    for number, step in enumerate(steps):
+        if step.startswith("send"):
+            me = step[-1]
+            body = b"%d" % number
+            if pair.sides[me].send({"a": "b", "b": "a"}[me], body, 1, pair.now):
+                sent[me].append(body)
+        pair.take()
+        if pair.bus and step == "drop":
+            pair.bus.pop(0)
+        elif pair.bus and step == "copy":
+            pair.bus.insert(len(pair.bus) // 2, pair.bus[0])
+        elif len(pair.bus) > 1 and step == "swap":
+            pair.bus[0], pair.bus[-1] = pair.bus[-1], pair.bus[0]
+        elif step == "pass":
+            pair.deliver()
+        elif step == "wait":
+            pair.settle()
+    pair.settle()
+    for me, other in (("a", "b"), ("b", "a")):
+        got = pair.got[other]
+        assert len(set(got)) == len(got), "nothing twice"
+        assert [b for b in sent[me] if b in set(got)] == got, "in order"
+    assert all(p.up for side in pair.sides.values() for p in side.peers.values()), "and it heals"
+
+
+MESSAGES = [
+    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [(b"\0x", 5, 3)], "prevLogIdx": 4, "prevLogTerm": 2},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [], "prevLogIdx": None, "prevLogTerm": None},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False)},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None},
+    {"type": "next_node_idx", "next_node_idx": 7, "reset": True, "success": False},
+    {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1},
+    {"type": "response_vote", "term": 3},
+    {"type": "timeout_now", "term": 3},
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
+def test_the_librarys_messages_come_back(message: dict) -> None:
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff", pickle.dumps({"type": "response_vote", "term": 1})])
+def test_no_other_bytes_are_a_message(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode(data)
+
+
+def test_forwarded_commands_are_not_part_of_the_protocol() -> None:
+    with pytest.raises(ProtocolError, match="apply_command"):
+        codec.encode({"type": "apply_command", "command": b"x"})
+
+
+def test_the_library_can_pickle_nothing() -> None:
+    library.check_library()
+    import pysyncobj.journal
+    import pysyncobj.serializer
+    import pysyncobj.syncobj
+
+    for module in (pysyncobj.syncobj, pysyncobj.serializer):
+        assert module.pickle.loads(module.pickle.dumps((b"command", 3, 2))) == (b"command", 3, 2)
+        for refuse in (lambda m=module: m.pickle.dumps({"a": 1}), lambda m=module: m.pickle.load(None)):
+            with pytest.raises((ProtocolError, ValueError)):
+                refuse()
+        assert type(module.pickle.loads(pickle.dumps(("x" * 30, 1, 1)))[0]) is bytes
+    with pytest.raises(ProtocolError):
+        pysyncobj.journal.loads(pickle.dumps(1))
+    with pytest.raises(ConfigError, match="own journal"):
+        pysyncobj.syncobj.createJournal("a-file")
+
+
+def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", "0.3.18")
+    with pytest.raises(ConfigError, match=r"0\.3\.17 only"):
+        library.check_library()
+
+
+def test_a_snapshot_is_used_whole_or_not_at_all() -> None:
+    snapshot = SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b"), b"image" * 20)
+    data = encode_snapshot_file(snapshot)
+    assert decode_snapshot_file(data) == snapshot
+    for size in range(len(data)):
+        with pytest.raises(StorageError):
+            decode_snapshot_file(data[:size])
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(StorageError):
+            decode_snapshot_file(bytes(damaged))
+    with pytest.raises(StorageError):
+        decode_snapshot_file(pickle.dumps(snapshot.image))
