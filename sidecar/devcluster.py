@@ -97,8 +97,12 @@ class DevNode:
         raise UnavailableError(f"node {self.node_id} {state}: " + (" | ".join(list(self.log)[-8:]) or "it said nothing"))
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """SIGTERM and wait: a clean stop. Return the exit code; a process that hangs is killed and gives -9."""
+        """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
         return self._end(signal.SIGTERM, timeout_s)
+
+    def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """SIGINT and wait: a clean stop without handing anything over."""
+        return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
         """SIGKILL and wait."""
@@ -223,13 +227,16 @@ class DevCluster:
         return {**child_environment(), "PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
 
     def stop(self) -> None:
-        """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice."""
+        """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.
+
+        SIGINT, not SIGTERM: there is nobody to hand anything over to.
+        """
         for node in self.nodes.values():
             if node.running:
                 node.send(signal.SIGCONT)
-                node.send(signal.SIGTERM)
+                node.send(signal.SIGINT)
         for node in self.nodes.values():
-            node.terminate()
+            node.interrupt()
         self.nodes = {}
         if self.nats is not None:
             self.nats.stop()

@@ -1,17 +1,23 @@
-"""What a node does now and then for all its logs: HW checkpoints and retention, a few at a time, without stalling the loop."""
+"""What a node does now and then for all its logs: HW checkpoints, retention, compaction; without stalling the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Callable
 
+from liftpy.errors import LiftError
+from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 
 logger = logging.getLogger("liftpy.housekeeping")
 
 RETENTION_EVERY_S = 5.0
 _AT_ONCE = 16
+_COMPACT_FROM_DIRTY_RATIO = 0.5
 
 
 class Housekeeping:
@@ -55,8 +61,25 @@ class Housekeeping:
             config = worker.config
             if config.retention_age_s or config.retention_bytes or config.retention_records:
                 worker.apply_retention(time.time_ns())
+            if config.compaction:
+                await self._compact(worker)
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
+
+    async def _compact(self, worker: PartitionWorker) -> None:
+        """One run of compaction in a thread of its own; a stop of the node does not wait for it."""
+        try:
+            compaction = worker.log.begin_compaction(time.time_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO)
+            if compaction is None:
+                return
+            await _in_daemon_thread(compaction.run)
+            worker.flusher.settle()
+            dropped = worker.log.complete_compaction(compaction)
+        except LiftError as error:
+            logger.warning("%s: compaction: %s", worker.key, error)
+            return
+        if dropped:
+            logger.info("%s: compaction dropped %d records", worker.key, dropped)
 
     async def close(self) -> None:
         """Stop."""
@@ -64,3 +87,30 @@ class Housekeeping:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+
+async def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread that the end of the process does not wait for; raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            outcome: BaseException | None = error
+        else:
+            outcome = None
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, daemon=True, name="liftpy-compaction").start()
+    await done

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from liftpy import __version__
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.group import Group
@@ -109,6 +109,25 @@ class Membership:
                 self._fatal(FencedError(text))
         else:
             logger.debug("heartbeat not answered: %s", response.detail or response.error)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have everything that this node leads moved to others, and wait until it is, at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
+        if response.error != pb.ControlResponse.OK:
+            logger.info("leaderships are not handed over: %s", response.detail or response.error)
+            return
+        logger.info("handing over: %s", response.detail)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
+            while self._moving():
+                self._changed.clear()
+                await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - time.monotonic()))
+
+    def _moving(self) -> bool:
+        partitions = self._group.image.partitions_of(self._settings.node_id)
+        return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
 
     async def leave(self, timeout_s: float) -> None:
         """A clean stop: say so, so that nobody waits for the session to end."""

@@ -1,8 +1,8 @@
 """The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
 
 Up: lock and read the data folder, connect, join the metadata group (or its feed), register a new incarnation, open the
-partitions that the image shows, say "ready". Down: leave the partitions (flushed), tell the group, hand its leadership over,
-and only if all of that data is on disk write the clean-stop marker [S9].
+partitions that the image shows, say "ready". Down: hand leaderships over, leave the partitions (flushed), tell the group, hand
+its leadership over, and only if all of that data is on disk write the clean-stop marker [S9].
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ logger = logging.getLogger("liftpy.node")
 
 FLUSH_THREADS = 4
 STOP_TIMEOUT_S = 10.0
+_DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 
 
@@ -58,6 +59,7 @@ class Node:
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
+        self._hand_over = False
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
@@ -139,8 +141,9 @@ class Node:
             logger.critical("node %s stops: %s", self.settings.node_id, error)
         self._stopping.set()
 
-    def request_stop(self) -> None:
-        """Stop cleanly (SIGTERM)."""
+    def request_stop(self, *, hand_over: bool) -> None:
+        """Stop cleanly: with leaderships handed over first (SIGTERM), or at once, as the whole cluster goes (SIGINT)."""
+        self._hand_over = hand_over
         self._stopping.set()
 
     async def wait(self) -> None:
@@ -153,12 +156,15 @@ class Node:
         clean = self._failure is None and self.partitions is not None
         if self._housekeeping is not None:
             await self._housekeeping.close()
+        registered = self._membership if self._membership is not None and self._membership.incarnation else None
+        if registered is not None and self._hand_over and clean:
+            await registered.drain(_DRAIN_TIMEOUT_S)
         if self._membership is not None:
             await self._membership.close()
         if self.partitions is not None:
             clean = await self.partitions.stop() and clean
-        if self._membership is not None and self._membership.incarnation and self._failure is None:
-            await self._membership.leave(_LEAVE_TIMEOUT_S)
+        if registered is not None and self._hand_over and self._failure is None:
+            await registered.leave(_LEAVE_TIMEOUT_S)
         if self._proposals is not None:
             await self._proposals.close()
         if self._link is not None:
@@ -178,11 +184,11 @@ class Node:
 
 
 async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:
-    """Run one node until SIGTERM or SIGINT; return the exit code. Errors of the start are raised."""
+    """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised."""
     node = Node(settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.request_stop)
+    loop.add_signal_handler(signal.SIGTERM, lambda: node.request_stop(hand_over=True))
+    loop.add_signal_handler(signal.SIGINT, lambda: node.request_stop(hand_over=False))
     starting = loop.create_task(node.start())
     stopping = loop.create_task(node.wait())
     try:

@@ -181,6 +181,7 @@ class PartitionWorker:
         """Delete what the stream's retention lets go."""
         before = self.log.log_start_offset
         try:
+            self.flusher.settle()
             self.log.apply_retention(now_wall_ns)
         except LiftError as error:
             logger.warning("%s: retention: %s", self.key, error)
