@@ -24,7 +24,7 @@ logger = logging.getLogger("liftpy.partitions")
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
-_PARTS_OF_A_LEASE = 4
+_PARTS_OF_A_LEASE = 2
 """Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
 
 

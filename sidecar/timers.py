@@ -14,6 +14,9 @@ from collections.abc import Callable
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
 """Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
+FAR_NS = 250 * NS_PER_MS
+FAR_GRID_NS = 25 * NS_PER_MS
+"""Those that are set further ahead than FAR_NS may be this much late: what idles, idles in step, and one write carries many."""
 
 
 class Timer:
@@ -42,6 +45,8 @@ class Timers:
 
     def set(self, timer: Timer, at_ns: int) -> None:
         """Fire ``timer`` at ``at_ns``, instead of at an earlier setting."""
+        if at_ns - time.monotonic_ns() > FAR_NS:
+            at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
         timer._wanted_ns = at_ns
         if timer._queued_ns is None or at_ns < timer._queued_ns:
             self._push(timer, at_ns)
