@@ -5,13 +5,13 @@ below HW; offsets and epoch starts stay [D13]; batches still follow on each othe
 them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay.
 
 Algorithm: (1) a forward pass maps each key to its last offset, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
-segments: a batch loses the records that a later one supersedes, and a batch that loses all goes away, its offsets covered by
-the one before it (a batch says how far it reaches). The first batch of a segment and of an epoch always keeps a record.
+segments: a batch loses the records that a later one supersedes and keeps its extent; batches that lose all become one filler,
+a header without records, per run of them and epoch. A log that ends within a filler elsewhere is served the rest of it.
 (3) The new files take the place of the old ones, each group by one rename; what a crash leaves of the old group lies within the
 new file's offsets and is removed when the folder is opened.
 
-Worked example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3): key a's last offset is 2, b's 3, c's 4. Batch 0 keeps b=1 only
-because it is the first of its segment, and reaches to offset 1; batches 2 and 3 stay as they are.
+Worked example: a=1 b=1 | a=2 | b=2 c=1 (batches at 0, 2, 3): key a's last offset is 2, b's 3, c's 4. Batch 0 becomes a filler
+over 0..1; batches 2 and 3 stay as they are. After a=3 at 5, batch 2 goes too: the filler is over 0..2.
 
 ``Compaction.run`` is made for another thread: it only reads sealed segments and writes ``.tmp`` files.
 """
@@ -26,12 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.errors import StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage
-from liftpy.wire.batch import BatchHeader, RecordBatch, build_batch, parse_batch, reach
+from liftpy.wire.batch import BatchHeader, RecordBatch, build_batch, build_filler, parse_batch, parse_header, reach
 
 MAX_KEYS = 4_000_000
 """Bound of the map from keys to offsets: what is beyond it waits for the next run."""
+MAX_FILLER_OFFSETS = 1 << 31
+"""Bound of the offsets under one filler: its delta is a u32."""
 
 Mask = NDArray[np.bool_]
 
@@ -55,23 +58,35 @@ class Compaction:
     now_wall_ns: int
     outputs: list[Output] = field(default_factory=list)
     dropped_records: int = 0
+    _writer: _Writer | None = None
 
     def run(self) -> None:
-        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed then."""
+        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""
+        try:
+            self._write()
+        except StorageError:
+            self.abandon()
+            raise
+
+    def _write(self) -> None:
         latest, covered = self._latest_offsets()
         for group in self._groups(covered):
-            writer = _Writer(self.storage, group[0].base_offset)
+            writer = self._writer = _Writer(self.storage, group[0].base_offset)
             for segment in group:
                 for batch in _batches(segment):
                     mask = self._kept(batch, latest)
                     self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask)
             self.outputs.append(Output(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
+            self._writer = None
         if not self.dropped_records and all(len(output.replaced) == 1 for output in self.outputs):
             self.abandon()
 
     def abandon(self) -> None:
         """Remove what was written: there was nothing to drop, or the segments changed meanwhile."""
+        unfinished, self._writer = self._writer, None
+        if unfinished is not None:
+            self.storage.remove(unfinished.temporary)
         for output in self.outputs:
             output.segment.file.close()
             self.storage.remove(output.temporary)
@@ -114,42 +129,47 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file; holds back one batch, whose reach may still grow."""
+    """Writes one output file; holds back a filler, which may still grow."""
 
     def __init__(self, storage: Storage, base_offset: int) -> None:
-        self.temporary = f"{log_name(base_offset)}.tmp"
+        self.temporary = f"{log_name(base_offset)}.compacted.tmp"
         self._file: LogFile = storage.create(self.temporary)
         self._segment = Segment(base_offset, self._file, base_offset, checked=True)
-        self._held: tuple[bytes | memoryview, BatchHeader] | None = None
-        self._epoch = -1
+        self._filler: BatchHeader | None = None
+        """Stands for the batches since the last one that was written, all of one epoch."""
 
     def add(self, batch: RecordBatch, mask: Mask) -> None:
-        """Write what ``mask`` keeps of ``batch``; where that is nothing, the batch before it reaches over its offsets."""
+        """Write what ``mask`` keeps of ``batch``; where that is nothing, a filler covers its offsets."""
         if not mask.any():
-            if self._held is not None and batch.leader_epoch == self._epoch:
-                self._reach_to(batch.next_offset)
-                return
-            mask[-1] = True
-        self._flush_held()
-        self._epoch = batch.leader_epoch
-        kept: bytes | memoryview = batch.view if mask.all() else _filtered(batch, mask)
-        self._held = kept, parse_batch(kept, verify=False).header
+            self._fill(batch.header)
+            return
+        self._write_filler()
+        self._write(batch.view if mask.all() else _filtered(batch, mask))
 
-    def _reach_to(self, next_offset: int) -> None:
-        if self._held is not None:
-            stretched = reach(self._held[0], next_offset)
-            self._held = stretched, parse_batch(stretched, verify=False).header
+    def _fill(self, header: BatchHeader) -> None:
+        held = self._filler
+        extends = held is not None and held.leader_epoch == header.leader_epoch
+        if held is None or not extends or header.next_offset - held.base_offset > MAX_FILLER_OFFSETS:
+            self._write_filler()
+            self._filler = header
+            return
+        timestamp_ns = max(held.timestamp_ns, header.timestamp_ns)
+        delta = header.last_offset - held.base_offset
+        self._filler = held._replace(timestamp_ns=timestamp_ns, last_offset_delta=delta)
 
-    def _flush_held(self) -> None:
-        if self._held is not None:
-            data, header = self._held
-            position = self._segment.size_bytes
-            self._file.append((data,))
-            self._segment.note(header, position)
+    def _write_filler(self) -> None:
+        held, self._filler = self._filler, None
+        if held is not None:
+            self._write(build_filler(held.base_offset, held.next_offset, held.leader_epoch, held.timestamp_ns))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        position = self._segment.size_bytes
+        self._file.append((data,))
+        self._segment.note(parse_header(memoryview(data)), position)
 
     def finish(self) -> Segment:
         """Flush the file and give the segment it is."""
-        self._flush_held()
+        self._write_filler()
         self._file.sync()
         self._segment.sealed = True
         return self._segment

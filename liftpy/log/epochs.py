@@ -31,7 +31,8 @@ class EpochCache:
     @property
     def entries(self) -> tuple[tuple[int, int], ...]:
         """(LeaderEpoch, offset of its first record), ascending."""
-        return tuple(zip(self._epochs, self._starts, strict=True))
+        # Not strict: a checkpoint in another thread may look between the two appends of ``assign``, and sees the shorter list.
+        return tuple(zip(self._epochs, self._starts, strict=False))
 
     @property
     def latest_epoch(self) -> int:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from liftpy.errors import UnknownFormatError
 from liftpy.log.segment import Segment, index_name, log_name, walk
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, SegmentSummary, decode_checkpoint, decode_index
+from liftpy.log.small_files import (
+    CHECKPOINT_NAME,
+    EPOCHS_NAME,
+    Checkpoint,
+    SegmentSummary,
+    decode_checkpoint,
+    decode_epochs,
+    decode_index,
+)
 from liftpy.log.storage import Storage
 from liftpy.wire.batch import BatchHeader
 
@@ -69,11 +77,14 @@ def inspect(storage: Storage) -> PartitionReport:
             faults.append(f"{index_name(base)}: {report.index} (a cache: rebuilt when the log is opened)")
         next_offset = report.summary.next_offset
         segments.append(report)
-    known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME}
+    known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME}
     data = storage.load(CHECKPOINT_NAME)
     checkpoint = decode_checkpoint(data)
     if data is not None and checkpoint is None:
         faults.append(f"{CHECKPOINT_NAME}: damaged (rebuilt when the log is opened)")
+    epochs = storage.load(EPOCHS_NAME)
+    if epochs is not None and decode_epochs(epochs) is None:
+        faults.append(f"{EPOCHS_NAME}: damaged (rebuilt when the log is opened)")
     if checkpoint is not None and next_offset is not None and checkpoint.high_watermark >= next_offset:
         faults.append(f"committed records are missing: HW {checkpoint.high_watermark}, the log ends before {next_offset}")
     others = tuple(n for n in names if n not in known)

@@ -18,11 +18,19 @@ from liftpy.invariants import check
 from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
-from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards
+from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards, without_past
 from liftpy.log.recovery import OpenReport, recover
-from liftpy.log.retention import retained_start
+from liftpy.log.retention import is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint, encode_index
+from liftpy.log.small_files import (
+    CHECKPOINT_NAME,
+    EPOCHS_NAME,
+    Checkpoint,
+    decode_epochs,
+    encode_checkpoint,
+    encode_epochs,
+    encode_index,
+)
 from liftpy.log.storage import Bytes, Storage
 from liftpy.wire.batch import RecordBatch, parse_batch
 
@@ -50,6 +58,9 @@ class Log:
         """The LeaderEpoch promised last by ``persist_epoch``; 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._checkpointed = checkpoint
+        self._stored_epochs = decode_epochs(storage.load(EPOCHS_NAME))
+        self._compacted_end_offset = 0
+        """Exclusive: what compaction has looked at since the log was opened."""
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
         self._new_names = False
@@ -60,11 +71,11 @@ class Log:
     def open(
         cls, storage: Storage, config: StreamConfig, *, now_wall_ns: int = 0, clean: bool = False
     ) -> tuple[Log, OpenReport]:
-        """Recover the folder and open the log on it. ``clean`` is what the node's stop marker says; nothing relies on it.
+        """Recover the folder and open the log on it. ``clean``: the node's marker says that this log was closed in good order.
 
         Raises StorageError, UnknownFormatError for data of another format version.
         """
-        recovered = recover(storage)
+        recovered = recover(storage, clean=clean)
         segments, start = recovered.segments, recovered.checkpoint.log_start_offset
         if not segments or segments[-1].sealed:
             base = segments[-1].next_offset if segments else start
@@ -105,16 +116,19 @@ class Log:
         self.append_batches(memoryview(batch), (parsed,), now_wall_ns)
 
     def append_batches(self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0) -> None:
-        """Add received batches as they are, with one write: ``buffer`` is their bytes back to back, CRCs already checked.
+        """Add received batches as they are, with one write: ``buffer`` begins with their bytes, CRCs already checked.
 
-        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written.
+        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
+        ``buffer`` behind the last of them is not written either.
         """
         self._must_be_open()
         self._check_follows(batches)
-        self._roll_if_due(len(buffer), now_wall_ns)
+        size_bytes = sum(batch.header.size_bytes for batch in batches)
+        check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
+        self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
         try:
-            active.file.append((buffer,))
+            active.file.append((buffer[:size_bytes],))
         except StorageError as error:
             self.closed = str(error)
             raise
@@ -198,11 +212,20 @@ class Log:
         """Store, durably, that states of an epoch below ``leader_epoch`` are not to be followed any more."""
         if leader_epoch > self.persisted_epoch:
             self.persisted_epoch = leader_epoch
-            self.checkpoint()
+            self._store_checkpoint()
 
     def checkpoint(self) -> None:
-        """Write HW, log start and epoch, if they have changed. The stored HW never runs ahead of what is on disk."""
+        """Write HW, log start and epochs, where they have changed. The stored HW never runs ahead of what is on disk.
+
+        May run in another thread, beside appends and a flush but not beside a cut, retention or another checkpoint.
+        """
         self._must_be_open()
+        self._store_checkpoint()
+        if (entries := self.epochs.entries) != self._stored_epochs:
+            self.storage.replace(EPOCHS_NAME, encode_epochs(entries))
+            self._stored_epochs = entries
+
+    def _store_checkpoint(self) -> None:
         stored = Checkpoint(min(self.high_watermark, self._durable_end_offset - 1), self.log_start_offset, self.persisted_epoch)
         if stored != self._checkpointed:
             self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(stored))
@@ -214,10 +237,14 @@ class Log:
         """Whole batches from the one that holds ``from_offset`` on, up to ``end_offset`` (exclusive; default HW + 1).
 
         At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
-        given. Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
+        given. A filler that begins before ``from_offset`` is cut to begin there: a follower appends only what begins at its
+        log end, and its log may end within what compaction dropped here.
+
+        Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
         self._must_be_readable(from_offset)
-        return read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
+        result = read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
+        return without_past(result, from_offset) if self.config.compaction else result
 
     def read_backwards(self, before_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
         """Whole batches that end at or below ``before_offset``, the newest ``max_bytes`` of them (one at least).
@@ -271,7 +298,7 @@ class Log:
         self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
-            self.checkpoint()
+            self._store_checkpoint()
         self._advanced()
         return self.log_end_offset
 
@@ -315,11 +342,11 @@ class Log:
             index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
             segment = self.segments[index]
             segment.check(segment.entry_at(wanted), segment.entry_at(wanted) + 1)
-            wanted = offset_at(segment, segment.locate(wanted)) if segment.record_count else segment.base_offset
+            wanted = offset_at(segment, segment.locate(wanted)) if segment.size_bytes else segment.base_offset
         if wanted <= self.log_start_offset:
             return
         self.log_start_offset = wanted
-        self.checkpoint()  # first: what is removed after this is known to be gone
+        self._store_checkpoint()  # first: what is removed after this is known to be gone
         self._join_flush()
         while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
             self._remove(self.segments.pop(0))
@@ -331,11 +358,14 @@ class Log:
         """Drop the whole segments that the stream's retention gives up; whether the log start moved."""
         self._must_be_open()
         before = self.log_start_offset
+        if is_too_old(self.segments[-1], self.config, self.high_watermark, now_wall_ns):
+            self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
         self.drop_prefix(retained_start(self.segments, self.config, self.high_watermark, now_wall_ns))
         return self.log_start_offset > before
 
-    def begin_compaction(self, now_wall_ns: int) -> Compaction | None:
-        """What compaction has to look at: the sealed, flushed, committed segments; None when there are none.
+    def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
+        """What compaction has to look at: the sealed, flushed, committed segments; None when there are none, or when less than
+        ``min_dirty_ratio`` of their bytes are new since the last run of this process.
 
         Run it in any thread, then give it to ``complete_compaction`` on the log's own.
         """
@@ -346,19 +376,29 @@ class Log:
             if id(segment.file) in pending or segment.next_offset > min(self.high_watermark + 1, self._durable_end_offset):
                 break
             inputs.append(segment)
+        dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._compacted_end_offset)
+        if (not dirty_bytes and min_dirty_ratio) or dirty_bytes < min_dirty_ratio * sum(s.size_bytes for s in inputs):
+            return None
         return Compaction(self.storage, self.config, tuple(inputs), now_wall_ns) if inputs else None
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut."""
+        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.
+
+        An error on the way closes the log: what is in the folder is sorted out when it is opened again.
+        """
         self._must_be_open()
         known = {id(s) for s in self.segments}
         if not all(id(s) in known for s in compaction.inputs):
             compaction.abandon()
-        if not compaction.outputs:
             return 0
-        for output in compaction.outputs:
-            self._put_in_place(output)
-        return compaction.dropped_records
+        self._compacted_end_offset = compaction.inputs[-1].next_offset
+        try:
+            for output in compaction.outputs:
+                self._put_in_place(output)
+        except StorageError as error:
+            self.closed = f"compaction failed: {error}"
+            raise
+        return compaction.dropped_records if compaction.outputs else 0
 
     def _put_in_place(self, output: Output) -> None:
         """One rename, then the removals: what dies in between is sorted out by ``recover``."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment
+from liftpy.wire.batch import build_filler, parse_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,18 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
     return ReadResult(tuple(chunks), size_bytes, next_offset)
 
 
+def without_past(result: ReadResult, from_offset: int) -> ReadResult:
+    """The same, but a filler at its beginning covers no offset below ``from_offset``."""
+    if not result.chunks:
+        return result
+    header = parse_header(result.chunks[0])
+    if header.record_count or header.base_offset >= from_offset:
+        return result
+    filler = build_filler(from_offset, header.next_offset, header.leader_epoch, header.timestamp_ns)
+    rest = tuple(chunk for chunk in (result.chunks[0][len(filler) :], *result.chunks[1:]) if chunk)
+    return ReadResult((memoryview(filler), *rest), result.size_bytes, result.next_offset)
+
+
 def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
     """(bytes, offset after them) from one segment; a first batch may be larger than ``max_bytes``."""
     hint = segment.entry_at(offset)
@@ -68,10 +81,10 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
 def read_backwards(segments: Sequence[Segment], before_offset: int, max_bytes: int, log_start_offset: int) -> ReadResult:
     """The newest ``max_bytes`` of batches that end at or below ``before_offset`` (exclusive), all of one segment."""
     index = max(bisect_left(segments, before_offset, key=lambda s: s.base_offset) - 1, 0)
-    while index > 0 and segments[index].record_count == 0:
+    while index > 0 and segments[index].size_bytes == 0:
         index -= 1
     segment = segments[index]
-    if before_offset <= log_start_offset or segment.record_count == 0:
+    if before_offset <= log_start_offset or segment.size_bytes == 0:
         return ReadResult((), 0, before_offset)
     segment.check(segment.entry_at(before_offset), segment.entry_at(before_offset) + 2 * INDEX_INTERVAL_BYTES)
     stop = segment.locate(before_offset) if segment.next_offset > before_offset else segment.size_bytes
@@ -99,7 +112,7 @@ def _start_before(segment: Segment, stop: int, max_bytes: int, log_start_offset:
 def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:
     """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``, None when there is none."""
     for segment in segments:
-        if segment.record_count == 0 or segment.max_timestamp_ns < timestamp_ns:
+        if segment.size_bytes == 0 or segment.max_timestamp_ns < timestamp_ns:
             continue
         before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
         position = segment.entries[max(before, 0)].position

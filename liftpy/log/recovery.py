@@ -43,10 +43,13 @@ class OpenReport:
     lost_committed: bool = False
     """The checkpoint's HW was above the log: records that were committed are gone here."""
 
+    lost_flushed: bool = False
+    """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
+
     @property
     def must_leave_isr(self) -> bool:
         """Whether this replica may miss records that it acknowledged."""
-        return bool(self.damage) or self.lost_committed
+        return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
 @dataclass(slots=True)
@@ -58,8 +61,11 @@ class Recovered:
     report: OpenReport
 
 
-def recover(storage: Storage) -> Recovered:
-    """Bring a folder into a state from which a log can go on, and say what was found."""
+def recover(storage: Storage, *, clean: bool = False) -> Recovered:
+    """Bring a folder into a state from which a log can go on, and say what was found.
+
+    ``clean``: the log was closed in good order, so that a tail that is cut now was damaged since.
+    """
     names = storage.names()
     for name in names:
         if name.endswith(".tmp"):
@@ -81,6 +87,7 @@ def recover(storage: Storage) -> Recovered:
         damage=tuple(damage),
         checkpoint_found=found is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
+        lost_flushed=clean and cut > 0,
     )
     return Recovered(segments, checkpoint, report)
 

@@ -1,6 +1,7 @@
 """Retention: which whole segments may go, so that a log keeps to its age, bytes and count.
 
-Goal: bounded disk use. Constraint: whole segments only, never the active one, never a record above HW [D26].
+Goal: bounded disk use. Constraint: whole segments only, never the active one (the log rolls it first when all
+of it is too old), never a record above HW [D26].
 Algorithm: the new log start is the largest base of a segment such that everything before it is (a) too old, or (b) more than
 the log may hold, counted from its newest record backwards. It is a pure function of summaries, so that it can be shown before
 it is done.
@@ -27,16 +28,22 @@ class Retained(Protocol):
     max_timestamp_ns: int
 
 
+def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
+    """Whether all of a segment is committed (``high_watermark``: inclusive) and past ``retention_age_s``."""
+    oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S)
+    committed = segment.next_offset <= high_watermark + 1
+    return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)
+
+
 def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
     """The log start that retention asks for: the base offset of the first segment that stays.
 
     ``segments``: ascending, the active one last; ``high_watermark``: inclusive; ``now_wall_ns``: wall clock.
     """
-    oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S) if config.retention_age_s else None
     size_bytes = sum(s.size_bytes for s in segments)
     records = sum(s.record_count for s in segments)
     for segment in segments[:-1]:
-        too_old = oldest_ns is not None and segment.max_timestamp_ns < oldest_ns
+        too_old = is_too_old(segment, config, high_watermark, now_wall_ns)
         too_large = config.retention_bytes and size_bytes - segment.size_bytes >= config.retention_bytes
         too_many = config.retention_records and records - segment.record_count >= config.retention_records
         if not (too_old or too_large or too_many) or segment.next_offset > high_watermark + 1:

@@ -65,7 +65,7 @@ class Segment:
             self.entries.append(IndexEntry(header.base_offset, position, self.max_timestamp_ns))
         if not self.epochs or self.epochs[-1][0] != header.leader_epoch:
             self.epochs.append((header.leader_epoch, header.base_offset))
-        if self.record_count == 0:
+        if position == 0:
             self.first_timestamp_ns = header.timestamp_ns
         self.max_timestamp_ns = max(self.max_timestamp_ns, header.timestamp_ns)
         self.record_count += header.record_count

@@ -1,12 +1,14 @@
-"""The small files of a partition's folder: the checkpoint and the segment index. Checksummed; anything torn is no file at all.
+"""The small files of a partition's folder: checkpoints and segment indexes. Checksummed; anything torn is no file at all.
 
-``checkpoint``: HW, log start offset and the LeaderEpoch that was persisted last. ``<base>.index``: a pure cache of a SEALED
-segment: what a walk over it would find. Both: magic, version, body, CRC-32C over all before it; little endian.
+``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
+the last checkpoint; the log itself always wins over it. ``<base>.index``: a pure cache of a SEALED segment: what a walk over it
+would find. All: magic, version, body, CRC-32C over all before it; little endian.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -15,6 +17,7 @@ import numpy as np
 from liftpy.errors import UnknownFormatError
 
 CHECKPOINT_NAME = "high-watermark"
+EPOCHS_NAME = "leader-epochs"
 _VERSION = 1
 _HEAD = struct.Struct("<4sI")
 _CHECKPOINT = struct.Struct("<qqQ")
@@ -84,6 +87,17 @@ def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
     """The checkpoint, or None where there is none that can be trusted."""
     body = _open(b"LFHW", data)
     return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
+
+
+def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
+    """The bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
+    return _seal(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
+
+
+def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
+    """The entries, or None where there are none that can be trusted."""
+    body = _open(b"LFEP", data)
+    return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 
 
 def encode_index(summary: SegmentSummary) -> bytes:

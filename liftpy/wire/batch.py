@@ -117,7 +117,7 @@ class RecordBatch:
 
     @property
     def record_count(self) -> int:
-        """How many records the batch holds."""
+        """How many records the batch holds; 0 in a filler, which compaction leaves where it dropped whole batches."""
         return self.header.record_count
 
     @property
@@ -212,16 +212,16 @@ def build_batch(
     of more than MAX_BATCH_BYTES.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
-    body = b"".join(pieces)
-    if len(body) > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
-        raise ValueError(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {len(body)}: send fewer records at once")
-    stored = body if codec is Codec.NONE else _compress(body, codec)
+    body_size_bytes = sum(map(len, pieces))
+    if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
+        raise ValueError(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {body_size_bytes}: send fewer records at once")
+    stored = pieces if codec is Codec.NONE else [_compress(b"".join(pieces), codec)]
     head = _HEADER.pack(
         0,
         MAGIC,
         VERSION,
         codec.value | (_CONTROL if control else 0),
-        HEADER_SIZE_BYTES + len(stored),
+        HEADER_SIZE_BYTES + sum(map(len, stored)),
         len(values),
         base_offset,
         leader_epoch,
@@ -230,10 +230,13 @@ def build_batch(
         base_sequence,
         producer_epoch,
         present.value,
-        len(body),
+        body_size_bytes,
         offset_deltas[-1] if offset_deltas is not None else len(values) - 1,
     )[4:]
-    return b"".join((_CRC.pack(crc32c.crc32c(stored, crc32c.crc32c(head))), head, stored))
+    crc = crc32c.crc32c(head)
+    for piece in stored:  # a handful: joining them once, at the end, saves a copy of the body
+        crc = crc32c.crc32c(piece, crc)
+    return b"".join((_CRC.pack(crc), head, *stored))
 
 
 def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
@@ -244,8 +247,18 @@ def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoc
     return bytes(stamped)
 
 
+def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
+    """A batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
+
+    It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
+    """
+    fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
+    head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
+    return _CRC.pack(crc32c.crc32c(head)) + head
+
+
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
-    """The same batch, covering the offsets up to ``next_offset`` (exclusive): compaction dropped the records behind it."""
+    """The same batch, covering the offsets up to ``next_offset`` (exclusive): compaction dropped its last records."""
     stretched = bytearray(batch)
     base_offset = struct.unpack_from("<q", stretched, 16)[0]
     struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
@@ -270,7 +283,8 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     if attributes & _CODEC_MASK >= len(_CODECS) or columns & ~_ALL_COLUMNS or attributes & ~(_CODEC_MASK | _CONTROL):
         raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
     in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
-    if not (in_bounds and 0 < count <= last_delta + 1 and base >= 0):
+    filler = size_bytes == HEADER_SIZE_BYTES and count == body_size_bytes == columns == 0
+    if not (base >= 0 and ((in_bounds and 0 < count <= last_delta + 1) or filler)):
         raise CorruptionError(
             f"the batch at {position} has an impossible header: {size_bytes} bytes, {count} records at {base}"
         )

@@ -72,6 +72,8 @@ class DiskFile:
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
+            if self._descriptor < 0:
+                raise StorageError(f"read {self.path}: closed")  # a map of descriptor -1 would be zeros
             with _storage_errors("map", self.path):
                 self._map = mmap.mmap(self._descriptor, self._size_bytes, access=mmap.ACCESS_READ)
         return self._map

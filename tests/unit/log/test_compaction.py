@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
-from liftpy.errors import StorageError
+from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import Record, build_batch, split_batches
@@ -36,11 +36,11 @@ def _records(log: Log) -> list[Record]:
     return found
 
 
-def _keyed(storage: MemoryStorage | None = None, batches: int = 80) -> Log:
+def _keyed(storage: MemoryStorage | None = None, batches: int = 80, *, keyless: bool = True) -> Log:
     log, _ = Log.open(storage or MemoryStorage(), CONFIG)
     for i in range(batches):
         rows = [(b"k%d" % ((i * 3 + j) % 7), b"%d-%d" % (i, j) + b"." * 40) for j in range(3)]
-        _append(log, [*rows, (None, b"keyless")], epoch=1 + i // 30)
+        _append(log, [*rows, (None, b"keyless")] if keyless else rows, epoch=1 + i // 30)
     log.flush()
     log.raise_high_watermark(log.newest_offset)
     return log
@@ -74,6 +74,61 @@ def test_the_last_record_of_each_key_stays_at_its_offset() -> None:
     assert _records(log) == after
     assert Log.open(log.storage, CONFIG)[0].epochs.entries == epochs
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
+
+
+def test_a_follower_whose_log_ends_in_what_was_dropped_can_go_on() -> None:
+    leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
+    ends = [0]
+    while follower.log_end_offset < 100:
+        chunk = leader.read(follower.log_end_offset, 1).chunks[0]
+        follower.append(chunk)
+        ends.append(follower.log_end_offset)
+    while _compact(leader):
+        pass
+    assert any(b.record_count == 0 for b in split_batches(leader.read(0, 1 << 20).chunks[0])), "there is a filler"
+    for end in reversed(ends):
+        follower.truncate_to(end)
+        assert follower.log_end_offset == end
+        batches = split_batches(leader.read(end, 1).chunks[0])
+        assert [b.base_offset for b in batches] == [end]
+        follower.append_batches(batches[0].view, batches)
+    while follower.log_end_offset < leader.log_end_offset:
+        for chunk in leader.read(follower.log_end_offset, 5000).chunks:
+            follower.append_batches(chunk, split_batches(chunk))
+    assert _records(follower) == _records(leader)
+    assert follower.epochs.entries == leader.epochs.entries
+
+
+def test_too_little_that_is_new_is_left_for_later() -> None:
+    log = _keyed()
+    compaction = log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)
+    assert compaction is not None
+    compaction.run()
+    log.complete_compaction(compaction)
+    assert log.begin_compaction(NOW_NS, min_dirty_ratio=0.5) is None
+
+
+def test_a_full_disk_leaves_nothing_of_a_compaction_behind() -> None:
+    storage = MemoryStorage()
+    log = _keyed(storage)
+    before, names = _records(log), storage.names()
+    storage.capacity_bytes = storage.used_bytes() + 500
+    with pytest.raises(NoSpaceError):
+        _compact(log)
+    assert (_records(log), storage.names()) == (before, names)
+
+
+def test_an_error_while_files_are_exchanged_closes_the_log() -> None:
+    storage = MemoryStorage()
+    log = _keyed(storage)
+    compaction = log.begin_compaction(NOW_NS)
+    assert compaction is not None
+    compaction.run()
+    storage.fail_after(2)
+    with pytest.raises(StorageError):
+        log.complete_compaction(compaction)
+    with pytest.raises(LogClosedError, match="compaction failed"):
+        log.read(0, 100)
 
 
 def test_nothing_above_the_high_watermark_is_touched() -> None:

@@ -11,6 +11,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryFile, MemoryStorage
+from liftpy.log.small_files import EPOCHS_NAME, decode_epochs, encode_epochs
 from liftpy.wire.batch import parse_batch, split_batches
 from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
 
@@ -245,10 +246,12 @@ def _rows(first: int, made: bytes) -> list[tuple[int, bytes]]:
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _written() -> tuple[MemoryStorage, list[tuple[int, bytes | None]]]:
+def _written(size: int = 180) -> tuple[MemoryStorage, list[tuple[int, bytes | None]]]:
     storage = MemoryStorage()
     log = _log(storage)
-    fill(log, 12, size=180)
+    fill(log, 6, size=size)
+    log.roll()
+    fill(log, 6, epoch=2, size=size)
     log.raise_high_watermark(20)
     log.flush()
     log.checkpoint()
@@ -280,9 +283,10 @@ def test_a_cut_at_every_byte_of_every_file_leaves_a_prefix() -> None:
 
 
 def test_a_flip_of_every_bit_is_never_silent() -> None:
-    storage, expected = _written()
+    storage, expected = _written(size=3)
+    assert {n.rpartition(".")[2] for n in storage.names()} == {"log", "index", "high-watermark", "leader-epochs"}
     for name, file in storage.files.items():
-        for bit in range(0, len(file.data) * 8, 1 if len(file.data) < 300 else 5):
+        for bit in range(len(file.data) * 8):
             data = bytearray(file.data)
             data[bit // 8] ^= 1 << (bit % 8)
             log, report = Log.open(_with(storage, name, bytes(data)), SMALL)
@@ -308,7 +312,7 @@ def test_damage_in_the_middle_is_set_aside_and_reported() -> None:
 
 
 OPERATIONS = {
-    "append and roll": lambda log: (fill(log, 20, size=150), log.flush()),
+    "append and roll": lambda log: (fill(log, 20, epoch=2, size=150), log.flush()),
     "truncate": lambda log: log.truncate_after(21),
     "truncate over segments": lambda log: log.truncate_after(22),
     "drop prefix": lambda log: log.drop_prefix(21),
@@ -386,6 +390,53 @@ def test_retention_gives_up_whole_committed_segments() -> None:
     held = [s.record_count for s in log.segments]
     assert sum(held) >= 150 > sum(held[1:])
     assert not log_with().apply_retention(10**15)
+
+
+def test_a_quiet_stream_keeps_to_its_age_too() -> None:
+    storage = MemoryStorage()
+    log = _log(storage, StreamConfig(retention_age_s=1.0))
+    fill(log, 5)
+    log.flush()
+    log.raise_high_watermark(13)
+    assert not log.apply_retention(10**15)  # the last record is not committed
+    log.raise_high_watermark(14)
+    assert log.apply_retention(10**15)
+    assert (log.log_start_offset, log.log_end_offset, content(log)) == (15, 15, [])
+    assert not log.apply_retention(10**15)
+    log.close()
+    assert reopened(storage).log_end_offset == 15
+
+
+def test_only_the_batches_named_are_appended() -> None:
+    log, first, second = _log(), batch(0, 2), batch(2, 2)
+    received = split_batches(first + second)
+    log.append_batches(memoryview(first + second), received[:1])
+    assert (log.log_end_offset, log.size_bytes) == (2, len(first))
+    with pytest.raises(InvariantError, match="D23"):
+        log.append_batches(memoryview(second)[:-1], received[1:])
+    log.append_batches(memoryview(second), received[1:])
+    assert [o for o, _ in content(log)] == [0, 1, 2, 3]
+
+
+def test_a_tail_that_is_cut_after_a_clean_stop_was_no_crash() -> None:
+    storage, _ = _written()
+    log = reopened(storage)
+    log.close()
+    del storage.files[max(n for n in storage.files if n.endswith(".log"))].data[-1:]
+    assert not Log.open(storage.crash(), SMALL, clean=False)[1].must_leave_isr
+    report = Log.open(storage.crash(), SMALL, clean=True)[1]
+    assert report.lost_flushed
+    assert report.must_leave_isr
+
+
+def test_the_epochs_file_is_a_copy_that_the_log_corrects() -> None:
+    storage, _ = _written()
+    assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
+    storage.replace(EPOCHS_NAME, encode_epochs([(1, 0), (7, 5)]))
+    log = reopened(storage)
+    assert log.epochs.entries == ((1, 0), (2, 18))
+    log.checkpoint()
+    assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
 
 
 def test_a_segment_rolls_by_age() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, restamp, split_batches
+from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, restamp, split_batches
 
 _bytes = st.binary(max_size=20)
 _maybe = st.none() | _bytes
@@ -116,6 +116,13 @@ def test_offset_deltas_leave_holes() -> None:
     batch = parse_batch(build_batch([b"a", b"b"], base_offset=10, offset_deltas=[1, 5]))
     assert batch.offsets().tolist() == [11, 15]
     assert (batch.last_offset, batch.next_offset) == (15, 16)
+
+
+def test_a_filler_covers_offsets_and_holds_no_record() -> None:
+    first, second = build_filler(5, 9, 3, 77), build_batch([b"x"], base_offset=9, leader_epoch=3)
+    filler = split_batches(first + second)[0]
+    assert (filler.base_offset, filler.next_offset, filler.leader_epoch, filler.timestamp_ns) == (5, 9, 3, 77)
+    assert (list(filler.records()), filler.offsets().tolist(), filler.values(), filler.keys()) == ([], [], [], [])
 
 
 def test_values_are_not_copied() -> None:
