@@ -1,0 +1,1 @@
+"""Benchmarks of the metadata group: ``python -m tests.bench.raft``."""
