@@ -28,13 +28,16 @@ class Previous:
     flushed_always: bool
 
 
-def damaged_logs(folder: DataFolder) -> list[str]:
-    """Recover every log in the folder; return those that may miss records which they acknowledged. Blocking."""
+def damaged_logs(folder: DataFolder, clean_stop: bool = False) -> list[str]:
+    """Recover every log in the folder; return those that may miss records which they acknowledged. Blocking.
+
+    After a clean stop that includes a log whose tail has to be cut.
+    """
     found = []
     for path in sorted((folder.path / "streams").glob("*/*")):
         if not path.name.isdigit():
             continue
-        recovered = recover(FolderStorage(path))
+        recovered = recover(FolderStorage(path), clean=clean_stop)
         for segment in recovered.segments:
             segment.file.close()
         if recovered.report.must_leave_isr:

@@ -24,6 +24,7 @@ from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.heap import retain_freed_memory
 from sidecar.housekeeping import Housekeeping
 from sidecar.identity import Identity, damaged_logs
 from sidecar.joining import GroupLink
@@ -82,7 +83,9 @@ class Node:
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous
-        damaged = await asyncio.get_running_loop().run_in_executor(self._pool, damaged_logs, folder)
+        damaged = await asyncio.get_running_loop().run_in_executor(self._pool, damaged_logs, folder, previous.clean_stop)
+        if damaged:
+            identity.flushes_lazily()  # so that a crash before the next clean stop does not make the damage forgotten
         self.incarnation = await self._membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
@@ -187,6 +190,7 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
     """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised."""
     node = Node(settings)
     loop = asyncio.get_running_loop()
+    retain_freed_memory()
     loop.add_signal_handler(signal.SIGTERM, lambda: node.request_stop(hand_over=True))
     loop.add_signal_handler(signal.SIGINT, lambda: node.request_stop(hand_over=False))
     starting = loop.create_task(node.start())
