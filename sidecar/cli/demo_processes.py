@@ -99,3 +99,12 @@ class LineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
+            await self._read_to_the_end()
+
+    async def _read_to_the_end(self) -> None:
+        """Asyncio closes a pipe only at its end; one left open would complain when the loop is gone."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABANDON_TIMEOUT_S):
+                while await self._process.stdout.read(_LAST_WORDS_BYTES):
+                    pass

@@ -53,6 +53,7 @@ def nothing_is_left(tmp_path: Path) -> bool:
 
 def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
+    assert "Traceback" not in done.stderr, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["agrees"] is True
     assert all(step["agrees"] and step["records"] == RECORDS for step in said["steps"])
