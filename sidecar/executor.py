@@ -117,8 +117,9 @@ class Executor:
     def _append_fetched(self, effect: do.AppendFetched) -> None:
         fetched = self._t.fetches.fetched.pop(effect.token)
         batches = [batch for batch in fetched.batches if batch.last_offset <= effect.last_offset]
+        size_bytes = sum(batch.header.size_bytes for batch in batches)
         try:
-            self._t.log.append_batches(fetched.buffer, batches, time.time_ns())
+            self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns())
         except StorageError as error:
             self._failed(error)
             return

@@ -7,8 +7,10 @@ the data folder, which marks that a log with a flush policy other than ``always`
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 
+from liftpy.cluster.image import ClusterImage
 from liftpy.errors import ConfigError, StorageError
 from liftpy.log.recovery import recover
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
@@ -46,6 +48,15 @@ def damaged_logs(folder: DataFolder, clean_stop: bool = False) -> list[str]:
     return found
 
 
+def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
+    """Folders of streams that the image does not know: deleted while this node was away, or of another cluster.
+
+    They are kept: data goes only by a committed delete that names them [M11], and this node did not see one.
+    """
+    known = {f"{stream.name}-{stream.uid}" for stream in image.streams.values()}
+    return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
+
+
 class Identity:
     """The ``node`` file and the marker, over a locked data folder."""
 
@@ -53,6 +64,7 @@ class Identity:
         self._folder = folder
         self._node_id = node_id
         self._lazy = folder.path / _LAZY
+        self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
             raise ConfigError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
@@ -66,8 +78,9 @@ class Identity:
 
     def flushes_lazily(self) -> None:
         """A log is open that counts records as flushed before they are."""
-        if not self._lazy.exists():
-            replace_file(self._lazy, b"")
+        with self._marking:
+            if not self._lazy.exists():
+                replace_file(self._lazy, b"")
 
     def end_cleanly(self) -> None:
         """Everything acknowledged is on disk and nothing will be written any more [S9]."""

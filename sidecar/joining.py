@@ -14,7 +14,7 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
 from sidecar.disk.data_folder import DataFolder
@@ -86,8 +86,6 @@ class GroupLink:
                 )
                 self._connection.options["max_reconnect_attempts"] = -1
                 return
-            except nats.errors.AuthorizationError as error:
-                raise UnavailableError(f"NATS refuses this node's credentials: {error}") from None
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):
                     await self._connection.close()

@@ -26,7 +26,7 @@ from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.housekeeping import Housekeeping
-from sidecar.identity import Identity, damaged_logs
+from sidecar.identity import Identity, damaged_logs, unknown_folders
 from sidecar.joining import GroupLink
 from sidecar.membership import Membership
 from sidecar.partition_worker import NodeTools
@@ -100,6 +100,8 @@ class Node:
         self.group.watch(self.partitions.image_changed)
         self._membership.start()
         await self.partitions.settled()
+        for name in unknown_folders(folder, self.group.image):
+            logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
     def _build(self, bus: BusConnection, group: Group, folder: DataFolder, identity: Identity) -> None:

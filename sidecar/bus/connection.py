@@ -22,7 +22,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
 
@@ -70,6 +70,7 @@ class BusConnection(Client):
         self._on_reconnect: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter()
         """Kind of error -> count: nats-py's asynchronous errors, disconnects, dropped sends."""
+        self.last_problem = ""
         self.inbox = f"_INBOX.{secrets.token_hex(11)}"
         """This connection's own inbox prefix, without the last dot; unguessable."""
 
@@ -155,6 +156,11 @@ class BusConnection(Client):
         if "permissions violation" not in text:
             await self._process_op_err(nats.errors.Error(f"nats: {text}"))
 
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """A message could not be taken: logged, counted, dropped."""
+        self.errors["messages not taken"] += 1
+        logger.error("a message on %r can't be taken: %r", subject, error, exc_info=error)
+
     # ---- life ---------------------------------------------------------------------------------------------------------
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each reconnect."""
@@ -162,6 +168,7 @@ class BusConnection(Client):
 
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
+        self.last_problem = str(error) or type(error).__name__
         logger.debug("NATS: %r", error)
 
     async def _disconnected(self) -> None:
@@ -199,12 +206,11 @@ async def open_bus(settings: NodeSettings, name: str) -> BusConnection:
             )
             connection.options["max_reconnect_attempts"] = -1
             return connection
-        except nats.errors.AuthorizationError as error:
-            raise UnavailableError(f"NATS refuses this node's credentials: {error}") from None
         except (OSError, TimeoutError, nats.errors.Error) as error:
             with contextlib.suppress(Exception):
                 await connection.close()
             if not announced:
-                logger.warning("no NATS server at %s yet (%s); trying on", ", ".join(settings.nats), error)
+                why = connection.last_problem or error
+                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", ", ".join(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)

@@ -110,13 +110,24 @@ class Ingest:
         self._raw, self._raw_bytes = [], 0
         if size_bytes <= self._batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
-                self._submit(raw)
+                self._take(raw)
             return
         start = 0
         while start < len(raw):
             end = self._batch_end(raw, start)
-            self._submit(raw[start:end])
+            self._take(raw[start:end])
             start = end
+
+    def _take(self, messages: list[RawMessage]) -> None:
+        """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
+        try:
+            self._submit(messages)
+        except Exception as error:
+            if len(messages) == 1:
+                self._bus.sink_failed(messages[0][0], error)
+                return
+            for message in messages:
+                self._take([message])
 
     def _batch_end(self, raw: list[RawMessage], start: int) -> int:
         """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""

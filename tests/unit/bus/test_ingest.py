@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
@@ -25,6 +27,7 @@ class FakeBus:
     def __init__(self) -> None:
         self.sink: Callable[..., None] | None = None
         self.lines: list[bytes] = []
+        self.failed: list[Exception] = []
 
     def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
         self.sink = sink
@@ -32,6 +35,9 @@ class FakeBus:
 
     def close(self) -> None:
         self.sink = None
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        self.failed.append(error)
 
     def send_lines(self, lines: list[bytes]) -> None:
         self.lines += lines
@@ -176,3 +182,21 @@ async def test_after_the_stop_nothing_is_taken() -> None:
     await turn()
     assert bench.bus.sink is None
     assert bench.batches == []
+
+
+async def test_a_message_that_breaks_the_reader_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    read = bench.ingest.reader.read
+
+    def fragile(messages: Any, now: int) -> Any:
+        if any(message[2] == b"bug" for message in messages):
+            raise KeyError("bug")
+        return read(messages, now)
+
+    monkeypatch.setattr(bench.ingest.reader, "read", fragile)
+    for payload in (b"a", b"bug", b"b"):
+        bench.publish(payload)
+    await turn()
+    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
+    assert values == [b"a", b"b"]
+    assert len(bench.bus.failed) == 1

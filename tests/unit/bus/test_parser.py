@@ -41,6 +41,10 @@ class FakeClient:
         self.stats = {"in_msgs": 0, "in_bytes": 0}
         self.calls: Counter[str] = Counter()
         self.own: list[bytes] = []
+        self.failed: list[bytes] = []
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        self.failed.append(subject)
 
     async def _process_ping(self) -> None:
         self.calls["ping"] += 1
@@ -100,3 +104,16 @@ def test_an_error_of_the_server_reaches_nats_py() -> None:
 def test_something_that_is_no_nats_protocol_is_refused() -> None:
     with pytest.raises(ProtocolError):
         run([b"HTTP/1.1 200 OK\r\n"])
+
+
+def test_a_sink_that_fails_costs_one_message() -> None:
+    client, got = FakeClient(), []
+
+    def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if subject == b"a.c":
+            raise KeyError("bug")
+        got.append(subject)
+
+    asyncio.run(SinkParser(client, {b"1": sink}).parse(b"".join(map(wire, MESSAGES))))
+    assert got == [b"a.b", b"a.d", b"a.e", b"a.f", b"a.g"]
+    assert client.failed == [b"a.c"]

@@ -70,7 +70,7 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
 def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
-    assert calls == ["flusher.settle", cut]
+    assert calls == ["flusher.settle", cut, "flusher.appended"]
     assert fed == [events.LogTruncated(5)]
 
 

@@ -1,0 +1,123 @@
+"""Group commit: one flush at a time, what comes meanwhile goes with the next, a cut settles it, an error is final [S4]."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch
+from sidecar.flushing import Flusher
+from sidecar.timers import Timers
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as running:
+        yield running
+
+
+class Bench:
+    """A log in memory whose syncs wait for ``gate``."""
+
+    def __init__(self, pool: concurrent.futures.Executor, policy: str = "always") -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.syncs = 0
+        self.fault: Exception | None = None
+        config = StreamConfig(flush=FlushPolicy.parse(policy))
+        self.log, _ = Log.open(MemoryStorage(fault=self.called), config)
+        self.syncs = 0
+        self.flushed: list[int] = []
+        self.failed: list[StorageError] = []
+        self.flusher = Flusher(self.log, config.flush, pool, Timers(), self.flushed.append, self.failed.append)
+
+    def called(self, what: str) -> None:
+        if what == "sync":
+            assert self.gate.wait(10)
+            self.syncs += 1
+            if self.fault is not None:
+                raise self.fault
+
+    def append(self) -> None:
+        self.log.append(build_batch([b"x"], base_offset=self.log.log_end_offset, leader_epoch=1))
+        self.flusher.appended()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    for _ in iter(lambda: bool(condition()), True):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+async def test_what_is_appended_during_a_flush_goes_with_the_next_one(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.gate.clear()
+    bench.append()
+    for _ in range(9):
+        bench.append()
+    assert bench.flushed == []
+    bench.gate.set()
+    await until(lambda: bench.flushed == [1, 10], "two flushes for ten appends")
+    assert bench.flusher.count == 2
+
+
+async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.append()
+    bench.append()
+    bench.flusher.settle()
+    assert bench.flushed in ([1], [2])
+    bench.log.truncate_to(1)
+    bench.append()
+    await until(lambda: bench.flushed[-1] == 2, "the new record")
+    assert bench.log.flushed_end_offset == 2
+    await bench.flusher.close()
+
+
+async def test_an_error_is_final(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.fault = StorageError("broken disk")
+    bench.append()
+    await until(lambda: bool(bench.failed), "the failure")
+    assert bench.flushed == []
+    bench.fault = None
+    with pytest.raises(StorageError, match="closed"):
+        bench.append()
+    await bench.flusher.close()
+    assert len(bench.failed) == 1
+
+
+async def test_without_a_flush_policy_records_count_at_once(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool, "none")
+    bench.append()
+    assert bench.flushed == [1]
+    assert bench.syncs == 0
+    bench = Bench(pool, "interval:10")
+    bench.append()
+    bench.append()
+    assert bench.flushed == [1, 2]
+    await until(lambda: bench.syncs == 1, "one flush for both")
+    assert bench.flushed == [1, 2]
+    await bench.flusher.close()
+
+
+async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.append()
+    await until(lambda: bench.flushed == [1], "flushed")
+    bench.log.raise_high_watermark(0)
+    bench.flusher.checkpoint()
+    bench.flusher.checkpoint()
+    bench.flusher.settle()
+    reopened, _ = Log.open(bench.log.storage, StreamConfig())
+    assert reopened.high_watermark == 0
