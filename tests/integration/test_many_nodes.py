@@ -1,0 +1,58 @@
+"""Five nodes, three of them controllers: the others learn the image from the feed, lead and follow like them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from conftest import QUICK, close_bench, open_bench, show
+
+from sidecar.devcluster import DevCluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def five() -> Iterator[DevCluster]:
+    with DevCluster(5, settings=QUICK, on_line=show) as running:
+        yield running
+
+
+async def test_nodes_that_are_no_controllers_lead_and_come_back(five: DevCluster, stream_name: str) -> None:
+    bench = await open_bench(five)
+    stream = await bench.create(stream_name, partitions=10)
+    leaders = {p.leader for p in stream.partitions}
+    assert leaders == {"n1", "n2", "n3", "n4", "n5"}
+    own = next(p.partition for p in stream.partitions if p.leader == "n5")
+    subject = f"data.{stream_name}" + (f".{own}" if own else "")
+    assert await bench.publish_acked(subject, [b"one", b"two"]) == [1, 2]
+    state = await bench.client.describe_cluster()
+    assert sorted(c.node_id for c in state.controllers) == ["n1", "n2", "n3"]
+    await asyncio.to_thread(five.nodes["n5"].kill)
+    await bench.publish_acked(subject, [b"three"])
+    five.nodes["n5"].start()
+    await asyncio.to_thread(five.nodes["n5"].wait_ready)
+
+    async def whole() -> bool:
+        found = (await bench.client.stream(stream_name)).partitions
+        return all(set(p.isr) == set(p.replicas) and p.leader for p in found)
+
+    await bench.until(whole, "every partition is whole again")
+    for node in stream.partitions[own].replicas:
+        batches = await bench.read_from(node, stream_name, 3, own)
+        assert batches.count(b"three") >= 1
+    await close_bench(bench)
+
+
+async def test_a_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, stream_name: str) -> None:
+    bench = await open_bench(five)
+    await bench.create(stream_name, partitions=5)
+    stopping = await bench.leader(stream_name)
+    await asyncio.to_thread(five.nodes[stopping].terminate)
+    stream = await bench.client.stream(stream_name)
+    assert stopping not in {p.leader for p in stream.partitions}
+    assert all(p.leader for p in stream.partitions)
+    assert any("handing over" in line for line in five.nodes[stopping].log)
+    assert await bench.publish_acked(f"data.{stream_name}", [b"x"], timeout_s=3) == [1]
+    await close_bench(bench)
