@@ -135,7 +135,7 @@ async def values(records: AsyncIterator[Any], limit: int = 10**9) -> list[bytes]
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # the condition is the client's, it sets no event
+        while not condition():  # the condition is the client's, it sets no event
             await asyncio.sleep(0)
 
 

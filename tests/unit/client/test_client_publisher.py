@@ -114,7 +114,7 @@ async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport:
     await p.close()
     async with publisher(transport, late) as patient:
         future = await patient.send(b"y")
-        while not patient._refused:  # noqa: ASYNC110  # until the server has said that nobody listens
+        while not patient._refused:  # until the server has said that nobody listens
             await asyncio.sleep(0)
         await late.start()
         assert (await future).offset == 0
