@@ -40,6 +40,8 @@ class Membership:
         self._fatal = fatal
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._seen_index = group.image.index
+        """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
         self.incarnation = 0
         group.watch(self._image_changed)
 
@@ -71,11 +73,12 @@ class Membership:
             await asyncio.sleep(_REGISTER_RETRY_S)
 
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        self._seen_index = new.index
         self._changed.set()
 
     async def _image_at(self, index: int) -> None:
-        """Wait until the local image is at or past ``index``."""
-        while self._group.image.index < index:
+        """Wait until the watchers have been shown an image at or past ``index``."""
+        while self._seen_index < index:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):  # entries that change nothing are not announced
                 await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
@@ -96,7 +99,7 @@ class Membership:
         sent_ns = time.monotonic_ns()
         response = await self._group.propose(request, self._settings.replication.session_s / 2)
         if response.error == pb.ControlResponse.OK:
-            if self._group.image.index < response.index:
+            if self._seen_index < response.index:
                 try:
                     await asyncio.wait_for(self._image_at(response.index), self._settings.replication.lease_s)
                 except TimeoutError:
