@@ -44,6 +44,9 @@ _CODEC_MASK = 0b111
 _CONTROL = 0b1000
 _CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 _ALL_COLUMNS = Columns.ALL.value
+_DELTAS = Columns.DELTAS.value
+_MAX_I64 = (1 << 63) - 1
+"""Offsets and epochs are held as i64 everywhere but in the header."""
 
 
 class BatchHeader(NamedTuple):
@@ -133,7 +136,10 @@ class RecordBatch:
     @cached_property
     def columns(self) -> ColumnSet:
         """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
-        return decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
+        columns = decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
+        if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
+            raise CorruptionError(f"the batch at offset {self.base_offset} holds a record past its last offset")
+        return columns
 
     def body(self) -> memoryview:
         """The body before compression."""
@@ -284,7 +290,9 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
         raise UnknownFormatError(f"the batch at {position} uses a codec or column that this version does not know")
     in_bounds = HEADER_SIZE_BYTES < size_bytes <= MAX_BATCH_BYTES and body_size_bytes <= MAX_BATCH_BYTES
     filler = size_bytes == HEADER_SIZE_BYTES and count == body_size_bytes == columns == 0
-    if not (base >= 0 and ((in_bounds and 0 < count <= last_delta + 1) or filler)):
+    dense = count == last_delta + 1 or (columns & _DELTAS and count <= last_delta + 1)
+    numbers = base >= 0 and base + last_delta < _MAX_I64 and epoch <= _MAX_I64
+    if not (numbers and ((in_bounds and count > 0 and dense) or filler)):
         raise CorruptionError(
             f"the batch at {position} has an impossible header: {size_bytes} bytes, {count} records at {base}"
         )

@@ -269,4 +269,6 @@ def decode_columns(body: memoryview, count: int, present: Columns) -> ColumnSet:
     replies = reader.bytes_column(count, Columns.REPLY_NULLS in present) if Columns.REPLIES in present else None
     timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
     deltas = reader.u32(count) if Columns.DELTAS in present else None
+    if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
+        raise CorruptionError("the offset deltas of a batch don't grow")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas)
