@@ -122,8 +122,7 @@ class Log:
         ``buffer`` behind the last of them is not written either.
         """
         self._must_be_open()
-        self._check_follows(batches)
-        size_bytes = sum(batch.header.size_bytes for batch in batches)
+        size_bytes = self._check_follows(batches)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
         self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
@@ -132,19 +131,27 @@ class Log:
         except StorageError as error:
             self.closed = str(error)
             raise
-        position = active.size_bytes
+        position, epoch = active.size_bytes, self.epochs.latest_epoch
         for batch in batches:
-            active.note(batch.header, position)
-            self.epochs.assign(batch.leader_epoch, batch.base_offset)
-            position += batch.header.size_bytes
+            header = batch.header
+            active.note(header, position)
+            if header.leader_epoch != epoch:
+                epoch = header.leader_epoch
+                self.epochs.assign(epoch, header.base_offset)
+            position += header.size_bytes
         self._advanced()
 
-    def _check_follows(self, batches: Sequence[RecordBatch]) -> None:
-        end_offset, epoch = self.log_end_offset, self.epochs.latest_epoch
+    def _check_follows(self, batches: Sequence[RecordBatch]) -> int:
+        """Their size in bytes; InvariantError unless they follow on the log and on each other."""
+        end_offset, epoch, size_bytes = self.log_end_offset, self.epochs.latest_epoch, 0
         for batch in batches:
-            check(batch.base_offset == end_offset, "D15", "batch at", batch.base_offset, "log end", end_offset)
-            check(batch.leader_epoch >= epoch, "D14", "epoch", batch.leader_epoch, "after", epoch)
-            end_offset, epoch = batch.next_offset, batch.leader_epoch
+            header = batch.header
+            if header.base_offset != end_offset or header.leader_epoch < epoch:
+                check(header.base_offset == end_offset, "D15", "batch at", header.base_offset, "log end", end_offset)
+                check(False, "D14", "epoch", header.leader_epoch, "after", epoch)
+            end_offset, epoch = end_offset + header.last_offset_delta + 1, header.leader_epoch
+            size_bytes += header.size_bytes
+        return size_bytes
 
     def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
         active = self.segments[-1]

@@ -61,15 +61,17 @@ class Segment:
 
     def note(self, header: BatchHeader, position: int) -> None:
         """A batch lies at ``position``, at the end of what is known so far."""
+        base_offset, timestamp_ns = header.base_offset, header.timestamp_ns
         if not self.entries or position - self.entries[-1].position >= INDEX_INTERVAL_BYTES:
-            self.entries.append(IndexEntry(header.base_offset, position, self.max_timestamp_ns))
+            self.entries.append(IndexEntry(base_offset, position, self.max_timestamp_ns))
         if not self.epochs or self.epochs[-1][0] != header.leader_epoch:
-            self.epochs.append((header.leader_epoch, header.base_offset))
+            self.epochs.append((header.leader_epoch, base_offset))
         if position == 0:
-            self.first_timestamp_ns = header.timestamp_ns
-        self.max_timestamp_ns = max(self.max_timestamp_ns, header.timestamp_ns)
+            self.first_timestamp_ns = timestamp_ns
+        if timestamp_ns > self.max_timestamp_ns:
+            self.max_timestamp_ns = timestamp_ns
         self.record_count += header.record_count
-        self.next_offset = header.next_offset
+        self.next_offset = base_offset + header.last_offset_delta + 1
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:

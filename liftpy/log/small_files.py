@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
@@ -36,8 +37,7 @@ class Checkpoint:
     persisted_epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A batch begins at ``position`` with ``base_offset``; no record before it has a later timestamp than the maximum."""
 
     base_offset: int

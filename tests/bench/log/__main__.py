@@ -1,4 +1,4 @@
-"""``python -m tests.bench.log [--short] [--json]``: the log beside ``os.write``, ``mmap`` and Arrow, measured in one run.
+"""``python -m tests.bench.log [--short] [--only KIND] [--json]``: the log beside ``os.write``, ``mmap`` and Arrow, measured in one run.
 
 Every figure is the best of several rounds on one core; a ratio is against the baseline of its line. ``--short`` is what the
 test suite runs: the same code on little data.
@@ -14,9 +14,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 import pyarrow as pa
 
@@ -113,12 +115,12 @@ class Bench:
             "ratio": seconds / plain,
         }
 
-    def received(self, value_bytes: int) -> tuple[list[bytes], int]:
+    def received(self, value_bytes: int, total_bytes: int = 0) -> tuple[list[bytes], int]:
         """Fetch responses of about 1 MiB of 1000-record batches, and how many records they hold."""
         values = distinct(value_bytes, 1000)
         responses: list[bytes] = []
         offset = 0
-        while sum(map(len, responses)) < self.total_bytes:
+        while sum(map(len, responses)) < (total_bytes or self.total_bytes):
             group = []
             while sum(map(len, group)) < 900_000:
                 group.append(build_batch(values, base_offset=offset, leader_epoch=1, timestamp_ns=1))
@@ -128,7 +130,7 @@ class Bench:
 
     def follower_append(self, value_bytes: int) -> Row:
         """A follower: received bytes are checked (CRC) and appended as they are."""
-        responses, records = self.received(value_bytes)
+        responses, records = self.received(value_bytes, self.total_bytes // 4)
 
         def run() -> float:
             log = self.log()
@@ -142,6 +144,10 @@ class Bench:
             self.forget(log)
             return seconds
 
+        def checks() -> None:
+            for response in responses:
+                crc32c.crc32c(response)
+
         def baseline() -> float:
             descriptor = os.open(self.folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             seconds = timed(lambda: [os.write(descriptor, response) for response in responses])
@@ -149,12 +155,14 @@ class Bench:
             (self.folder / "plain").unlink()
             return seconds
 
-        seconds, plain = best(run, baseline)
+        seconds, plain = best(run, baseline, 4 * ROUNDS)  # short and many: writing to new pages is the noisiest of all
+        crc = min(timed(checks) for _ in range(ROUNDS))
         size = sum(map(len, responses))
         return {
             "what": f"follower append {value_bytes} B x 1000",
             "us_per_record": seconds / records * 1e6,
             "gb_per_s": size / seconds / 1e9,
+            "x_write_and_crc": seconds / (plain + crc),
             "baseline": "os.write of the same bytes",
             "ratio": seconds / plain,
         }
@@ -261,31 +269,37 @@ def _touch(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8)[::64].sum())
 
 
-def rows(folder: Path, total_bytes: int, *, short: bool) -> list[Row]:
-    """All benchmarks, one after the other."""
-    bench = Bench(folder, total_bytes)
-    found = []
-    for flush in ("none", "always", "interval:100"):
-        for value_bytes in (100, 1000):
-            for batch_records in (1, 100, 1000):
-                if not short or batch_records == 1000:
-                    found.append(bench.build_and_append(value_bytes, batch_records, flush))
-    for value_bytes in (100, 1000):
-        found += [bench.follower_append(value_bytes), bench.sequential_read(value_bytes), bench.arrow(value_bytes)]
-    found.append(Bench(folder / "large", total_bytes if short else 1 << 30).open_after_crash())
-    return found
+def rows(folder: Path, total_bytes: int, *, short: bool, only: str = "") -> list[Row]:
+    """The benchmarks whose kind is ``only``, or all, one after the other."""
+    bench, sizes = Bench(folder, total_bytes), (100, 1000)
+    counts = (1000,) if short else (1, 100, 1000)
+    large = Bench(folder / "large", total_bytes if short else 1 << 30)
+    kinds: dict[str, list[Callable[[], Row]]] = {
+        "append": [
+            partial(bench.build_and_append, size, count, flush)
+            for flush in ("none", "always", "interval:100")
+            for size in sizes
+            for count in counts
+        ],
+        "follower": [partial(bench.follower_append, size) for size in sizes],
+        "read": [partial(bench.sequential_read, size) for size in sizes],
+        "arrow": [partial(bench.arrow, size) for size in sizes],
+        "open": [large.open_after_crash],
+    }
+    return [run() for kind, runs in kinds.items() if only in ("", kind) for run in runs]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="little data: only shows that everything runs")
+    parser.add_argument("--only", default="", choices=["append", "follower", "read", "arrow", "open"], help="one kind")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     retain_freed_memory()  # as the sidecar does
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "large").mkdir()
-        found = rows(Path(folder), 4 << 20 if given.short else 128 << 20, short=given.short)
+        found = rows(Path(folder), 4 << 20 if given.short else 128 << 20, short=given.short, only=given.only)
     if given.json:
         print(json.dumps(found))
         return

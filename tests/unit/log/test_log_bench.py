@@ -1,0 +1,15 @@
+"""The benchmarks of the log run, and measure everything that they are meant to; how fast it is, they say themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.bench.log.__main__ import rows
+
+
+def test_every_kind_is_measured_on_little_data(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    found = rows(tmp_path, 1 << 20, short=True)
+    kinds = {row["what"].split(" ")[0] for row in found}
+    assert kinds == {"build+append", "follower", "sequential", "to_arrow", "open"}
+    assert all(row["ratio"] > 0 for row in found)
