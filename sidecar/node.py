@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from sidecar.timers import Timers
 logger = logging.getLogger("liftpy.node")
 
 FLUSH_THREADS = 4
-STOP_TIMEOUT_S = 10.0
+HARD_STOP_S = 12.0
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 
@@ -142,6 +143,7 @@ class Node:
     def fatal(self, error: Exception) -> None:
         """Something that must not be gone on with: the node stops, without a clean-stop marker."""
         if self._failure is None:
+            leave_the_process_in(HARD_STOP_S)
             self._failure = error
             logger.critical("node %s stops: %s", self.settings.node_id, error)
         self._stopping.set()
@@ -190,11 +192,16 @@ class Node:
 
 async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:
     """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised."""
+    retain_freed_memory()
     node = Node(settings)
     loop = asyncio.get_running_loop()
-    retain_freed_memory()
-    loop.add_signal_handler(signal.SIGTERM, lambda: node.request_stop(hand_over=True))
-    loop.add_signal_handler(signal.SIGINT, lambda: node.request_stop(hand_over=False))
+
+    def stop(hand_over: bool) -> None:
+        leave_the_process_in(HARD_STOP_S)
+        node.request_stop(hand_over=hand_over)
+
+    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    loop.add_signal_handler(signal.SIGINT, stop, False)
     starting = loop.create_task(node.start())
     stopping = loop.create_task(node.wait())
     try:
@@ -203,17 +210,26 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
             say_ready(starting.result())
             await stopping
     finally:
-        for task in (starting, stopping):
-            task.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
-        code = await _stop_within(node, STOP_TIMEOUT_S)
+        await _cancelled(starting)
+        await _cancelled(stopping)
+        code = await node.stop()
     return code
 
 
-async def _stop_within(node: Node, timeout_s: float) -> int:
-    """Stop, and leave the process hard when that hangs: a supervisor must be able to rely on SIGTERM."""
-    try:
-        return await asyncio.wait_for(node.stop(), timeout_s)
-    except TimeoutError:
-        logger.critical("the stop takes longer than %g s: leaving without it", timeout_s)
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel until it takes: nats-py swallows a cancellation here and there."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=0.1)
+
+
+def leave_the_process_in(seconds: float) -> None:
+    """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
+
+    def leave() -> None:
+        logger.critical("the stop takes longer than %g s: leaving without it", seconds)
         os._exit(1)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()

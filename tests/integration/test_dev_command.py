@@ -171,3 +171,14 @@ def test_a_wrong_setting_is_named(started: Callable[..., subprocess.Popen[str]],
     _, errors = node.communicate(timeout=30)
     assert node.returncode == 2
     assert "node_id" in errors
+
+
+def test_a_node_that_waits_for_its_group_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with NatsServer() as server:
+        words = node_words(server, tmp_path / "data")
+        words[words.index("--controllers") + 1] = "n1,n2,n3"  # the other two never come
+        node = started(*words)
+        until(lambda: (tmp_path / "data" / "raft" / "journal").exists(), "it has begun to join")
+        node.terminate()
+        node.communicate(timeout=10)
+        assert node.returncode == 0
