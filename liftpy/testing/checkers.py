@@ -1,0 +1,369 @@
+"""One check per invariant of the specification, run after every step of a simulated cluster.
+
+They look at real logs and replicas and at ghost state; a broken one raises InvariantError with the invariant's name. What is looked
+at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``SimReplica`` and ``Group``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus
+from liftpy.config import AckPolicy
+from liftpy.ids import PartitionKey
+from liftpy.invariants import check
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.testing.ghost import PartitionGhost, Shadow
+from liftpy.testing.messages import EpochRequest, FetchRequest, Publish
+from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire.batch import parse_header
+
+if TYPE_CHECKING:
+    from liftpy.testing.cluster import Cluster
+
+
+class Checkers:
+    """All of them, with the ghost state of every partition."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.ghosts: dict[PartitionKey, PartitionGhost] = {}
+        self.rejected_ids: set[int] = set()
+        self.committed_ids: set[int] = set()
+        self.isr_changes = 0
+
+    def ghost(self, key: PartitionKey) -> PartitionGhost:
+        """The ghost of one partition."""
+        return self.ghosts.setdefault(key, PartitionGhost())
+
+    def shadow(self, replica: SimReplica) -> Shadow:
+        """The shadow of one replica's log."""
+        return self.ghost(replica.key).shadows.setdefault(replica.node_id, Shadow())
+
+    def chain_at(self, replica: SimReplica, offset: int) -> int | None:
+        """The digest of a replica's log through ``offset``."""
+        return self.shadow(replica).chain_at(offset)
+
+    def _where(self, replica: SimReplica) -> str:
+        return f"{replica.node_id}[{replica.process.incarnation}] {replica.replica.role} e{replica.replica.leader_epoch}"
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def opened(self, replica: SimReplica) -> None:
+        """A process opened its log: what was flushed is there [S1], and it is one that this node may have [D5]."""
+        ghost, old, log = self.ghost(replica.key), self.shadow(replica), replica.log
+        where = self._where(replica)
+        if not replica.process.lost_data:
+            check(log.log_end_offset >= old.durable_end_offset, "S1", where, log.log_end_offset, old.durable_end_offset)
+        base = old.base_chain if log.log_start_offset == old.log_start_offset else None
+        if log.log_start_offset == 0:
+            base = 0
+        shadow = Shadow(log_start_offset=log.log_start_offset, base_chain=base)
+        ghost.shadows[replica.node_id] = shadow
+        self._push_all(replica, log.log_start_offset, where)
+        shadow.durable_end_offset = log.log_end_offset
+        ghost.commit(shadow, log.log_start_offset - 1, log.high_watermark, where)
+
+    def _push_all(self, replica: SimReplica, from_offset: int, where: str) -> None:
+        log = replica.log
+        data = b"".join(log.read(from_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
+        self._push(replica, data, None, where)
+
+    def _push(self, replica: SimReplica, data: bytes | memoryview, ids: tuple[int, ...] | None, where: str) -> None:
+        ghost, shadow, view, position = self.ghost(replica.key), self.shadow(replica), memoryview(data), 0
+        while position < len(view):
+            header = parse_header(view, position)
+            ghost.push(shadow, header, ids, where)
+            position += header.size_bytes
+
+    def appended(self, replica: SimReplica, data: bytes | memoryview, publish: Publish | None) -> None:
+        """A batch of a leader's own (with its publish), or fetched ones."""
+        where = self._where(replica)
+        if publish is not None:
+            check(replica.replica.role == "LEADER", "C1", where, "appends")
+        self._push(replica, data, publish.ids if publish else None, where)
+
+    def cut(self, replica: SimReplica) -> None:
+        """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]."""
+        ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
+        check(replica.replica.role != "LEADER", "D25", where, "cut to", log.log_end_offset)
+        afresh = log.log_start_offset != shadow.log_start_offset
+        gone = shadow.truncate(-1 if afresh else log.log_end_offset)
+        for key in gone:
+            still_needed = not afresh or key[1] >= log.log_start_offset
+            if still_needed and not self._is_lost_by_command(replica):
+                check(ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
+        if afresh:
+            shadow.log_start_offset, shadow.base_chain = log.log_start_offset, None
+            check(log.log_start_offset <= ghost.log_start_offset, "D26", where, "starts afresh at", log.log_start_offset)
+        shadow.durable_end_offset = log.log_end_offset
+
+    def _is_lost_by_command(self, replica: SimReplica) -> bool:
+        return self._truth(replica.key).unclean_elected
+
+    def prefix_dropped(self, replica: SimReplica) -> None:
+        """The log start moved: never above HW [D26]."""
+        ghost, shadow, log = self.ghost(replica.key), self.shadow(replica), replica.log
+        check(log.log_start_offset <= ghost.high_watermark + 1, "D26", self._where(replica), log.log_start_offset)
+        check(log.log_start_offset >= shadow.log_start_offset, "D26", self._where(replica), "falls")
+        shadow.drop_prefix(log.log_start_offset)
+        ghost.log_start_offset = max(ghost.log_start_offset, log.log_start_offset)
+
+    # ---- after every step ------------------------------------------------------------------------------------------------
+    def before_effect(self, replica: SimReplica, effect: do.Effect) -> None:
+        """What must hold before an effect is carried out."""
+        if isinstance(effect, do.RaiseHighWatermark):
+            self._high_watermark_rises(replica, effect.high_watermark)
+        elif isinstance(effect, do.SendFetch):
+            self._fetch_leaves(replica, effect)
+
+    def _high_watermark_rises(self, replica: SimReplica, high_watermark: int) -> None:
+        ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
+        check(high_watermark <= log.newest_offset, "D7", where, "HW", high_watermark, "newest", log.newest_offset)
+        check(high_watermark > log.high_watermark, "D8", where, "HW", log.high_watermark, "->", high_watermark)
+        check(high_watermark < log.flushed_end_offset, "D6", where, "HW", high_watermark, "is not on its own disk")
+        shadow.durable_end_offset = max(shadow.durable_end_offset, log.flushed_end_offset)
+        fresh = ghost.commit(shadow, log.high_watermark, high_watermark, where)
+        if not fresh:
+            return
+        state = replica.replica.state
+        check(replica.replica.role == "LEADER", "D6", where, "commits", fresh)
+        check(len(state.isr) >= state.min_isr, "D20", where, "commits with ISR", sorted(state.isr))
+        self._complete_members(replica.key, "D6")
+        for key in fresh:
+            self._committed_publish(ghost, key, where)
+
+    def _committed_publish(self, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
+        """Order per publisher [A4]; what was refused stays invisible [A2]."""
+        ids = ghost.spans[key][1]
+        check(not self.rejected_ids.intersection(ids), "A2", where, "commits what was refused", ids)
+        self.committed_ids.update(ids)
+        publisher, number = self.cluster.publishes[ids[0]]
+        check(ghost.numbers.get(publisher, -1) < number, "A4", where, publisher, number, "after", ghost.numbers.get(publisher))
+        ghost.numbers[publisher] = number
+
+    def after_step(self, replica: SimReplica, event: ev.Event) -> None:
+        """The core's view of its log is the log's own; the epoch cache is a scan [D7, D13]."""
+        if replica.failed or replica.is_busy:
+            return
+        log, core, shadow = replica.log, replica.replica.log, self.shadow(replica)
+        where = self._where(replica)
+        check(core.log_end_offset == log.log_end_offset, "D15", where, "core", core.log_end_offset, "log", log.log_end_offset)
+        check(core.flushed_end_offset <= log.flushed_end_offset, "D21", where, "takes for flushed what is not", event)
+        check(log.high_watermark <= log.newest_offset, "D7", where, log.high_watermark, log.newest_offset)
+        check(core.high_watermark == log.high_watermark, "D7", where, core.high_watermark, log.high_watermark)
+        check(log.log_end_offset == shadow.log_end_offset, "D15", where, "lost track of", log.log_end_offset)
+        shadow.durable_end_offset = max(shadow.durable_end_offset, log.flushed_end_offset)
+        if isinstance(event, ev.PartitionChanged | ev.LogTruncated | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
+            check(core.epochs.entries == log.epochs.entries, "D13", where, core.epochs.entries, log.epochs.entries)
+            check(log.epochs.entries == shadow.scan(), "D13", where, log.epochs.entries, "scan", shadow.scan())
+        if replica.replica.role == "LEADER":
+            self._leader_speaks(replica, where)
+            if isinstance(event, ev.FetchReceived | ev.PartitionChanged):
+                self._positions_are_true(replica, where)
+
+    def _positions_are_true(self, replica: SimReplica, where: str) -> None:
+        """The leader's view of a follower is nothing that this process of the follower has not flushed [D18, C12]."""
+        for follower in replica.replica.snapshot(self.cluster.clock.now_ns).followers:
+            node = self.cluster.nodes[follower.replica]
+            process = node.process
+            current = process is not None and process.incarnation == replica.replica.live_incarnation(follower.replica)
+            if follower.position is None or not current or process is None or replica.key not in process.replicas:
+                continue
+            if process.replicas[replica.key].replica.leader_epoch != replica.replica.leader_epoch:
+                continue  # it has gone on to another leader: nothing more can be committed here with its help
+            durable = self.ghost(replica.key).shadows[follower.replica].durable_end_offset
+            check(
+                follower.position < durable, "D18", where, "has", follower.replica, "at", follower.position, "flushed", durable
+            )
+
+    def _leader_speaks(self, replica: SimReplica, where: str) -> None:
+        """What is answered as latest never falls [D8, R4].
+
+        Not looked at: a leader that was deposed by reports or moved by command while its lease still ran, and does not know yet.
+        """
+        if not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
+            return
+        truth, ghost = self._truth(replica.key), self.ghost(replica.key)
+        if (truth.leader, truth.leader_epoch) != (replica.node_id, replica.replica.leader_epoch):
+            self.cluster.counters["deposed, and its lease still runs"] += 1
+            return
+        check(replica.log.high_watermark >= ghost.latest, "R4", where, "latest", replica.log.high_watermark, ghost.latest)
+        ghost.latest = replica.log.high_watermark
+
+    # ---- fetches -----------------------------------------------------------------------------------------------------------
+    def _fetch_leaves(self, replica: SimReplica, effect: do.SendFetch) -> None:
+        """A fetch acknowledges what is on disk, and follows the cut for its epoch [D11, D12, D18]."""
+        log, where = replica.log, self._where(replica)
+        check(effect.offset < log.flushed_end_offset, "D18", where, "acknowledges", effect.offset, log.flushed_end_offset)
+        leader = self._acting_leader(replica.key, effect.leader_epoch)
+        if leader is None or log.log_end_offset == log.log_start_offset:
+            return
+        theirs, mine = self.shadow(leader), self.shadow(replica)
+        offset = log.newest_offset
+        if offset >= theirs.log_start_offset and self._agreed_once(replica, effect.leader_epoch):
+            check(mine.chain_at(offset) == theirs.chain_at(offset), "D12", where, "fetches from", offset, "without the cut")
+
+    def _agreed_once(self, replica: SimReplica, leader_epoch: int) -> bool:
+        return replica.replica.leader_epoch == leader_epoch and replica.replica.may_serve_committed()
+
+    def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> SimReplica | None:
+        for node in self.cluster.nodes.values():
+            replica = node.process.replicas.get(key) if node.process is not None else None
+            if replica is None or replica.failed or replica.replica.leader_epoch != leader_epoch:
+                continue
+            if replica.replica.role in ("LEADER", "CANDIDATE"):
+                return replica
+        return None
+
+    def fetch_accepted(self, replica: SimReplica, request: FetchRequest) -> None:
+        """A leader counts a fetch: the follower's log through that offset is a prefix of its own [D11, D16, D17]."""
+        where = self._where(replica)
+        check(
+            request.leader_epoch == replica.replica.leader_epoch, "D11", where, "counts a fetch of epoch", request.leader_epoch
+        )
+        self.cluster.counters["fetch answered"] += 1
+        if request.ghost_chain is None:
+            return
+        own = self.shadow(replica).chain_at(request.offset)
+        check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
+
+    def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
+        """A leader answers `.offset` as a scan of its log would [D12, D27]."""
+        shadow = self.shadow(replica)
+        known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.asked_epoch]
+        epoch, last = known[-1] if known else (0, -1)
+        answer = (effect.leader_epoch, effect.last_offset)
+        check(answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.asked_epoch, "not", last)
+
+    # ---- acks ----------------------------------------------------------------------------------------------------------------
+    def rejected(self, replica: SimReplica, publish: Publish) -> None:
+        """A negative ack leaves: the message is nowhere, and nobody else may speak [A2, D22]."""
+        where = self._where(replica)
+        check(not self.committed_ids.intersection(publish.ids), "A2", where, "refuses what is committed", publish.ids)
+        self._may_speak(replica, where)
+        self.rejected_ids.update(publish.ids)
+
+    def acknowledged(self, replica: SimReplica, publish: Publish, last_offset: int, effect: do.SendAcks) -> None:
+        """An ack leaves [A1, D1, D21, D22]."""
+        ghost, where = self.ghost(replica.key), self._where(replica)
+        self._may_speak(replica, where)
+        key = (effect.leader_epoch, last_offset)
+        check(ghost.spans.get(key, (0, ()))[1] == publish.ids, "A1", where, "acknowledges", publish.ids, "at", key)
+        check(last_offset < replica.log.flushed_end_offset, "D21", where, "acknowledges unflushed", last_offset)
+        self.cluster.counters[f"ack {effect.policy.name}"] += 1
+        if effect.policy is not AckPolicy.ALL:
+            return
+        check(ghost.committed.get(last_offset) == key, "D1", where, "acknowledges uncommitted", key)
+        chain = ghost.chains[key][0]
+        holders = [
+            node_id
+            for node_id, shadow in ghost.shadows.items()
+            if shadow.log_start_offset > last_offset
+            or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
+        ]
+        min_isr = replica.replica.state.min_isr
+        check(len(holders) >= min_isr, "D21", where, "acknowledges", key, "flushed on", holders, "only")
+        ghost.acked_all[last_offset] = key
+
+    def _may_speak(self, replica: SimReplica, where: str) -> None:
+        """A node whose session has ended, and that has not seen that yet or not come back, tells nobody anything [D22]."""
+        group, process = self.cluster.group, replica.process
+        node = group.image.nodes[replica.node_id]
+        check(node.incarnation == process.incarnation, "D22", where, "speaks, though", node.incarnation, "is its successor")
+        check(not node.fenced, "D22", where, "speaks while its session has ended")
+        fenced_at = group.fenced_at.get(replica.node_id, -1)
+        own_fence_seen = fenced_at <= process.image.index
+        check(own_fence_seen, "D22", where, "speaks on image", process.image.index, "but was fenced at", fenced_at)
+
+    # ---- roles and the metadata ------------------------------------------------------------------------------------------
+    def role_changed(self, replica: SimReplica, effect: do.RoleChanged) -> None:
+        """One leader per LeaderEpoch, the one that is recorded, and it has everything committed [C1, D2]."""
+        if effect.role != "LEADER" or effect.phase != "LEADER_REPLAY":
+            return
+        ghost, where, log = self.ghost(replica.key), self._where(replica), replica.log
+        me = (replica.node_id, replica.process.incarnation)
+        check(ghost.leaders.setdefault(effect.leader_epoch, me) == me, "C1", where, "and", ghost.leaders[effect.leader_epoch])
+        recorded = self.cluster.leader_of_epoch.get((replica.key, effect.leader_epoch))
+        check(recorded == replica.node_id, "C1", where, "leads, recorded is", recorded)
+        if not self._is_lost_by_command(replica):
+            complete = ghost.holds_committed(self.shadow(replica), log.flushed_end_offset)
+            check(complete, "D2", where, "leads to", log.flushed_end_offset, "but", ghost.high_watermark, "is committed")
+        self.cluster.counters["leaderships"] += 1
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        """The metadata group decided something [C2, C3, C6, M6]; who is in the ISR has everything committed [D3, D19]."""
+        check(self.cluster.group.fsm.failure_count == 0, "M6", "an apply failed")
+        for stream in new.streams.values():
+            before = old.streams.get(stream.name)
+            if before is stream:
+                continue
+            for partition in stream.partitions:
+                was = before.partitions[partition.partition] if before is not None else None
+                if was is not partition:
+                    self._partition_changed(stream.key(partition.partition), was, partition, new)
+
+    def _partition_changed(
+        self, key: PartitionKey, old: PartitionImage | None, new: PartitionImage, image: ClusterImage
+    ) -> None:
+        check(set(new.isr) <= set(new.replicas) and bool(new.isr), "C3", new)
+        check(new.leader == "" or new.leader in new.isr, "C3", new)
+        if new.status is PartitionStatus.ONLINE:
+            recorded = self.cluster.leader_of_epoch.setdefault((key, new.leader_epoch), new.leader)
+            check(recorded == new.leader, "C1", "epoch", new.leader_epoch, "of", recorded, "is given to", new.leader)
+        if old is None:
+            return
+        check(new.epoch > old.epoch and new.leader_epoch >= old.leader_epoch, "C2", old, new)
+        joined = set(new.isr) - set(old.isr)
+        for node_id in joined:
+            check(image.is_live(node_id), "C6", node_id, "joins and is fenced")
+        counters = self.cluster.counters
+        if set(old.isr) != set(new.isr):
+            self.isr_changes += 1
+            counters["ISR grew" if joined else "ISR shrank"] += 1
+            counters["ISR = min.isr"] += len(new.isr) == min(self.cluster.min_isr, len(new.replicas))
+            counters["ISR < min.isr"] += len(new.isr) < min(self.cluster.min_isr, len(new.replicas))
+        if old.status is not new.status:
+            counters[f"partition {new.status.name}"] += 1
+        self._complete_members(key, "D19" if joined else "D3")
+
+    def _complete_members(self, key: PartitionKey, name: str) -> None:
+        """Every member of the ISR holds everything committed on its disk, dead or alive, unless it is known to be doubtful."""
+        ghost, truth = self.ghost(key), self._truth(key)
+        if ghost.high_watermark < 0 or truth.unclean_elected or self.cluster.commit_by_quorum:
+            return
+        for node_id in truth.isr:
+            node = self.cluster.nodes[node_id]
+            if node.lost_data or node_id in truth.incomplete:
+                continue
+            shadow = ghost.shadows.get(node_id, Shadow())
+            holds = ghost.holds_committed(shadow, shadow.durable_end_offset)
+            check(
+                holds, name, node_id, "is in ISR", truth.isr, "with", shadow.durable_end_offset, "HW is", ghost.high_watermark
+            )
+
+    def _truth(self, key: PartitionKey) -> PartitionImage:
+        return self.cluster.group.partition(key.stream, key.partition)
+
+    # ---- at the end ------------------------------------------------------------------------------------------------------------
+    def nothing_is_lost(self) -> None:
+        """Every committed record is somewhere, and every ALL-acknowledged one on the leader [D1, D24]."""
+        for key, ghost in self.ghosts.items():
+            if self._truth(key).unclean_elected or ghost.high_watermark < 0:
+                continue
+            holders = [n for n, s in ghost.shadows.items() if ghost.holds_committed(s, s.durable_end_offset)]
+            check(bool(holders), "D24", key, "HW", ghost.high_watermark, "is held by nobody")
+            leader = self._acting_leader(key, self._truth(key).leader_epoch)
+            if leader is None:
+                continue
+            shadow = self.shadow(leader)
+            for last_offset, batch in ghost.acked_all.items():
+                if last_offset >= shadow.log_start_offset:
+                    check(
+                        shadow.chain_at(last_offset) == ghost.chains[batch][0],
+                        "D1",
+                        "acknowledged",
+                        batch,
+                        "is not on",
+                        leader.node_id,
+                    )

@@ -1,0 +1,120 @@
+"""Applications of a simulated cluster: publishers that count their answers, readers that believe nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from liftpy.config import AckPolicy
+from liftpy.invariants import check
+from liftpy.testing.clock import MS, S
+from liftpy.testing.messages import Ack, Publish, ReadRequest, ReadResponse
+from liftpy.wire.batch import split_batches
+
+if TYPE_CHECKING:
+    from liftpy.ids import PartitionKey
+    from liftpy.testing.cluster import Cluster
+
+PUBLISH_TIMEOUT_NS = 3 * S
+_POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
+
+
+class Publisher:
+    """Publishes to one partition's subject at random intervals, and waits for each ack until it times out."""
+
+    def __init__(self, cluster: Cluster, name: str, subject: str, interval_ns: int) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.subject = subject
+        self.interval_ns = interval_ns
+        self.stopped = False
+        self.waiting: set[int] = set()
+        """Numbers of the publishes that are neither answered nor timed out [L4]."""
+        self.acked_all = 0
+        """Publishes that were acknowledged with policy ALL."""
+        self._number = 0
+        self._rng = random.Random(f"{cluster.seed}/{name}")
+        cluster.clock.after(interval_ns, self._turn)
+
+    def _turn(self) -> None:
+        if self.stopped:
+            return
+        self.publish(self._rng.choice(_POLICIES), 1 + int(self._rng.random() ** 3 * 6))
+        self.cluster.clock.after(1 + int(self._rng.random() * 2 * self.interval_ns), self._turn)
+
+    def publish(self, policy: AckPolicy = AckPolicy.ALL, count: int = 1) -> int:
+        """Publish ``count`` messages as one; return its number."""
+        number, self._number = self._number, self._number + 1
+        ids = tuple(self.cluster.new_id(self.name, number) for _ in range(count))
+        message = Publish(self.name, number, ids, policy)
+        if policy is AckPolicy.NONE:
+            self.cluster.network.publish(self.name, self.subject, message)
+            return number
+        self.waiting.add(number)
+        self.cluster.network.request(self.name, self.subject, message, lambda ack: self._answered(number, policy, ack))
+        self.cluster.clock.after(PUBLISH_TIMEOUT_NS, lambda: self._timed_out(number))
+        return number
+
+    def _answered(self, number: int, policy: AckPolicy, ack: Any) -> None:
+        if number not in self.waiting:
+            return
+        self.waiting.discard(number)
+        if isinstance(ack, Ack) and not ack.reason:
+            self.acked_all += policy is AckPolicy.ALL
+            self.cluster.counters["publish acknowledged"] += 1
+        else:
+            self.cluster.counters["publish refused"] += 1
+
+    def _timed_out(self, number: int) -> None:
+        if number in self.waiting:
+            self.waiting.discard(number)
+            self.cluster.counters["publish timed out"] += 1
+
+
+class Reader:
+    """Reads one partition from its start, each time from any node that answers, and compares with the one true log [R1-R4]."""
+
+    def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.key = key
+        self.subject = f"{key.stream}.{key.partition}"
+        self.interval_ns = interval_ns
+        self.next_offset = 0
+        """Exclusive: everything below has been read, or retention had deleted it."""
+        self._rng = random.Random(f"{cluster.seed}/{name}")
+        cluster.clock.after(interval_ns, self._turn)
+
+    def _turn(self) -> None:
+        node = self._rng.choice(sorted(self.cluster.nodes))
+        asked = self.next_offset
+        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)))
+        self.cluster.network.request(self.name, f"{self.subject}.read.{node}", request, lambda r: self._answered(asked, r))
+        self.cluster.clock.after(MS + int(self._rng.random() * 2 * self.interval_ns), self._turn)
+
+    def _answered(self, asked: int, answer: Any) -> None:
+        if not isinstance(answer, ReadResponse):
+            return
+        if answer.error:
+            self.cluster.counters[f"read: {answer.error}"] += 1
+            if answer.error == "out of range" and asked == self.next_offset < answer.log_start_offset:
+                self.next_offset = answer.log_start_offset
+            return
+        next_offset = self._compare(asked, answer)
+        if asked == self.next_offset:
+            self.next_offset = next_offset
+        self.cluster.counters["read answered"] += bool(answer.batches)
+
+    def _compare(self, asked: int, answer: ReadResponse) -> int:
+        """Whole committed batches, in order, without a gap, the bytes of the one true log."""
+        ghost = self.cluster.checkers.ghost(self.key)
+        next_offset = asked
+        for batch in split_batches(answer.batches):
+            key = (batch.leader_epoch, batch.last_offset)
+            check(batch.base_offset <= next_offset <= batch.last_offset, "R2", self.name, "expects", next_offset, "gets", key)
+            check(batch.last_offset <= ghost.high_watermark, "R1", self.name, "reads", key, "HW", ghost.high_watermark)
+            check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", answer.node)
+            check(ghost.chains[key][1] == batch.header.crc, "R3", self.name, "other bytes", key)
+            next_offset = batch.next_offset
+        check(next_offset <= answer.high_watermark + 1 or not answer.batches, "R1", self.name, next_offset, answer)
+        return next_offset

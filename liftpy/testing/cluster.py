@@ -1,0 +1,260 @@
+"""Cluster: nodes, network, metadata group, clients and checkers under one clock and one seed.
+
+A run has two parts: chaos, in which safety is checked after every step, and then everything is healed and the cluster has to become
+whole again in bounded virtual time (liveness). Scripts use the same class with an empty plan and strike faults by hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.config import CommitPolicy
+from liftpy.ids import PartitionKey
+from liftpy.invariants import check
+from liftpy.testing.checkers import Checkers
+from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
+from liftpy.testing.clock import MS, Clock, S
+from liftpy.testing.faults import Nemesis, Plan
+from liftpy.testing.group import Group
+from liftpy.testing.network import Network
+from liftpy.testing.process import SimNode
+from liftpy.testing.sim_replica import SimReplica
+from liftpy.testing.trace import Trace
+from liftpy.wire._pb import cluster_pb2 as pb
+
+STREAM = "orders"
+
+
+class Cluster:
+    """One simulated cluster with one stream of one partition."""
+
+    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+        self.plan = plan
+        self.seed = plan.seed
+        self.config = plan.config
+        self.stream_config = replace(plan.stream_config, commit_policy=plan.policy, min_isr=plan.min_isr)
+        self.min_isr = plan.min_isr
+        self.commit_by_quorum = plan.policy is CommitPolicy.QUORUM
+        self.trace = trace
+        self.counters: Counter[str] = Counter()
+        """What happened how often: the coverage."""
+        self.candidates_fail = False
+        self.publishes: dict[int, tuple[str, int]] = {}
+        """Message id -> (publisher, number of the publish)."""
+        self.leader_of_epoch: dict[tuple[PartitionKey, int], str] = {}
+        """What the metadata group recorded."""
+        self.clock = Clock()
+        if trace is not None:
+            trace.clock = self.clock
+        self.network = Network(self.clock, plan.seed, replace(plan.noise), self._deliver)
+        self.group = Group(self.clock, plan.seed, plan.config)
+        self.group.loss, self.group.slow_ns = plan.metadata_loss, plan.metadata_slow_ns
+        self.checkers = Checkers(self)
+        self.group.watch = self._image_changed
+        self.group.deliver = self._image_arrives
+        self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
+        self.publishers: list[Publisher] = []
+        self.readers: list[Reader] = []
+        for node in self.nodes.values():
+            node.disk.flush_ns = plan.flush_ns
+
+    # ---- wiring ------------------------------------------------------------------------------------------------------
+    def _deliver(self, receiver: str, arrive: Callable[[], None]) -> None:
+        node = self.nodes.get(receiver)
+        if node is None:
+            arrive()
+        elif node.process is not None:
+            node.process.run(arrive)
+
+    def _image_arrives(self, node_id: str, image: ClusterImage) -> None:
+        process = self.nodes[node_id].process
+        if process is not None:
+            process.run(lambda: process.image_arrived(image))
+
+    def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        if self.trace is not None:
+            self.trace.image(old, new)
+        self.checkers.image_changed(old, new)
+
+    def stale_image(self, index: int) -> ClusterImage:
+        """What a process that has just registered (at ``index``) may know: an image from before that, or the newest."""
+        known = self.group.images[-4:]
+        return known[(self.seed + index) % len(known)]
+
+    def new_id(self, publisher: str, number: int) -> int:
+        """An id that no message has had."""
+        message_id = len(self.publishes) + 1
+        self.publishes[message_id] = (publisher, number)
+        return message_id
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+    def boot(self) -> PartitionKey:
+        """Start every node, wait until all are registered, create the stream, wait for its leader."""
+        for node in self.nodes.values():
+            node.start()
+        self.wait_for(lambda: len(self.group.image.nodes) == len(self.nodes) and self._all_registered(), 30)
+        request = pb.CreateStream(
+            name=STREAM, subject="shop.orders", partitions=1, replicationFactor=self.plan.replication_factor,
+            config=pb.StreamConfig(minIsr=self.plan.min_isr, commitPolicy=self.plan.policy.value),
+        )  # fmt: skip
+        response = self.group.apply(pb.ControlRequest(createStream=request))
+        check(response.error == pb.ControlResponse.OK, "C3", response.detail)
+        self.network.once.add(f"{STREAM}.0")
+        self.wait_for(lambda: self.leader() is not None, 30)
+        return self.key
+
+    def _all_registered(self) -> bool:
+        return all(node.process is not None and node.process.incarnation for node in self.nodes.values())
+
+    @property
+    def key(self) -> PartitionKey:
+        """Of the stream's one partition."""
+        return self.group.image.streams[STREAM].key(0)
+
+    def start_clients(self) -> None:
+        """Publishers and a reader, as the plan says."""
+        for number in range(self.plan.publisher_count):
+            self.publishers.append(Publisher(self, f"p{number}", f"{STREAM}.0", self.plan.publish_interval_ns))
+        self.readers.append(Reader(self, "r0", self.key, 80 * MS))
+
+    def crash(self, node_id: str, *, power: bool) -> None:
+        """The process is gone at once; with ``power``, what was not flushed too."""
+        node = self.nodes[node_id]
+        if node.up:
+            node.stop_process()
+            node.disk.cut_power() if power else node.disk.kill()
+
+    def restart_if_failed(self, node_id: str) -> None:
+        """A process whose storage failed stops, and is started again."""
+        process = self.nodes[node_id].process
+        if process is not None and any(replica.failed for replica in process.replicas.values()):
+            self.crash(node_id, power=False)
+            self.nodes[node_id].start()
+
+    def replica(self, node_id: str) -> SimReplica | None:
+        """The running replica of a node."""
+        process = self.nodes[node_id].process
+        return process.replicas.get(self.key) if process is not None else None
+
+    def leader(self) -> SimReplica | None:
+        """The replica that leads and is open, as the metadata says."""
+        partition = self.group.partition(STREAM, 0)
+        replica = self.replica(partition.leader) if partition.leader else None
+        if replica is None or replica.failed or replica.replica.phase != "LEADER_READY":
+            return None
+        return replica if replica.replica.leader_epoch == partition.leader_epoch else None
+
+    def wait_for(self, condition: Callable[[], bool], within_s: float, name: str = "L1") -> float:
+        """Run until ``condition`` holds; InvariantError ``name`` if it does not within ``within_s``. Seconds it took."""
+        start_ns = self.clock.now_ns
+        deadline_ns = start_ns + round(within_s * S)
+        while not condition():
+            in_time = self.clock.now_ns < deadline_ns and self.clock.step()
+            check(in_time, name, "not within", within_s, "s:", self.describe())
+        return (self.clock.now_ns - start_ns) / S
+
+    def run_for(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.clock.run_until(self.clock.now_ns + round(seconds * S))
+
+    # ---- a whole run ---------------------------------------------------------------------------------------------------
+    def run(self, events: int) -> None:
+        """Chaos for about ``events`` events, then heal and check that the cluster becomes whole."""
+        self.boot()
+        self.start_clients()
+        nemesis = Nemesis(self, self.plan.faults)
+        while self.clock.events < events:
+            self.clock.step()
+        nemesis.stopped = True
+        self.heal()
+        self.become_whole()
+
+    def heal(self) -> None:
+        """No more faults: every node runs, every path is open."""
+        network, group = self.network, self.group
+        network.noise.calm()
+        for held in (network.down, network.cuts, network.slow, group.cut):
+            held.clear()
+        group.loss, group.slow_ns, self.candidates_fail = 0.0, 5 * MS, False
+        group.set_available(True)
+        for publisher in self.publishers:
+            publisher.interval_ns = max(publisher.interval_ns, 250 * MS)
+        for node in self.nodes.values():
+            node.disk.set_capacity(None)
+            node.disk.fail_syncs, node.disk.flush_ns = 0, MS
+            if node.process is not None and node.process.paused:
+                node.process.resume(timers_first=True)
+            self.restart_if_failed(node.node_id)
+            node.start()
+        if self.trace is not None:
+            self.trace.note("*** healed")
+
+    def become_whole(self) -> None:
+        """L1-L5, L8 and the final looks at the data."""
+        for node_id in self.nodes:
+            self.restart_if_failed(node_id)
+        if self.waits_for_the_operator():
+            self.counters["ends Offline, waiting for the operator"] += 1
+            self.checkers.nothing_is_lost()
+            return
+        leader_s = self.wait_for(lambda: self.leader() is not None, 8, "L1")
+        self.counters["slow leader"] += leader_s > 5
+        self.wait_for(self._isr_is_whole, 30, "L2")
+        self.run_for(10)
+        self.wait_for(self._isr_is_whole, 30, "L2")
+        changes = self.checkers.isr_changes
+        self.run_for(5)
+        check(self.checkers.isr_changes - changes <= 2, "L8", "the ISR flaps", self.checkers.isr_changes - changes)
+        for publisher in self.publishers:
+            publisher.stopped = True
+        self.run_for(PUBLISH_TIMEOUT_NS / S + 0.1)
+        for publisher in self.publishers:
+            check(not publisher.waiting, "L4", publisher.name, "waits for", publisher.waiting)
+        self.wait_for(self._all_is_committed, 10, "L3")
+        self.wait_for(self._readers_are_at_the_end, 10, "L3")
+        self.checkers.nothing_is_lost()
+
+    def waits_for_the_operator(self) -> bool:
+        """Nobody may lead without a command: the whole ISR may have lost data [C10], or is too small for a quorum's election."""
+        partition = self.group.partition(STREAM, 0)
+        doubtful = set(partition.isr) <= set(partition.incomplete)
+        too_few = self.commit_by_quorum and 2 * len(set(partition.isr) - set(partition.incomplete)) <= len(partition.replicas)
+        return partition.status is not PartitionStatus.ONLINE and (doubtful or too_few)
+
+    def _isr_is_whole(self) -> bool:
+        partition = self.group.partition(STREAM, 0)
+        return self.leader() is not None and set(partition.isr) == set(partition.replicas)
+
+    def _all_is_committed(self) -> bool:
+        leader = self.leader()
+        if leader is None:
+            return False
+        if self.commit_by_quorum and leader.log.epochs.latest_epoch != leader.replica.leader_epoch:
+            return True  # nothing of this epoch: what is left of older ones commits with its first record
+        replicas = [self.replica(node_id) for node_id in leader.replica.state.replicas]
+        return all(r is not None and r.log.high_watermark == r.log.newest_offset == leader.log.newest_offset for r in replicas)
+
+    def _readers_are_at_the_end(self) -> bool:
+        leader = self.leader()
+        return leader is not None and all(r.next_offset > leader.log.high_watermark for r in self.readers)
+
+    def describe(self) -> str:
+        """One line per node, for people."""
+        lines = []
+        if STREAM in self.group.image.streams:
+            p = self.group.partition(STREAM, 0)
+            lines.append(f"metadata: {p.status.name} leader={p.leader or p.candidate} e{p.leader_epoch} E{p.epoch} isr={p.isr}")
+            for node_id in sorted(self.nodes):
+                r = self.replica(node_id)
+                if r is None:
+                    lines.append(f"{node_id}: down or not hosting")
+                    continue
+                core, log = r.replica, r.log
+                lines.append(
+                    f"{node_id}: {core.role} {core.phase} e{core.leader_epoch} start={log.log_start_offset} end={log.log_end_offset}"
+                    f" flushed={log.flushed_end_offset} hw={log.high_watermark} {r.failed}"
+                )
+        return "\n".join(lines)

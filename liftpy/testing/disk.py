@@ -1,0 +1,84 @@
+"""Simulated disks: ``MemoryStorage`` with latency, errors, a capacity, and what a crash leaves of it.
+
+A kill keeps everything that was written (the page cache survives); a power cut keeps what was synced and any part of what came
+after it; an emptied disk keeps nothing. A flush error is once and final: what it should have made durable may be gone.
+"""
+
+from __future__ import annotations
+
+import random
+
+from liftpy.errors import StorageError
+from liftpy.log.memory import MemoryStorage
+from liftpy.testing.clock import MS
+
+
+class Disk:
+    """One node's disk. Partition folders by name, and the node's own small file (its incarnation)."""
+
+    def __init__(self, seed: str) -> None:
+        self.folders: dict[str, MemoryStorage] = {}
+        self.incarnation = 0
+        """Durable: of the process that ran last on this disk, 0 for an empty one."""
+        self.clean_stop = False
+        self.flush_ns = MS
+        """Latency of one flush."""
+        self.fail_syncs = 0
+        """How many of the next syncs fail."""
+        self.capacity_bytes = 1 << 40
+        self._rng = random.Random(seed)
+
+    def folder(self, name: str) -> MemoryStorage:
+        """The storage of one partition."""
+        if name not in self.folders:
+            self.folders[name] = self._attach(MemoryStorage())
+        return self.folders[name]
+
+    def flush_latency_ns(self) -> int:
+        """How long the next flush takes."""
+        return self.flush_ns // 2 + int(self._rng.random() * self.flush_ns)
+
+    def kill(self) -> None:
+        """The process is gone; what it wrote is still in the page cache."""
+        self._after(power=False)
+
+    def cut_power(self) -> None:
+        """Unsynced bytes survive only in part, at any byte."""
+        self._after(power=True)
+
+    def empty(self) -> None:
+        """Replaced by a new one."""
+        self.folders.clear()
+        self.incarnation = 0
+        self.clean_stop = False
+
+    def flip_bit(self, name: str) -> bool:
+        """One bit of a partition's log changes at rest; False if there is nothing to change."""
+        storage = self.folders.get(name)
+        logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
+        if storage is None or not logs:
+            return False
+        data = storage.files[self._rng.choice(logs)].data
+        data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+        return True
+
+    def set_capacity(self, free_bytes: int | None) -> None:
+        """Only ``free_bytes`` more fit into each folder; None: no limit."""
+        for storage in self.folders.values():
+            storage.capacity_bytes = 1 << 40 if free_bytes is None else storage.used_bytes() + free_bytes
+
+    def _after(self, power: bool) -> None:
+        def keep(name: str, synced: int, written: int) -> int:
+            return synced + self._rng.randrange(written - synced + 1) if written > synced else synced
+
+        self.folders = {name: self._attach(storage.crash(power=power, keep=keep)) for name, storage in self.folders.items()}
+        self.fail_syncs = 0
+
+    def _attach(self, storage: MemoryStorage) -> MemoryStorage:
+        def fault(what: str) -> None:
+            if what == "sync" and self.fail_syncs > 0:
+                self.fail_syncs -= 1
+                raise StorageError("simulated flush error")
+
+        storage.fault = fault
+        return storage

@@ -1,0 +1,144 @@
+"""Ghost state: what a spectator who sees everything knows, and no node does. The checkers compare the nodes against it.
+
+Every batch has a chain: a digest of itself and of the whole log before it. Equal chains mean equal prefixes, so "the logs agree" is
+one comparison [D4, D5]. A chain is found by (LeaderEpoch, last offset), of which there may only ever be one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from liftpy.invariants import check
+from liftpy.wire.batch import BatchHeader
+
+Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Shadow:
+    """One replica's log on disk, batch by batch, as it should be. It survives the process, as the disk does."""
+
+    lasts: list[int] = field(default_factory=list)
+    """Inclusive last offset of each batch, ascending."""
+    chains: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    log_start_offset: int = 0
+    durable_end_offset: int = 0
+    """Exclusive: everything below has been flushed."""
+    base_chain: int | None = 0
+    """Of everything before the first batch; None when that is not known (the log began afresh)."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive."""
+        return self.lasts[-1] + 1 if self.lasts else self.log_start_offset
+
+    def chain_at(self, offset: int) -> int | None:
+        """The digest of the log through ``offset``, None unless a batch that is here ends there."""
+        index = bisect_right(self.lasts, offset) - 1
+        return self.chains[index] if index >= 0 and self.lasts[index] == offset else None
+
+    def truncate(self, end_offset: int) -> list[Key]:
+        """Cut; return (LeaderEpoch, last offset) of what is gone."""
+        keep = bisect_right(self.lasts, end_offset - 1)
+        gone = list(zip(self.epochs[keep:], self.lasts[keep:], strict=True))
+        del self.lasts[keep:], self.chains[keep:], self.epochs[keep:]
+        self.durable_end_offset = min(self.durable_end_offset, end_offset)
+        return gone
+
+    def drop_prefix(self, log_start_offset: int) -> None:
+        """Retention."""
+        drop = bisect_right(self.lasts, log_start_offset - 1)
+        if drop:
+            self.base_chain = self.chains[drop - 1]
+        del self.lasts[:drop], self.chains[:drop], self.epochs[:drop]
+        self.log_start_offset = log_start_offset
+
+    def scan(self) -> tuple[tuple[int, int], ...]:
+        """(LeaderEpoch, first offset) as a scan of the log gives them [D13]."""
+        entries: list[tuple[int, int]] = []
+        start = self.log_start_offset
+        for last, epoch in zip(self.lasts, self.epochs, strict=True):
+            if not entries or entries[-1][0] != epoch:
+                entries.append((epoch, start))
+            start = last + 1
+        return tuple(entries)
+
+
+@dataclass(slots=True)
+class PartitionGhost:
+    """One partition."""
+
+    chains: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """(LeaderEpoch, last offset) -> (chain, CRC) of every batch that was ever appended anywhere."""
+    spans: dict[Key, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """(LeaderEpoch, last offset) -> (base offset, message ids)."""
+    committed: dict[int, Key] = field(default_factory=dict)
+    """Last offset of every batch at or below the true HW -> its key: the one true log."""
+    lasts: list[int] = field(default_factory=list)
+    """Keys of ``committed``, ascending."""
+    high_watermark: int = -1
+    """The true HW: the highest that any node ever had."""
+    leaders: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """LeaderEpoch -> (node, incarnation) that acted as leader in it."""
+    acked_all: dict[int, Key] = field(default_factory=dict)
+    """Last offset of each publish that was acknowledged ALL -> its batch."""
+    latest: int = -1
+    """The highest offset that was answered as latest."""
+    log_start_offset: int = 0
+    """The highest log start of any replica: below it records may be gone."""
+    shadows: dict[str, Shadow] = field(default_factory=dict)
+    """By node."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Publisher -> number of its newest committed publish [A4]."""
+
+    def push(self, shadow: Shadow, header: BatchHeader, ids: tuple[int, ...] | None, where: str) -> None:
+        """``header`` is appended to a replica's log. Its identity decides what stands before it [D5]."""
+        key = (header.leader_epoch, header.last_offset)
+        base = header.base_offset
+        check(base == shadow.log_end_offset or not shadow.lasts, "D15", where, "appends", base, "at", shadow.log_end_offset)
+        if shadow.epochs:
+            check(header.leader_epoch >= shadow.epochs[-1], "D14", where, "epoch", key, "after", shadow.epochs[-1])
+        before = shadow.chains[-1] if shadow.chains else shadow.base_chain
+        known = self.chains.get(key)
+        if known is None:
+            check(ids is not None and before is not None, "D5", where, "a batch from nowhere", key)
+            known = self.chains[key] = (hash((before, header.crc, base, *key)), header.crc)
+            self.spans[key] = (base, ids or ())
+        chain, crc = known
+        check(crc == header.crc, "D5", where, "other bytes at", key)
+        if before is not None:
+            check(chain == hash((before, header.crc, base, *key)), "D5", where, "another prefix before", key)
+        shadow.lasts.append(header.last_offset)
+        shadow.chains.append(chain)
+        shadow.epochs.append(header.leader_epoch)
+
+    def commit(self, shadow: Shadow, low: int, high: int, where: str) -> list[Key]:
+        """A replica takes (low, high] for committed: it must be the one true log [D1, D4, R3]. Returns what is new."""
+        first, last = bisect_right(shadow.lasts, low), bisect_right(shadow.lasts, high)
+        check(
+            high < shadow.log_start_offset or (last > 0 and shadow.lasts[last - 1] == high),
+            "D23", where, "HW inside a batch or beyond the log:", high,
+        )  # fmt: skip
+        fresh = []
+        for index in range(first, last):
+            key = (shadow.epochs[index], shadow.lasts[index])
+            held = self.committed.get(key[1])
+            if held is None:
+                check(key[1] > self.high_watermark, "D4", where, "commits", key, "inside what is committed")
+                self.committed[key[1]] = key
+                self.lasts.append(key[1])
+                self.high_watermark = key[1]
+                fresh.append(key)
+            else:
+                check(held == key, "D4", where, "has", key, "where the committed log has", held)
+        return fresh
+
+    def holds_committed(self, shadow: Shadow, end_offset: int) -> bool:
+        """Whether ``shadow`` below ``end_offset`` (exclusive) holds everything that is committed [D2, D3]."""
+        if self.high_watermark < max(shadow.log_start_offset, self.log_start_offset):
+            return end_offset > self.high_watermark or self.high_watermark < shadow.log_start_offset
+        if end_offset <= self.high_watermark:
+            return False
+        return shadow.chain_at(self.high_watermark) == self.chains[self.committed[self.high_watermark]][0]

@@ -1,0 +1,156 @@
+"""The metadata group as one log: the real ``ClusterFsm``, ``Sessions`` and ``ElectionTimers``, without Raft underneath.
+
+Raft has its own simulator; here the group is what it promises to be, one order of decisions, and the faults are those that
+a node sees: requests and answers that are lost (the outcome is unknown), no metadata leader for a while, and an image
+that reaches every node late, in order, and not at all while its metadata path is cut.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage, PartitionImage
+from liftpy.cluster.session import Sessions
+from liftpy.config import ReplicationConfig
+from liftpy.testing.clock import MS, Clock
+from liftpy.wire._pb import cluster_pb2 as pb
+
+_TICK_NS = 50 * MS
+
+Answer = Callable[[pb.ControlResponse | None], None]
+Heard = Callable[[bool, int], None]
+
+
+class Group:
+    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``."""
+
+    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
+        self.clock = clock
+        self.fsm = ClusterFsm(elections=True)
+        self.sessions = Sessions(config)
+        self.timers = ElectionTimers(config)
+        self.images: list[ClusterImage] = [self.fsm.image]
+        """Every image that there was, in order."""
+        self.cut: set[str] = set()
+        """Nodes whose metadata path is cut."""
+        self.loss = 0.0
+        self.slow_ns = 5 * MS
+        """Requests, answers and images take up to this long."""
+        self.available = False
+        self.fenced_at: dict[str, int] = {}
+        """Node -> index of the image that fenced it last."""
+        self.counters: Counter[str] = Counter()
+        self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
+        self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
+        self._index = 0
+        self._rng = random.Random(f"{seed}/group")
+        self.set_available(True)
+        self._tick()
+
+    @property
+    def image(self) -> ClusterImage:
+        """The truth."""
+        return self.fsm.image
+
+    def partition(self, stream: str, number: int) -> PartitionImage:
+        """The truth about one partition."""
+        return self.fsm.image.streams[stream].partitions[number]
+
+    def set_available(self, available: bool) -> None:
+        """Whether there is a metadata leader; a new one knows no heartbeats."""
+        if available == self.available:
+            return
+        self.available = available
+        if available:
+            self.sessions.lead(self.image, self.clock.now_ns)
+            self.timers.lead(self.image, self.clock.now_ns)
+        else:
+            self.sessions.resign()
+            self.timers.resign()
+
+    # ---- requests --------------------------------------------------------------------------------------------------------
+    def propose(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """One request of ``node``. ``on_answer`` may never be called: then the outcome is unknown."""
+        self._travel(node, lambda: self._requested(node, request, on_answer))
+
+    def _requested(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+        if not self.available:
+            self.counters["no metadata leader"] += 1
+            return
+        if request.HasField("reportPromotion") and not request.reportPromotion.finished:
+            self.timers.progress(request.reportPromotion, self.clock.now_ns)
+            return
+        response = self.apply(request)
+        self._travel(node, lambda: on_answer(response))
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Commit and apply ``request`` now."""
+        before = self.image
+        self._index += 1
+        request.operationId = request.operationId or self.new_operation_id()
+        request.timeNs = self.clock.now_ns
+        response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
+        self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
+        if self.fsm.last_records:
+            self._changed(before)
+        return response
+
+    def new_operation_id(self) -> bytes:
+        """An id that no operation has had; one that is retried keeps its own."""
+        return self._rng.randbytes(16)
+
+    def _changed(self, before: ClusterImage) -> None:
+        image, now_ns = self.image, self.clock.now_ns
+        for node_id, node in image.nodes.items():
+            old = before.nodes.get(node_id)
+            if node.fenced and (old is None or not old.fenced):
+                self.fenced_at[node_id] = image.index
+        self.images.append(image)
+        if self.available:
+            self.sessions.image_changed(image, now_ns)
+            self.timers.image_changed(image, now_ns)
+        self.watch(before, image)
+        for node_id in sorted(image.nodes):
+            self.send_image(node_id)
+
+    def send_image(self, node: str) -> None:
+        """The newest image, on its way to ``node``."""
+        image = self.image
+        self._travel(node, lambda: self.deliver(node, image))
+
+    def heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+        """``on_heard(granted, index of the image that the answer was made on)``; a node that is behind gets the image again."""
+        self._travel(node, lambda: self._heartbeat(node, incarnation, seen_index, on_heard))
+
+    def _heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+        if not self.available:
+            return
+        now_ns = self.clock.now_ns
+        lease = self.sessions.heartbeat(node, incarnation, now_ns, now_ns)
+        index = self.image.index
+        if seen_index < index:
+            self.send_image(node)
+        self._travel(node, lambda: on_heard(lease.granted, index))
+
+    def _travel(self, node: str, arrive: Callable[[], None]) -> None:
+        """One way between a node and the metadata leader."""
+        if node in self.cut or self._rng.random() < self.loss:
+            self.counters["lost on the metadata path"] += 1
+            return
+        delay_ns = MS // 2 + int(self._rng.random() ** 4 * self.slow_ns)
+        self.clock.after(delay_ns, lambda: None if node in self.cut else arrive())
+
+    def _tick(self) -> None:
+        now_ns = self.clock.now_ns
+        if self.available:
+            for fencing in self.sessions.due(now_ns):
+                kind = "fenceNode" if isinstance(fencing, pb.FenceNode) else "unfenceNode"
+                self.apply(pb.ControlRequest(**{kind: fencing}))
+            for step in self.timers.due(now_ns):
+                kind = step.DESCRIPTOR.name[0].lower() + step.DESCRIPTOR.name[1:]
+                self.apply(pb.ControlRequest(**{kind: step}))
+        self.clock.after(_TICK_NS, self._tick)

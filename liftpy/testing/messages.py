@@ -1,0 +1,101 @@
+"""What travels over the simulated NATS: the frames of the protocol as values, with a ghost field that no node looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftpy.config import AckPolicy
+from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendNotice
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """One message of an application: ``ids`` become one record each. ``number`` counts per publisher, from 0."""
+
+    publisher: str
+    number: int
+    ids: tuple[int, ...]
+    policy: AckPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The answer to a Publish. ``reason`` '': appended at ``offset`` (of its last record) in ``leader_epoch``."""
+
+    node: str
+    reason: str
+    offset: int = -1
+    leader_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset`` when it was sent."""
+
+    replica: str
+    incarnation: int
+    request_id: int
+    offset: int
+    offset_epoch: int
+    leader_epoch: int
+    max_bytes: int
+    uid: str
+    ghost_chain: int | None
+    ghost_process: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """ReplicationResponse: header and record batches, back to back."""
+
+    leader_epoch: int
+    high_watermark: int
+    batches: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRequest:
+    """LeaderEpochOffsetRequest."""
+
+    replica: str
+    asked_epoch: int
+    current_epoch: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """LeaderNotice."""
+
+    leader: str
+    notice: SendNotice
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """PartitionNotification."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A committed read from ``offset`` on; ``latest`` asks for the partition's latest offset instead."""
+
+    offset: int
+    max_bytes: int
+    latest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse:
+    """``batches`` up to ``high_watermark``, or why not."""
+
+    node: str
+    error: str = ""
+    batches: bytes = b""
+    high_watermark: int = -1
+    log_start_offset: int = 0
+    next_offset: int = 0
+
+
+Refusal = SendFetchRefusal
+EpochAnswer = SendEpochAnswer

@@ -1,0 +1,224 @@
+"""SimNode and Process: a simulated machine, and one life of the sidecar on it.
+
+A process registers with the metadata group before it acts, follows the image as it arrives, sends heartbeats, and runs one
+SimReplica per partition. While it is paused everything that is for it waits, timers and messages, and comes in either order
+afterwards; the disk goes on. Once it is dead nothing reaches it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from liftpy.cluster.diff import diff, facts
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.recovery import OpenReport
+from liftpy.replica import events as ev
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.testing.clock import MS, S
+from liftpy.testing.disk import Disk
+from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire._pb import cluster_pb2 as pb
+
+if TYPE_CHECKING:
+    from liftpy.testing.cluster import Cluster
+
+_REGISTER_RETRY_NS = 300 * MS
+_PROPOSE_TIMEOUT_NS = 1 * S
+
+
+def partition_state(stream: StreamImage, partition: PartitionImage) -> PartitionState:
+    """The partition as its replica is told of it."""
+    found = facts(stream, partition)
+    return PartitionState(
+        key=found.key, replicas=found.replicas, isr=found.isr, leader=found.leader, leader_epoch=found.leader_epoch,
+        epoch=found.epoch, status=PartitionStatus(found.status), min_isr=found.min_isr,
+        commit_policy=found.commit_policy, candidate=found.candidate,
+    )  # fmt: skip
+
+
+class SimNode:
+    """A machine: its disk, its wall clock, and the process that runs on it now (None: down)."""
+
+    def __init__(self, cluster: Cluster, node_id: str) -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+        self.disk = Disk(f"{cluster.seed}/{node_id}/disk")
+        self.wall_offset_ns = 0
+        self.process: Process | None = None
+        self.lost_data = False
+        """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
+
+    @property
+    def up(self) -> bool:
+        """Whether a process runs."""
+        return self.process is not None
+
+    def start(self) -> None:
+        """Start the sidecar."""
+        if self.process is None:
+            self.process = Process(self)
+            self.process.start()
+
+    def stop_process(self) -> None:
+        """The process is gone at once."""
+        if self.process is not None:
+            self.process.dead = True
+            self.cluster.network.disconnect(self.node_id)
+            self.process = None
+
+
+class Process:
+    """One life. ``run`` is the door through which everything reaches it."""
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.cluster = node.cluster
+        self.node_id = node.node_id
+        self.disk = node.disk
+        self.incarnation = 0
+        """0 until the metadata group has answered the registration."""
+        self.lost_data = False
+        """Its disk was not the one that its predecessor wrote to."""
+        self.dead = False
+        self.paused = False
+        self.image = ClusterImage()
+        self.replicas: dict[PartitionKey, SimReplica] = {}
+        self._logs: dict[str, Log] = {}
+        self._backlog: list[tuple[bool, Callable[[], None]]] = []
+        self._granted: list[tuple[int, int]] = []
+        """(image index, sent_ns) of granted leases that wait for the image."""
+
+    # ---- the door ------------------------------------------------------------------------------------------------------
+    def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
+        """Run ``callback`` in this process, now or when the pause ends."""
+        if self.dead:
+            return
+        if self.paused:
+            self._backlog.append((timer, callback))
+        else:
+            callback()
+
+    def resume(self, timers_first: bool) -> None:
+        """The pause is over: everything that waited comes at once."""
+        self.paused = False
+        backlog, self._backlog = self._backlog, []
+        for _, callback in sorted(backlog, key=lambda entry: entry[0] is not timers_first):
+            self.run(callback)
+
+    def _later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        self.cluster.clock.after(delay_ns, lambda: self.run(callback, timer=True))
+
+    # ---- registration ----------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Open the logs, see what they lost, register."""
+        must_leave = False
+        for name in sorted(self.disk.folders):
+            self._logs[name], report = self._opened(name)
+            must_leave = must_leave or report.must_leave_isr
+            self.cluster.counters["damage found"] += bool(report.damage)
+        self._register(not must_leave, self.cluster.group.new_operation_id())
+
+    def _register(self, complete: bool, operation_id: bytes) -> None:
+        if self.incarnation:
+            return
+        request = pb.RegisterNode(
+            nodeId=self.node_id,
+            previousIncarnation=self.disk.incarnation,
+            cleanStop=self.disk.clean_stop and complete,
+            flushedAlways=complete,
+        )
+        self.cluster.group.propose(
+            self.node_id,
+            pb.ControlRequest(registerNode=request, operationId=operation_id),
+            lambda response: self.run(lambda: self._registered(response)),
+        )
+        self._later(_REGISTER_RETRY_NS, lambda: self._register(complete, operation_id))
+
+    def _registered(self, response: pb.ControlResponse | None) -> None:
+        if self.incarnation or response is None or response.error != pb.ControlResponse.OK:
+            return
+        self.incarnation = self.disk.incarnation = response.node.incarnation
+        self.lost_data, self.node.lost_data = self.node.lost_data, False
+        self.disk.clean_stop = False
+        stale = self.cluster.stale_image(response.index)
+        self.image_arrived(stale)
+        self.cluster.group.send_image(self.node_id)
+        self._heartbeat()
+        self._checkpoint()
+
+    # ---- the image and the lease ---------------------------------------------------------------------------------------
+    def image_arrived(self, image: ClusterImage) -> None:
+        """A newer image: start what is new, tell the replicas, then let the leases that waited for it run."""
+        if not self.incarnation or image.index <= self.image.index:
+            return
+        old, self.image = self.image, image
+        changes = diff(old, image)
+        live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        changed = {change.key for change in changes.partitions}
+        for stream, partition in image.partitions_of(self.node_id):
+            key = stream.key(partition.partition)
+            replica = self.replicas.get(key)
+            if replica is None:
+                replica = self._open(stream, partition)
+            elif key not in changed and not changes.nodes:
+                continue
+            replica.feed(ev.PartitionChanged(partition_state(stream, partition), live))
+        self._leases_run()
+
+    def _open(self, stream: StreamImage, partition: PartitionImage) -> SimReplica:
+        name = f"{stream.name}-{stream.uid}-{partition.partition}"
+        log = self._logs.pop(name, None)
+        if log is None:
+            log, _ = self._opened(name)
+        replica = SimReplica(self, stream, partition, log)
+        self.replicas[replica.key] = replica
+        self.cluster.checkers.opened(replica)
+        replica.open()
+        return replica
+
+    def _opened(self, name: str) -> tuple[Log, OpenReport]:
+        """Open one log; a disk that refuses is tried again, as a process that is restarted does."""
+        self.disk.fail_syncs = 0
+        return Log.open(self.disk.folder(name), self.cluster.stream_config)
+
+    def _heartbeat(self) -> None:
+        sent_ns = self.cluster.clock.now_ns
+        self.cluster.group.heartbeat(
+            self.node_id, self.incarnation, self.image.index,
+            lambda granted, index: self.run(lambda: self._heard(granted, index, sent_ns)),
+        )  # fmt: skip
+        self._later(round(self.cluster.config.heartbeat_s * S), self._heartbeat)
+
+    def _heard(self, granted: bool, index: int, sent_ns: int) -> None:
+        if granted:
+            self._granted.append((index, sent_ns))
+            self._leases_run()
+
+    def _leases_run(self) -> None:
+        due = [sent_ns for index, sent_ns in self._granted if index <= self.image.index]
+        if not due:
+            return
+        self._granted = [entry for entry in self._granted if entry[0] > self.image.index]
+        for replica in self.replicas.values():
+            replica.feed(ev.MetadataHeard(max(due)))
+
+    def _checkpoint(self) -> None:
+        for replica in self.replicas.values():
+            replica.checkpoint()
+        self._later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
+
+    # ---- proposals -------------------------------------------------------------------------------------------------------
+    def propose(self, request: pb.ControlRequest, on_answer: Callable[[pb.ControlResponse | None], None]) -> None:
+        """``on_answer`` once: the group's response, or None when none came in time."""
+        state = {"open": True}
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            if state["open"]:
+                state["open"] = False
+                on_answer(response)
+
+        self.cluster.group.propose(self.node_id, request, lambda response: self.run(lambda: answered(response)))
+        self._later(_PROPOSE_TIMEOUT_NS, lambda: answered(None))

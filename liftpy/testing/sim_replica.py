@@ -1,0 +1,445 @@
+"""SimReplica: the real ``Replica`` and the real ``Log`` of one partition in one simulated process, and what carries out effects.
+
+The counterpart of the daemon's executor, synchronous and over the simulated network and disk; it keeps the ordering contract of
+``liftpy.replica.effects``. A flush runs when its latency has passed, so that a power cut in between loses what it covers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.config import AckPolicy
+from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.log.flush import Flush
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.replica import Replica
+from liftpy.testing.clock import MS, Timer
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadRequest, ReadResponse
+from liftpy.testing.network import NO_RESPONDERS, Reply
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.batch import build_batch, split_batches
+
+if TYPE_CHECKING:
+    from liftpy.testing.process import Process
+
+_MAX_PUBLISH_BYTES = 64 * 1024
+_REPLAY_NS = 3 * MS
+
+
+class SimReplica:
+    """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
+
+    def __init__(self, process: Process, stream: StreamImage, partition: PartitionImage, log: Log) -> None:
+        self.process = process
+        self.node_id = process.node_id
+        self.key = PartitionKey(stream.name, stream.uid, partition.partition)
+        self.subject = f"{stream.name}.{partition.partition}"
+        self.log = log
+        cluster = process.cluster
+        self.cluster = cluster
+        seed = hash((cluster.seed, process.incarnation, partition.partition))
+        self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed)
+        self.failed = ""
+        self._inbox: deque[ev.Event] = deque()
+        self._stepping = False
+        self._timers: dict[ev.Deadline, Timer] = {}
+        self._tokens: dict[int, Any] = {}
+        self._next_token = 1
+        self._pending: list[tuple[int, AckPolicy, Publish, Reply]] = []
+        """(last offset, policy, publish, reply) by offset: who waits for an ack."""
+        self._flush: Flush | None = None
+        self._flush_ran = False
+        self._do: dict[type, Callable[[Any], None]] = {
+            kind: getattr(self, "_" + _snake(kind.__name__)) for kind in do.Effect.__args__
+        }
+
+    def open(self) -> None:
+        """Tell the replica what its log holds."""
+        log = self.log
+        entries = log.epochs.entries
+        opened = ev.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, entries, log.persisted_epoch)
+        self.feed(opened)
+        subject = f"notify.{self.node_id}.{self.subject}"
+        self.cluster.network.subscribe(self.node_id, subject, self._notified)
+        self.cluster.network.subscribe(self.node_id, f"{self.subject}.read.{self.node_id}", self._read)
+
+    # ---- events in, effects out --------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        """One event; those that its effects cause at once follow after all its effects."""
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                self._step(self._inbox.popleft())
+        finally:
+            self._stepping = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether events wait that its own effects have caused: then core and log are not in step yet."""
+        return bool(self._inbox)
+
+    def _step(self, event: ev.Event) -> None:
+        cluster = self.cluster
+        effects = self.replica.step(event, cluster.clock.now_ns)
+        if cluster.trace is not None:
+            cluster.trace.step(self, event, effects)
+        checkers = cluster.checkers
+        for effect in effects:
+            checkers.before_effect(self, effect)
+            self._do[type(effect)](effect)
+        checkers.after_step(self, event)
+
+    def _later(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
+        return self.cluster.clock.after(delay_ns, lambda: self.process.run(callback))
+
+    def _keep(self, what: Any) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._tokens[token] = what
+        return token
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def _append_batch(self, effect: do.AppendBatch) -> None:
+        publish, reply = self._tokens.pop(effect.token)
+        values = [str(i).encode() for i in publish.ids]
+        batch = build_batch(
+            values, base_offset=effect.base_offset, leader_epoch=effect.leader_epoch, timestamp_ns=effect.timestamp_ns
+        )
+        try:
+            self.log.append(batch)
+        except StorageError as error:
+            self._tokens[effect.token] = (publish, reply)
+            self._storage_failed(error, effect.token)
+            return
+        self.cluster.checkers.appended(self, batch, publish)
+        self._pending.append((effect.base_offset + len(values) - 1, publish.policy, publish, reply))
+        self._start_flush()
+
+    def _append_fetched(self, effect: do.AppendFetched) -> None:
+        data, batches = self._tokens.pop(effect.token)
+        try:
+            self.log.append_batches(data, batches)
+        except StorageError as error:
+            self._storage_failed(error)
+            return
+        self.cluster.checkers.appended(self, data, None)
+        self._start_flush()
+
+    def _drop_fetched(self, effect: do.DropFetched) -> None:
+        self._tokens.pop(effect.token)
+        self.cluster.counters[f"dropped answer: {effect.why}"] += 1
+
+    def _start_flush(self) -> None:
+        if self._flush is not None or self.failed:
+            return
+        flush = self.log.begin_flush()
+        if flush is None:
+            return
+        self._flush, self._flush_ran = flush, False
+        flush.waiter = self._run_flush
+        latency_ns = self.process.disk.flush_latency_ns()
+        self.cluster.clock.after(latency_ns, lambda: self._flush_done(flush))
+
+    def _run_flush(self) -> None:
+        """The device's part; runs once, also while the process is paused, but not when it is gone."""
+        if self._flush is not None and not self._flush_ran:
+            self._flush_ran = True
+            self._flush.run()
+
+    def _flush_done(self, flush: Flush) -> None:
+        if self.process.dead or self._flush is not flush:
+            return
+        error: StorageError | None = None
+        try:
+            self._run_flush()
+        except StorageError as failed:
+            error = failed
+        self.process.run(lambda: self._flush_completed(flush, error))
+
+    def _flush_completed(self, flush: Flush, error: StorageError | None) -> None:
+        self._flush = None
+        try:
+            end_offset = self.log.complete_flush(flush, error)
+        except StorageError as failed:
+            self._storage_failed(failed)
+            return
+        self.feed(ev.LogFlushed(end_offset))
+        self._start_flush()
+
+    def _truncate_log(self, effect: do.TruncateLog) -> None:
+        self._cut(lambda: self.log.truncate_after(effect.end_offset - 1))
+        self.cluster.counters["truncation"] += 1
+
+    def _reset_log(self, effect: do.ResetLog) -> None:
+        self._cut(lambda: self.log.reset(effect.start_offset))
+        self.cluster.counters["fresh start"] += 1
+
+    def _cut(self, cut: Callable[[], Any]) -> None:
+        if not self._stored(cut):
+            return
+        self.cluster.checkers.cut(self)
+        self.feed(ev.LogTruncated(self.log.log_end_offset))
+        self._start_flush()
+
+    def _drop_log_prefix(self, effect: do.DropLogPrefix) -> None:
+        self.drop_prefix(effect.log_start_offset)
+
+    def drop_prefix(self, log_start_offset: int) -> None:
+        """Retention, or the leader's log start."""
+        if self.failed or not self._stored(lambda: self.log.drop_prefix(log_start_offset)):
+            return
+        self.cluster.checkers.prefix_dropped(self)
+        self.feed(ev.LogStartMoved(self.log.log_start_offset))
+
+    def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+        self.log.raise_high_watermark(effect.high_watermark)
+
+    def checkpoint(self) -> None:
+        """The interval has passed."""
+        if not self.failed:
+            self._stored(self.log.checkpoint)
+
+    def _stored(self, change: Callable[[], Any]) -> bool:
+        """Whether the log did it; if not, the replica is told."""
+        try:
+            change()
+        except StorageError as error:
+            self._storage_failed(error)
+            return False
+        return True
+
+    def _storage_failed(self, error: StorageError, token: int = 0) -> None:
+        self.failed = str(error)
+        self.cluster.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
+        self.feed(ev.StorageFailed(str(error), isinstance(error, NoSpaceError), token))
+
+    def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        if self._stored(lambda: self.log.persist_epoch(effect.leader_epoch)):
+            self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
+
+    def _replay_log(self, effect: do.ReplayLog) -> None:
+        if self.cluster.candidates_fail:
+            self.cluster.counters["promotion hangs"] += 1
+            self._later(100 * MS, lambda: self._replay_log(effect))
+            return
+        half = effect.end_offset // 2
+        self._later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(half)))
+        self._later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
+
+    # ---- publishers ----------------------------------------------------------------------------------------------------
+    def _open_subject(self, effect: do.OpenSubject) -> None:
+        self.cluster.network.subscribe(self.node_id, self.subject, self._published)
+
+    def _close_subject(self, effect: do.CloseSubject) -> None:
+        for subject in (self.subject, f"{self.subject}.replicate", f"{self.subject}.offset"):
+            self.cluster.network.unsubscribe(self.node_id, subject)
+
+    def _published(self, publish: Publish, reply: Reply) -> None:
+        now_ns = self.cluster.clock.now_ns
+        if len(publish.ids) * 8 > _MAX_PUBLISH_BYTES and self.replica.may_answer_publishers(now_ns):
+            reply(Ack(self.node_id, "TOO_LARGE"))
+            return
+        token = self._keep((publish, reply))
+        wall_ns = now_ns + self.process.node.wall_offset_ns
+        self.feed(ev.PublishesReceived(token, len(publish.ids), 8 * len(publish.ids), wall_ns))
+
+    def _reject_publishes(self, effect: do.RejectPublishes) -> None:
+        publish, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.rejected(self, publish)
+        self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
+        reply(Ack(self.node_id, effect.reason.name))
+
+    def _drop_publishes(self, effect: do.DropPublishes) -> None:
+        self._tokens.pop(effect.token)
+        self.cluster.counters["publish dropped in silence"] += 1
+
+    def _send_acks(self, effect: do.SendAcks) -> None:
+        waiting = []
+        for entry in self._pending:
+            last_offset, policy, publish, reply = entry
+            done = last_offset <= effect.through_offset
+            if done and policy is effect.policy:
+                self.cluster.checkers.acknowledged(self, publish, last_offset, effect)
+                reply(Ack(self.node_id, "", last_offset, effect.leader_epoch))
+            elif not (done and effect.policy is AckPolicy.ALL):
+                waiting.append(entry)
+        self._pending = waiting
+
+    def _drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
+        self._pending.clear()
+
+    # ---- a follower's requests -------------------------------------------------------------------------------------------
+    def _send_fetch(self, effect: do.SendFetch) -> None:
+        request = FetchRequest(
+            self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
+            effect.leader_epoch, effect.max_bytes, self.key.uid,
+            self.cluster.checkers.chain_at(self, effect.offset), id(self.process),
+        )  # fmt: skip
+        self._request(f"{self.subject}.replicate", request, effect.request_id)
+
+    def _send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)
+        self._request(f"{self.subject}.offset", request, effect.request_id)
+
+    def _request(self, subject: str, request: Any, request_id: int) -> None:
+        self.cluster.network.request(self.node_id, subject, request, lambda answer: self._answered(answer, request_id))
+
+    def _answered(self, answer: Any, request_id: int) -> None:
+        if self.process.dead:
+            return
+        if answer is NO_RESPONDERS:
+            self.feed(ev.RequestFailed(request_id, "no responders"))
+        elif isinstance(answer, do.SendFetchRefusal):
+            self.cluster.counters[f"refused: {answer.reason.name}"] += 1
+            self.feed(ev.FetchRefused(request_id, answer.reason, answer.leader_epoch, answer.log_start_offset))
+        elif isinstance(answer, do.SendEpochAnswer):
+            self.feed(
+                ev.EpochOffsetAnswered(
+                    request_id, answer.leader_epoch, answer.last_offset, answer.current_epoch, answer.log_start_offset
+                )
+            )
+        else:
+            self._fetched(answer, request_id)
+
+    def _fetched(self, answer: FetchResponse, request_id: int) -> None:
+        try:
+            batches = split_batches(answer.batches)
+        except LiftError:
+            self.feed(ev.RequestFailed(request_id, "unreadable"))
+            return
+        spans = tuple(ev.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
+        token = self._keep((memoryview(answer.batches), batches)) if spans else 0
+        self.feed(ev.FetchAnswered(token, request_id, answer.leader_epoch, answer.high_watermark, spans))
+
+    # ---- a leader's answers ----------------------------------------------------------------------------------------------
+    def _start_serving(self, effect: do.StartServing) -> None:
+        network = self.cluster.network
+        network.subscribe(self.node_id, f"{self.subject}.replicate", self._fetch_received)
+        network.subscribe(self.node_id, f"{self.subject}.offset", self._epoch_query_received)
+
+    def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
+        r = request
+        self.feed(
+            ev.FetchReceived(
+                self._keep((request, reply)), r.replica, r.offset, r.leader_epoch, r.offset_epoch,
+                r.incarnation, r.request_id, r.max_bytes, r.uid,
+            )
+        )  # fmt: skip
+
+    def _epoch_query_received(self, request: EpochRequest, reply: Reply) -> None:
+        token = self._keep((request, reply))
+        self.feed(ev.EpochOffsetReceived(token, request.replica, request.asked_epoch, request.current_epoch, request.uid))
+
+    def _send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, request)
+        max_bytes = min(effect.max_bytes, self.cluster.network.max_payload_bytes - 64)
+        try:
+            result = self.log.read(effect.from_offset, max_bytes, end_offset=self.log.flushed_end_offset)
+        except LiftError:
+            return
+        if result.size_bytes > self.cluster.network.max_payload_bytes - 64:
+            self.cluster.counters["response larger than max_payload"] += 1
+            return
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
+
+    def _send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        _, reply = self._tokens.pop(effect.token)
+        reply(effect)
+
+    def _send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.epoch_answered(self, request, effect)
+        reply(effect)
+
+    def _notify_replica(self, effect: do.NotifyReplica) -> None:
+        self.cluster.network.publish(self.node_id, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
+
+    def _send_notice(self, effect: do.SendNotice) -> None:
+        notice = ev.NoticeReceived(
+            self.node_id, effect.leader_epoch, effect.epoch, effect.epoch_start_offset, effect.high_watermark,
+            effect.log_start_offset,
+        )  # fmt: skip
+        for replica in effect.replicas:
+            self.cluster.network.publish(self.node_id, f"notify.{replica}.{self.subject}", notice)
+
+    def _notified(self, event: ev.Event, reply: Reply) -> None:
+        self.feed(event)
+
+    def _read(self, request: ReadRequest, reply: Reply) -> None:
+        replica, log = self.replica, self.log
+        if request.latest:
+            known = replica.may_answer_latest(self.cluster.clock.now_ns)
+            reply(ReadResponse(self.node_id, "" if known else "not ready", high_watermark=log.high_watermark))
+            return
+        if self.failed or not replica.may_serve_committed():
+            reply(ReadResponse(self.node_id, "not ready"))
+            return
+        if request.offset > log.high_watermark:
+            reply(ReadResponse(self.node_id, "", b"", log.high_watermark, log.log_start_offset, request.offset))
+            return
+        try:
+            result = log.read(request.offset, request.max_bytes)
+        except LiftError:
+            reply(ReadResponse(self.node_id, "out of range", b"", log.high_watermark, log.log_start_offset))
+            return
+        data = b"".join(result.chunks)
+        reply(ReadResponse(self.node_id, "", data, log.high_watermark, log.log_start_offset, result.next_offset))
+
+    # ---- the metadata group ----------------------------------------------------------------------------------------------
+    def _propose_isr(self, effect: do.ProposeIsr) -> None:
+        change = pb.ChangeIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
+            incarnations=dict(effect.incarnations),
+        )  # fmt: skip
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            accepted = None if response is None else response.error == pb.ControlResponse.OK
+            self.feed(ev.IsrChangeAnswered(effect.epoch, accepted))
+
+        self.process.propose(pb.ControlRequest(changeIsr=change), answered)
+
+    def _report_leader(self, effect: do.ReportLeader) -> None:
+        report = pb.ReportLeader(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
+            witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
+            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
+        )  # fmt: skip
+        self.process.propose(pb.ControlRequest(reportLeader=report), lambda response: None)
+
+    def _report_promotion(self, effect: do.ReportPromotion) -> None:
+        report = pb.ReportPromotion(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
+            candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
+            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
+        )  # fmt: skip
+        self.process.propose(pb.ControlRequest(reportPromotion=report), lambda response: None)
+
+    # ---- time and status -------------------------------------------------------------------------------------------------
+    def _set_deadline(self, effect: do.SetDeadline) -> None:
+        timer = self._timers.pop(effect.kind, None)
+        if timer is not None:
+            timer.cancel()
+        if effect.at_ns is None:
+            return
+        kind = effect.kind
+        callback = lambda: self.process.run(lambda: self.feed(ev.DeadlineReached(kind)), timer=True)  # noqa: E731
+        self._timers[kind] = self.cluster.clock.at(effect.at_ns, callback)
+
+    def _role_changed(self, effect: do.RoleChanged) -> None:
+        self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1
+        self.cluster.checkers.role_changed(self, effect)
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
