@@ -311,11 +311,17 @@ def test_damage_in_the_middle_is_set_aside_and_reported() -> None:
     fill(log, 1, epoch=2)  # and the log goes on
 
 
+def _retire(log: Log) -> None:
+    log.config = StreamConfig(segment_bytes=4096, retention_age_s=1.0)
+    log.apply_retention(10**15)
+
+
 OPERATIONS = {
     "append and roll": lambda log: (fill(log, 20, epoch=2, size=150), log.flush()),
     "truncate": lambda log: log.truncate_after(21),
     "truncate over segments": lambda log: log.truncate_after(22),
     "drop prefix": lambda log: log.drop_prefix(21),
+    "retention of a quiet stream": lambda log: (log.raise_high_watermark(log.newest_offset), _retire(log)),
     "reset": lambda log: log.reset(1000),
     "checkpoint": lambda log: (log.raise_high_watermark(30), log.checkpoint()),
 }
