@@ -1,0 +1,127 @@
+"""Throughput, ack latency and idle cost of three real nodes on one machine: ``python -m tests.bench.node [--idle PARTITIONS]``.
+
+A publisher process writes plain ``PUB`` as fast as the nats-server takes it; the clock stops when all three nodes have committed
+everything. CPU is of each process, user and system, per record. With ``--idle`` instead: the CPU of nodes that hold that many
+idle partitions, three replicas each, over 15 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import nats
+
+from liftpy.client import Client, connect
+from sidecar.devcluster import DevCluster
+
+_BLOCK = 1000
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def flood(port: int, count: int, size_bytes: int) -> None:
+    """The publisher process: ``count`` plain publishes on ``bench``."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.recv(4096)
+        connection.sendall(b'CONNECT {"verbose":false}\r\n')
+        block = (b"PUB bench %d\r\n" % size_bytes + b"x" * size_bytes + b"\r\n") * _BLOCK
+        for _ in range(count // _BLOCK):
+            connection.sendall(block)
+        connection.sendall(b"PING\r\n")
+        while b"PONG" not in connection.recv(65_536):
+            pass
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+async def committed(client: Client, cluster: DevCluster) -> int:
+    """HW of the node that is furthest behind."""
+    reports = [await client.node_status(node) for node in cluster.nodes]
+    return min(report["partitions"][0]["high_watermark"] if report["partitions"] else -1 for report in reports)
+
+
+async def throughput(client: Client, cluster: DevCluster, count: int, size_bytes: int) -> None:
+    """Print records/s until all nodes have committed ``count`` records, and the CPU per record."""
+    assert cluster.nats is not None
+    start = await committed(client, cluster)
+    pids = {**{name: node.pid for name, node in cluster.nodes.items()}, "nats-server": cluster.nats.pid}
+    before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.perf_counter()
+    words = [sys.executable, "-m", "tests.bench.node", "--flood", str(cluster.nats.port), str(count), str(size_bytes)]
+    publisher = await asyncio.create_subprocess_exec(*words)
+    while await committed(client, cluster) - start < count:
+        if time.perf_counter() - began > 120:
+            raise SystemExit("not committed within 120 s: were publishes dropped?")
+        await asyncio.sleep(0.01)
+    took_s = time.perf_counter() - began
+    await publisher.wait()
+    cost = ", ".join(f"{name} {(cpu_s(pid) - before[name]) / count * 1e6:.2f}" for name, pid in pids.items())
+    rate = count / took_s
+    print(
+        f"{size_bytes:>5} B: {rate:>9,.0f} records/s, {rate * size_bytes / 1e6:.0f} MB/s committed on all; CPU us/record: {cost}"
+    )
+
+
+async def latency(cluster: DevCluster, count: int = 500) -> None:
+    """Print how long a publish waits for its ack (ALL), one at a time."""
+    connection = await nats.connect(cluster.nats_url)
+    times_ms = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await connection.request("bench", b"x" * 100, timeout=5)
+        times_ms.append((time.perf_counter() - began) * 1000)
+    times_ms.sort()
+    print(f"ack latency (ALL, flushed on 3): p50 {times_ms[count // 2]:.2f} ms, p99 {times_ms[count * 99 // 100]:.2f} ms")
+    await connection.close()
+
+
+async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
+    """Print what ``partitions`` idle partitions cost each node."""
+    began = time.perf_counter()
+    await client.create_stream("idle", "bench", partitions=partitions)
+    while min([len((await client.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
+        await asyncio.sleep(0.2)
+    print(f"{partitions} partitions are open on every node after {time.perf_counter() - began:.1f} s")
+    await asyncio.sleep(5)
+    before, began = {name: cpu_s(node.pid) for name, node in cluster.nodes.items()}, time.perf_counter()
+    await asyncio.sleep(15)
+    took_s = time.perf_counter() - began
+    cost = ", ".join(f"{name} {(cpu_s(node.pid) - before[name]) / took_s * 100:.1f} %" for name, node in cluster.nodes.items())
+    print(f"idle, of a core: {cost}")
+
+
+async def bench(partitions: int) -> None:
+    """All of it."""
+    with DevCluster(3) as cluster:
+        async with await connect(cluster.nats_url) as client:
+            if partitions:
+                await idle(client, cluster, partitions)
+                return
+            await client.create_stream("bench", "bench")
+            for count, size_bytes in ((1_000_000, 100), (200_000, 1000), (50_000, 10_000)):
+                await throughput(client, cluster, count, size_bytes)
+            await latency(cluster)
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--idle", type=int, default=0, metavar="PARTITIONS")
+    parser.add_argument("--flood", type=int, nargs=3, metavar=("PORT", "COUNT", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.flood:
+        flood(*options.flood)
+    else:
+        asyncio.run(bench(options.idle))
+
+
+if __name__ == "__main__":
+    main()
