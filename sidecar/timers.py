@@ -14,8 +14,8 @@ from collections.abc import Callable
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
 """Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
-FAR_NS = 250 * NS_PER_MS
-FAR_GRID_NS = 25 * NS_PER_MS
+FAR_NS = 500 * NS_PER_MS
+FAR_GRID_NS = 100 * NS_PER_MS
 """Those that are set further ahead than FAR_NS may be this much late: what idles, idles in step, and one write carries many."""
 
 
