@@ -13,6 +13,7 @@ from liftpy.replica.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, 
 from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.succession import Succession
 
 _REPORTS_PER_TIMEOUT = 4
 
@@ -24,7 +25,9 @@ class CandidateRole(Role):
 
     def __init__(self, shared: Shared, now_ns: int) -> None:
         super().__init__(shared, "LEADER_LOG_REPLICATION")
-        self.service = FetchService(shared, self.leader_epoch, now_ns)
+        until_ns = now_ns + nanoseconds(shared.config.lease_s)
+        succession = Succession(shared.last_leader, shared.node_id, shared.live, until_ns)
+        self.service = FetchService(shared, self.leader_epoch, now_ns, succession)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
@@ -87,6 +90,7 @@ class CandidateRole(Role):
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Serve the followers in the proposed epoch; their positions count once it is Online."""
         if self.phase == "LEADER_LOG_REPLICATION":
+            self.service.asked(event.replica, event.leader_epoch)
             super().fetch_received(event, now_ns, out)
             return
         reason = self.service.fetch_received(event, now_ns)
@@ -98,6 +102,7 @@ class CandidateRole(Role):
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Followers reconcile with the candidate before they fetch."""
         if self.phase == "LEADER_LOG_REPLICATION":
+            self.service.asked(event.replica, event.current_epoch)
             super().epoch_offset_received(event, now_ns, out)
         else:
             self.service.epoch_offset_received(event, out)

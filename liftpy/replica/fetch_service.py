@@ -11,24 +11,29 @@ from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendFetchR
 from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
 from liftpy.replica.progress import Progress
 from liftpy.replica.role import Effects, Shared
+from liftpy.replica.succession import Succession
 from liftpy.replica.waiters import Waiters
 
 
 class FetchService:
     """The followers of one LeaderEpoch, and their requests."""
 
-    def __init__(self, shared: Shared, leader_epoch: int, now_ns: int) -> None:
+    def __init__(self, shared: Shared, leader_epoch: int, now_ns: int, succession: Succession | None = None) -> None:
         self._shared = shared
         self._log = shared.log
         self._leader_epoch = leader_epoch
         self.followers: dict[str, Progress] = {}
         """Every other replica; positions of this LeaderEpoch only [D6]."""
         self.waiters = Waiters()
+        self.succession = succession
+        """None: nobody led before, or it was this node."""
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
         """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
         state, live = self._shared.state, self._shared.live
+        if self.succession is not None:
+            self.succession.live_changed(live)
         others = [replica for replica in state.replicas if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
             del self.followers[replica]
@@ -40,6 +45,7 @@ class FetchService:
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
+        self.asked(event.replica, event.leader_epoch)
         reason = self._refusal(event)
         if reason is not None:
             return reason
@@ -56,6 +62,15 @@ class FetchService:
             self.waiters.forget(event.replica)
         return None
 
+    def asked(self, replica: str, leader_epoch: int) -> None:
+        """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""
+        if self.succession is not None and leader_epoch == self._leader_epoch:
+            self.succession.asked_by(replica)
+
+    def is_free_to_speak(self, now_ns: int) -> bool:
+        """Whether nobody who led before may still speak."""
+        return self.succession is None or self.succession.is_over(now_ns)
+
     def answer(self, event: FetchReceived, out: Effects) -> None:
         """Send what follows ``event.offset``; HW is the one at that time."""
         maximum = self._shared.config.replication_max_bytes
@@ -66,6 +81,7 @@ class FetchService:
     def epoch_offset_received(self, event: EpochOffsetReceived, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
         state, log = self._shared.state, self._log
+        self.asked(event.replica, event.current_epoch)
         reason: RefusalReason | None = None
         if event.stream_uid and event.stream_uid != state.key.uid:
             reason = RefusalReason.WRONG_STREAM

@@ -4,7 +4,8 @@ It gives offsets to what is published, answers fetches, moves HW by the commit r
 the metadata group for ISR changes. It never cuts its own log [D25], and without a current lease it appends but
 tells nobody [D22].
 
-Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served already) -> LEADER_READY <-> LEADER_NO_LEASE.
+Phases: LEADER_REPLAY (derived state is being rebuilt; fetches are served already) -> LEADER_INIT (only while the leader before may
+still speak, see ``succession``) -> LEADER_READY <-> LEADER_NO_LEASE.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
-REPLAY, READY, NO_LEASE = "LEADER_REPLAY", "LEADER_READY", "LEADER_NO_LEASE"
+REPLAY, INIT, READY, NO_LEASE = "LEADER_REPLAY", "LEADER_INIT", "LEADER_READY", "LEADER_NO_LEASE"
 
 _LAG_CHECKS_PER_LAG_TIME = 4
 _NOTICE_DELAY_NS = 5_000_000
@@ -61,14 +62,26 @@ class LeaderRole(Role):
         super().enter(now_ns, out)
         self.service.partition_changed(now_ns)
         if self.was_candidate:
-            self._open(now_ns, out)
+            self.to_phase(INIT, out)
         else:
             out.append(StartServing())
             out.append(ReplayLog(self.log.log_end_offset))
         deadlines = self.shared.deadlines
         deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns(), out)
         self._send_notices(now_ns, out)
+        self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
+
+    def _open_when_free(self, now_ns: int, out: Effects) -> None:
+        """Open, once derived state is there and the leader before has nothing to say any more."""
+        if self.phase != INIT:
+            return
+        if self.service.is_free_to_speak(now_ns):
+            self.shared.deadlines.cancel(Deadline.PROMOTION, out)
+            self._open(now_ns, out)
+            self._advance(now_ns, out)
+        elif self.service.succession is not None:
+            self.shared.deadlines.set(Deadline.PROMOTION, self.service.succession.until_ns, out)
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
@@ -84,7 +97,8 @@ class LeaderRole(Role):
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Derived state covers the log: open."""
         if finished and self.phase == REPLAY:
-            self._open(now_ns, out)
+            self.to_phase(INIT, out)
+            self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
         """A renewed lease sets free what waited for it."""
@@ -99,6 +113,7 @@ class LeaderRole(Role):
         if epoch_rose:
             self.isr_change.settled()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+        self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self._review_isr(now_ns, out)
 
@@ -123,6 +138,8 @@ class LeaderRole(Role):
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Move HW by the commit rule, then acknowledge what that allows."""
+        if not self.service.is_free_to_speak(now_ns):
+            return
         state, log = self.shared.state, self.log
         offset = new_high_watermark(
             state.commit_policy,
@@ -159,7 +176,9 @@ class LeaderRole(Role):
         reason = self.service.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
+            self._open_when_free(now_ns, out)
             return
+        self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self.service.answer(event, out)
         if event.replica not in self.shared.state.isr:
@@ -168,6 +187,7 @@ class LeaderRole(Role):
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""
         self.service.epoch_offset_received(event, out)
+        self._open_when_free(now_ns, out)
 
     def _should_be_told(self, replica: str) -> bool:
         """Whether a notice would tell ``replica``, if it lives, something that its next fetch will not tell it soon."""
@@ -249,6 +269,8 @@ class LeaderRole(Role):
             self._check_lease(now_ns, out)
         elif kind is Deadline.NOTICE:
             self._send_notices(now_ns, out)
+        elif kind is Deadline.PROMOTION:
+            self._open_when_free(now_ns, out)
         elif kind is Deadline.ISR_CHANGE:
             self.isr_change.unanswered(now_ns)
             self._review_isr(now_ns, out)

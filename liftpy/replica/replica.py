@@ -79,23 +79,26 @@ class Replica:
         """In which the current role acts."""
         return self._role.leader_epoch
 
+    def live_incarnation(self, node_id: str) -> int:
+        """The incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
+        return self._shared.live.get(node_id, 0)
+
     def may_answer_publishers(self, now_ns: int) -> bool:
         """Whether a negative ack may leave (a message that was not given to the core): it leads, with a lease [A2, D22]."""
-        return self._role.name == "LEADER" and self._shared.lease.is_current(now_ns)
+        role = self._role
+        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and self._shared.lease.is_current(now_ns)
 
     def may_serve_committed(self) -> bool:
         """Whether reads up to HW may be answered [R7]: it leads, or its log agrees with its leader's in this epoch."""
         role = self._role
-        if isinstance(role, FollowerRole):
-            return role.agrees
-        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE)
+        return role.agrees if isinstance(role, FollowerRole) else isinstance(role, LeaderRole)
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
-        return shared.log.high_watermark + 1 >= role.epoch_start_offset
+        return role.phase == READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
         """For status."""
@@ -214,13 +217,17 @@ class Replica:
     # ---- roles -----------------------------------------------------------------------------------------------------
     def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
         shared, state = self._shared, event.state
-        if isinstance(self._role, FailedRole | StoppedRole) or state.epoch < shared.state.epoch:
+        if isinstance(self._role, StoppedRole) or state.epoch < shared.state.epoch:
             return
         if state.leader_epoch < self._persisted_epoch:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
         old, shared.state, shared.live = shared.state, state, dict(event.incarnations)
         role = self._role_for(state, now_ns)
+        if state.status is PartitionStatus.ONLINE:
+            shared.last_leader = state.leader
+        if isinstance(self._role, FailedRole):
+            return
         if role is None:
             self._role.partition_changed(epoch_rose, now_ns, out)
         else:

@@ -56,6 +56,8 @@ class Shared:
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
     state: PartitionState = NO_STATE
     """The partition as of the last PartitionChanged; epoch 0: none yet."""
+    last_leader: str = ""
+    """Leader of the last state with status ONLINE; '': none was seen by this process."""
     next_request_id: int = 1
     """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request."""
 

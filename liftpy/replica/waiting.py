@@ -43,7 +43,9 @@ class FailedRole(Role):
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Refuse for lack of space while the lease lasts, then be silent."""
-        if self._speaks_until_lease_ends and self.shared.lease.is_current(now_ns):
+        state = self.shared.state
+        still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
+        if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
             out.append(RejectPublishes(event.token, RejectReason.NO_SPACE))
         else:
             super().publishes_received(event, now_ns, out)

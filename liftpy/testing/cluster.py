@@ -100,6 +100,7 @@ class Cluster:
             name=STREAM, subject="shop.orders", partitions=1, replicationFactor=self.plan.replication_factor,
             config=pb.StreamConfig(minIsr=self.plan.min_isr, commitPolicy=self.plan.policy.value),
         )  # fmt: skip
+        self.wait_for(lambda: len(self.group.image.live_nodes()) == len(self.nodes), 30)
         response = self.group.apply(pb.ControlRequest(createStream=request))
         check(response.error == pb.ControlResponse.OK, "C3", response.detail)
         self.network.once.add(f"{STREAM}.0")
@@ -196,11 +197,11 @@ class Cluster:
         """L1-L5, L8 and the final looks at the data."""
         for node_id in self.nodes:
             self.restart_if_failed(node_id)
-        if self.waits_for_the_operator():
+        leader_s = self.wait_for(lambda: self.leader() is not None or self.waits_for_the_operator(), 8, "L1")
+        if self.leader() is None:
             self.counters["ends Offline, waiting for the operator"] += 1
             self.checkers.nothing_is_lost()
             return
-        leader_s = self.wait_for(lambda: self.leader() is not None, 8, "L1")
         self.counters["slow leader"] += leader_s > 5
         self.wait_for(self._isr_is_whole, 30, "L2")
         self.run_for(10)

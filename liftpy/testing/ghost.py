@@ -82,6 +82,8 @@ class PartitionGhost:
     """The true HW: the highest that any node ever had."""
     leaders: dict[int, tuple[str, int]] = field(default_factory=dict)
     """LeaderEpoch -> (node, incarnation) that acted as leader in it."""
+    opened_epoch: int = 0
+    """The highest LeaderEpoch whose leader has opened the subject: no earlier one may speak."""
     acked_all: dict[int, Key] = field(default_factory=dict)
     """Last offset of each publish that was acknowledged ALL -> its batch."""
     latest: int = -1

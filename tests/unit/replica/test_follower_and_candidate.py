@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stepping import S, Stepped, state
+from stepping import KEY, S, Stepped, state
 
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -295,12 +295,33 @@ def test_a_candidate_persists_replays_serves_and_appends_nothing() -> None:
     assert candidate.only(do.ReportPromotion).finished
     candidate.heard()
     candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
-    assert candidate.has(do.OpenSubject)
+    assert not candidate.has(do.OpenSubject), "a was alive a moment ago, and may still speak"
+    candidate.step(ev.EpochOffsetReceived(99, "a", 1, 2, KEY.uid))
+    assert candidate.has(do.OpenSubject), "a asks in the new epoch: it has stepped down"
+    assert not candidate.has(do.CloseSubject), "it serves on"
     assert candidate.replica.role == "LEADER"
     candidate.publish(1)
     assert candidate.replica.high_watermark == 2
     candidate.fetch("c", 3)
     assert candidate.replica.high_watermark == 3
+
+
+def test_a_new_leader_waits_for_the_lease_of_the_one_before_it_unless_that_has_ended() -> None:
+    live = {"a": 1, "b": 1, "c": 1}
+    for ends, opens_at_once in (({"b": 1, "c": 1}, True), ({**live, "a": 2}, True), (live, False)):
+        candidate = idle()
+        candidate.told(proposed())  # type: ignore[arg-type]
+        candidate.step(ev.LeaderEpochPersisted(2))
+        candidate.step(ev.ReplayFinished(3))
+        candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2), ends)
+        assert candidate.has(do.OpenSubject) is opens_at_once
+        if not opens_at_once:
+            candidate.fetch("c", 2, 1)
+            assert not candidate.has(do.RaiseHighWatermark)
+            before = candidate.now_ns
+            candidate.fire(Deadline.PROMOTION)
+            assert candidate.has(do.OpenSubject)
+            assert candidate.now_ns - before <= 1.5 * S
 
 
 def test_a_candidate_that_is_passed_over_follows_the_next_one() -> None:
