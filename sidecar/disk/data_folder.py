@@ -108,15 +108,6 @@ class DataFolder:
         except OSError as error:
             raise StorageError(f"remove {path}: {error.strerror}") from error
 
-    def stored_partitions(self) -> list[PartitionKey]:
-        """Every partition whose log is in the folder, sorted."""
-        found = []
-        for folder in sorted((self.path / "streams").glob("*-*/*")):
-            stream, _, uid = folder.parent.name.rpartition("-")
-            if folder.name.isdigit():
-                found.append(PartitionKey(stream, uid, int(folder.name)))
-        return found
-
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)

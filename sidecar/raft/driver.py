@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from liftpy.errors import StorageError
 from sidecar.raft.journal import GroupJournal
@@ -25,6 +25,21 @@ _FRAMES_PER_TICK = 2_000
 
 Answer = tuple[bytes | None, int]
 """(answer of the state machine, FAIL_REASON)."""
+
+
+def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
+    """The part of a tick before anything leaves: frames in, the library, the journal flushed. The simulator runs it too."""
+    transport.poll()
+    for sender, frame in frames:
+        transport.receive(sender, frame)
+    before = (core.log.last_index, core.raftLastApplied)
+    core.doTick(0)
+    if core.leads and (core.log.last_index, core.raftLastApplied) != before:
+        core.send_now()
+        core.doTick(0)
+    if core.failure is not None:
+        raise StorageError(f"applying the metadata log failed: {core.failure!r}") from core.failure
+    journal.sync()
 
 
 class Driver:
@@ -97,21 +112,11 @@ class Driver:
             self._give_up(error)
 
     def _tick(self) -> None:
-        core = self._core
-        self._transport.poll()
-        for _ in range(min(len(self._inbox), _FRAMES_PER_TICK)):
-            self._transport.receive(*self._inbox.popleft())
-        before = (core.log.last_index, core.raftLastApplied)
-        core.doTick(0)
-        if core.leads and (core.log.last_index, core.raftLastApplied) != before:
-            core.send_now()
-            core.doTick(0)
-        if core.failure is not None:
-            raise StorageError(f"applying the metadata log failed: {core.failure!r}") from core.failure
-        self._journal.sync()
+        frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]
+        tick_once(self._core, self._transport, self._journal, frames)
         outbox = self._transport.sessions.outbox
-        frames, outbox[:] = outbox[:], []
-        for receiver, frame in frames:
+        leaving, outbox[:] = outbox[:], []
+        for receiver, frame in leaving:
             self._send(receiver, frame)
         answers, self._answers = self._answers, []
         for future, answer in answers:

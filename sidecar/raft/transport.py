@@ -10,7 +10,7 @@ from liftpy.errors import ProtocolError
 from sidecar.raft import codec
 from sidecar.raft.codec import Message
 from sidecar.raft.hardening import Hardening
-from sidecar.raft.library import Node, RaftCore, Transport
+from sidecar.raft.library import FAIL_REASON, Node, RaftCore, Transport
 from sidecar.raft.sessions import Sessions
 
 
@@ -33,6 +33,9 @@ class SessionTransport(Transport):
         peers = tuple(i for i in members if i != node_id)
         self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new)
         self.may_vote = True
+        self._not_forwarded: list[tuple[Node, int | None]] = []
+        """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and
+        the proposer repeats them under their operation id."""
         self._nodes = {i: Node(i) for i in peers}
         self._core: RaftCore | None = None
         self._hardening: Hardening | None = None
@@ -52,6 +55,9 @@ class SessionTransport(Transport):
     def send(self, node: Node, message: Message) -> bool:
         """Put a message into the outbox; the journal is flushed before it leaves."""
         assert self._core is not None
+        if message["type"] == "apply_command":
+            self._not_forwarded.append((node, message.get("request_id")))
+            return False
         if not self.may_vote and message["type"] in ("request_vote", "response_vote"):
             return False
         return self.sessions.send(node.id, codec.encode(message), self._core.raftCurrentTerm, self._clock())
@@ -62,7 +68,12 @@ class SessionTransport(Transport):
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
-        """Hellos and time-outs; to be called on every tick."""
+        """Hellos, time-outs, and refusals of what is not forwarded; to be called on every tick."""
+        refused, self._not_forwarded = self._not_forwarded, []
+        for node, request_id in refused:
+            if request_id is not None:
+                answer = {"type": "apply_command_response", "request_id": request_id, "error": FAIL_REASON.NOT_LEADER}
+                self._onMessageReceived(node, answer)
         self.sessions.poll(self._clock())
 
     def _deliver(self, sender: str, body: bytes, term: int) -> bool:

@@ -1,0 +1,267 @@
+"""A metadata group in virtual time: our sessions, hardening, journal and driver tick around the library, on a bus that misbehaves.
+
+Members propose operations while they believe to lead. The bus drops, delays, duplicates and reorders frames; links are cut;
+members crash at any tick, before or after the flush, and come back with what was flushed. Checked while it runs: one leader
+per term [M1], terms never fall over restarts [M2], every index holds the same operation everywhere [M3, M5], nothing is applied
+twice, nothing is committed past the log [M9]. At the end, healed: every acknowledged operation is on every member [M4].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pysyncobj.syncobj
+
+from sidecar.raft.driver import tick_once
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.transport import SessionTransport
+
+TICK_S = 0.03
+CHAOS_S = 12.0
+PEACE_S = 30.0
+
+
+class Violation(AssertionError):
+    """An invariant broke; the text names it."""
+
+
+@dataclass
+class Machine:
+    """The replicated state: the operations in order. ``ghost``: index -> operation, as any member has ever applied it."""
+
+    ghost: dict[int, bytes]
+    applied: list[tuple[int, str]] = field(default_factory=list)
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Apply one entry; a Violation stops the member, and with it the run."""
+        if self.ghost.setdefault(index, entry) != entry:
+            raise Violation(f"M5: index {index} holds {entry!r} here and {self.ghost[index]!r} elsewhere")
+        if self.applied and self.applied[-1][0] >= index:
+            raise Violation(f"M5: index {index} is applied after {self.applied[-1][0]}")
+        if any(op == entry.hex() for _, op in self.applied):
+            raise Violation(f"applied twice: {entry!r} at {index}")
+        self.applied.append((index, entry.hex()))
+        return b"%d" % index
+
+    def digest(self) -> str:
+        """Of everything that was applied, in order."""
+        return hashlib.sha256(json.dumps(self.applied).encode()).hexdigest()
+
+
+class Member:
+    """One member between two crashes."""
+
+    def __init__(self, run: Run, node_id: str) -> None:
+        self.run = run
+        self.node_id = node_id
+        folder = run.folder / node_id
+        folder.mkdir(exist_ok=True)
+        self.machine = Machine(run.ghost)
+        self.journal = GroupJournal(folder / "journal", flush=False)
+        self.transport = SessionTransport(node_id, run.members, clock=lambda: run.now, draw=lambda: run.random.getrandbits(63))
+        conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
+        self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
+        self.transport.attach(self.core)
+        self.transport.sessions.set_online(True)
+        self.inbox: list[tuple[str, bytes]] = []
+        self.answers: list[tuple[bytes, bytes | None, int]] = []
+
+    def _save(self, name: str, state: Any) -> None:
+        last, previous, nodes = state
+        image = json.dumps(self.machine.applied).encode()
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, tuple(n.id for n in nodes), image))
+        self.run.seen["snapshots taken"] += 1
+
+    def _load(self, name: str) -> Any:
+        snapshot = decode_snapshot_file(Path(name).read_bytes())
+        self.machine.applied = [(index, op) for index, op in json.loads(snapshot.image)]
+        trim_journal(self.journal, snapshot.previous, snapshot.last)
+        return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
+
+    def propose(self, operation: bytes) -> None:
+        """Propose here; the answer counts only once the tick's flush is done."""
+        self.core.propose(operation, lambda answer, reason: self.answers.append((operation, answer, reason)))
+
+
+class Run:
+    """One seed. ``seen``: what happened how often."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.now = 100.0
+        self.members = tuple(f"n{i}" for i in range(self.random.choice((3, 3, 5))))
+        self.compact_after = self.random.choice((15, 60, 100_000))
+        self.ghost: dict[int, bytes] = {}
+        self.seen: Counter[str] = Counter()
+        self.acked: set[str] = set()
+        self._rates = {fault: self.random.random() * rate for fault, rate in
+                       (("drop", 0.08), ("duplicate", 0.08), ("delay", 0.15), ("crash", 0.004), ("cut", 0.004))}  # fmt: skip
+        self._queue: list[tuple[float, int, str, str, bytes]] = []
+        self._sent = 0
+        self._operations = 0
+        self._cut: dict[tuple[str, str], float] = {}
+        self._down: dict[str, float] = {}
+        self._leaders: dict[int, str] = {}
+        self._terms: dict[str, int] = dict.fromkeys(self.members, 0)
+        self._next_tick = {name: self.now + self.random.random() * TICK_S for name in self.members}
+        self.up: dict[str, Member] = {}
+
+    def execute(self) -> None:
+        """Chaos, then peace, then the final checks. Raises Violation."""
+        with _virtual(self):
+            for name in self.members:
+                self.up[name] = Member(self, name)
+            self._until(self.now + CHAOS_S, chaos=True)
+            self._heal()
+            end = self.now + PEACE_S
+            while self.now < end and not self._converged():
+                self._until(self.now + 0.5, chaos=False)
+            self._final_checks()
+
+    # ---- time ----------------------------------------------------------------------------------------------------------
+    def library_time(self) -> float:
+        """The clock moves a little with every look at it: the library waits in loops for time to pass."""
+        self.now += 1e-5
+        return self.now
+
+    def _until(self, end: float, *, chaos: bool) -> None:
+        while self.now < end:
+            name = min(self._next_tick, key=lambda n: (self._next_tick[n], n))
+            self.now = max(self.now, self._next_tick[name])
+            self._next_tick[name] = self.now + TICK_S * (0.5 + self.random.random())
+            self._deliver()
+            if chaos:
+                self._faults()
+            if name in self._down:
+                if self._down[name] <= self.now:
+                    del self._down[name]
+                    self.up[name] = Member(self, name)
+                continue
+            self._tick(self.up[name], chaos)
+
+    def _tick(self, member: Member, chaos: bool) -> None:
+        if member.core.leads and self.random.random() < 0.6:
+            for _ in range(self.random.randint(1, 4)):
+                self._operations += 1
+                member.propose(b"op-%d" % self._operations)
+        frames, member.inbox = member.inbox, []
+        dies = chaos and self.random.random() < self._rates["crash"]
+        before_flush = dies and self.random.random() < 0.5
+        if before_flush:
+            member.journal.sync = lambda: None  # type: ignore[method-assign]
+        tick_once(member.core, member.transport, member.journal, frames)
+        self._check(member)
+        if dies:
+            self._crash(member, "before" if before_flush else "after")
+            return
+        for receiver, frame in member.transport.sessions.outbox:
+            self._send(member.node_id, receiver, frame)
+        member.transport.sessions.outbox.clear()
+        for operation, answer, reason in member.answers:
+            if reason == FAIL_REASON.SUCCESS and answer is not None:
+                self.acked.add(operation.hex())
+        member.answers.clear()
+
+    # ---- faults --------------------------------------------------------------------------------------------------------
+    def _send(self, sender: str, receiver: str, frame: bytes) -> None:
+        draw = self.random.random
+        if self._cut.get((sender, receiver), 0) > self.now or draw() < self._rates["drop"]:
+            self.seen["frames lost"] += 1
+            return
+        for _ in range(2 if draw() < self._rates["duplicate"] else 1):
+            late = draw() * 0.4 if draw() < self._rates["delay"] else 0.0
+            self._sent += 1
+            heapq.heappush(self._queue, (self.now + 0.001 + draw() * 0.002 + late, self._sent, sender, receiver, frame))
+
+    def _deliver(self) -> None:
+        while self._queue and self._queue[0][0] <= self.now:
+            _, _, sender, receiver, frame = heapq.heappop(self._queue)
+            if receiver in self.up and receiver not in self._down:
+                self.up[receiver].inbox.append((sender, frame))
+
+    def _faults(self) -> None:
+        if self.random.random() < self._rates["cut"]:
+            pair = tuple(self.random.sample(self.members, 2))
+            until = self.now + self.random.random() * 3
+            self._cut[(pair[0], pair[1])] = until
+            if self.random.random() < 0.7:
+                self._cut[(pair[1], pair[0])] = until
+            self.seen["links cut"] += 1
+
+    def _crash(self, member: Member, when: str) -> None:
+        self.seen[f"crashes {when} the flush"] += 1
+        self._collect(member)
+        self._down[member.node_id] = self.now + self.random.random() * 3
+        del self.up[member.node_id]
+
+    def _collect(self, member: Member) -> None:
+        for what, count in member.transport.sessions.counters.items():
+            self.seen[what] += count
+
+    def _heal(self) -> None:
+        self._cut.clear()
+        self._rates = dict.fromkeys(self._rates, 0.0)
+        self._down = dict.fromkeys(self._down, self.now)
+
+    # ---- checks --------------------------------------------------------------------------------------------------------
+    def _check(self, member: Member) -> None:
+        core, name = member.core, member.node_id
+        if core.leads and self._leaders.setdefault(core.raftCurrentTerm, name) != name:
+            raise Violation(f"M1: {name} and {self._leaders[core.raftCurrentTerm]} lead in term {core.raftCurrentTerm}")
+        if core.raftCommitIndex > member.journal.last_index:
+            raise Violation(f"M9: {name} commits {core.raftCommitIndex}, its log ends at {member.journal.last_index}")
+        stored = member.journal.getCurrentTerm()
+        if "sync" not in vars(member.journal):  # flushed
+            if stored < self._terms[name]:
+                raise Violation(f"M2: the term of {name} falls from {self._terms[name]} to {stored}")
+            self._terms[name] = stored
+
+    def _converged(self) -> bool:
+        if len(self.up) < len(self.members) or self._down:
+            return False
+        last = {m.core.raftLastApplied for m in self.up.values()}
+        done = self.acked <= {op for _, op in self.up[self.members[0]].machine.applied}
+        return len(last) == 1 and done and any(m.core.leads for m in self.up.values())
+
+    def _final_checks(self) -> None:
+        if not self._converged():
+            self._check_what_is_missing()
+            raise Violation("L5: the healed group does not converge")
+        self._check_what_is_missing()
+        if len({m.machine.digest() for m in self.up.values()}) != 1:
+            raise Violation("M5: the members hold different sequences")
+        for member in self.up.values():
+            self._collect(member)
+        self.seen["operations acknowledged"] += len(self.acked)
+        self.seen["leaders elected"] += len(self._leaders)
+
+    def _check_what_is_missing(self) -> None:
+        for member in self.up.values():
+            missing = self.acked - {op for _, op in member.machine.applied}
+            if missing and member.core.leads:
+                raise Violation(f"M4: {len(missing)} acknowledged operations are missing on the leader {member.node_id}")
+
+
+@contextmanager
+def _virtual(run: Run) -> Iterator[None]:
+    """The library's clock and random are the run's."""
+    check_library()
+    module = pysyncobj.syncobj
+    before = module.monotonicTime, module.random
+    module.monotonicTime, module.random = run.library_time, run.random
+    try:
+        yield
+    finally:
+        module.monotonicTime, module.random = before
