@@ -39,7 +39,7 @@ class GroupJournal:
         self._flush = flush
         self._entries: list[Entry] = []
         self._pending: list[bytes] = []
-        self._rewrite = not path.exists()
+        self._rewrite = not path.exists() or path.stat().st_size == 0  # empty: the process died before its first flush
         self._meta_changed = False
         self._term, self._vote, self._commit = 0, "", 1
         self.sync_count = 0

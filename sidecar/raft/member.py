@@ -99,7 +99,7 @@ class RaftMember:
         folder = self._folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         path = folder / "journal"
-        if (folder / "member").exists() and not path.exists():
+        if (folder / "member").exists() and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{folder} has lost its journal: this node must join under a new node id")
         self._journal = GroupJournal(path, flush=flush)
         dump = folder / "snapshot"

@@ -92,7 +92,14 @@ def test_a_flip_of_every_bit_is_cut_only_in_the_last_frame(tmp_path: Path) -> No
         assert content[0] == good[0][:2]
 
 
-@pytest.mark.parametrize("data", [b"", b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])
+def test_a_death_before_the_first_flush_leaves_a_new_journal(tmp_path: Path) -> None:
+    """Found by the simulator, seed 1841."""
+    GroupJournal(tmp_path / "journal")
+    assert (tmp_path / "journal").read_bytes() == b""
+    assert len(GroupJournal(tmp_path / "journal")) == 0
+
+
+@pytest.mark.parametrize("data", [b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])
 def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "journal"
     path.write_bytes(data)

@@ -1,0 +1,468 @@
+"""Mutants: the classical bugs of replication, brought back one at a time. A checker must kill each.
+
+A mutant replaces a rule of the shipped code for the length of a run. Its name is the mistake; ``cites`` is where it was made before.
+A safety net often hangs under a safety net here (a fetch that diverges is refused even if the follower did not cut): where one rule is
+covered by another, the mutant takes both away, as the system had neither where the bug comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from liftpy.cluster import election
+from liftpy.cluster.decisions import isr, leadership, nodes
+from liftpy.cluster.image import PartitionStatus
+from liftpy.errors import LiftError
+from liftpy.log.epochs import EpochCache
+from liftpy.replica import commit, fetch_service, follower, lag, leader
+from liftpy.replica import effects as do
+from liftpy.replica.events import RefusalReason
+from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.follower import FollowerRole, Following
+from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.leader import LeaderRole
+from liftpy.replica.lease import Lease
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.progress import Progress
+from liftpy.replica.reconcile import Cut
+from liftpy.replica.replica import Replica
+from liftpy.replica.role import Shared
+from liftpy.testing.messages import FetchResponse
+from liftpy.testing.process import Process
+from liftpy.testing.sim_replica import SimReplica
+
+Patches = list[Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``patches()`` gives the replacements; ``profile`` says which plans are likely to show it ('quorum': those of that policy)."""
+
+    name: str
+    cites: str
+    patches: Callable[[], Patches]
+    profile: str | None = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.patches():
+                stack.enter_context(change)
+            yield
+
+
+def method(owner: Any, name: str, new: Any) -> Any:
+    return patch.object(owner, name, new)
+
+
+# ---- truncation ------------------------------------------------------------------------------------------------------
+def truncate_by_high_watermark() -> Patches:
+    def ask(self: FollowerRole, now_ns: int, out: list) -> None:
+        end_offset = self.log.high_watermark + 1
+        self._asks_again = False
+        self._now(Following.CUTTING, out)
+        if end_offset < self.log.log_end_offset:
+            self.log.truncate(end_offset)
+            out.append(do.TruncateLog(end_offset))
+        else:
+            self._cut_done(now_ns, out)
+
+    return [method(FollowerRole, "_ask", ask)]
+
+
+def truncate_by_high_watermark_when_nobody_answers() -> Patches:
+    failed = FollowerRole._failed
+
+    def guess(self: FollowerRole, now_ns: int, out: list) -> None:
+        end_offset = self.log.high_watermark + 1
+        if self.following is Following.RECONCILING and end_offset < self.log.log_end_offset:
+            self._request_ended(out)
+            self._asks_again = False
+            self._now(Following.CUTTING, out)
+            self.log.truncate(end_offset)
+            out.append(do.TruncateLog(end_offset))
+        else:
+            failed(self, now_ns, out)
+
+    return [method(FollowerRole, "_failed", guess)]
+
+
+def single_shot_epoch_query() -> Patches:
+    real = follower.reconcile
+
+    def once(log: LocalLog, answer: Any) -> Any:
+        cut = real(log, answer)
+        return Cut(cut.end_offset, True) if isinstance(cut, Cut) else cut
+
+    return [method(follower, "reconcile", once)]
+
+
+def minus_one_sentinel() -> Patches:
+    """A leader without the asked epoch answers its own log end, as one that takes -1 for 'no later epoch' does."""
+
+    def answer(self: FetchService, event: Any, out: list) -> None:
+        epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
+        if epoch == 0:
+            epoch, end_offset = event.asked_epoch, self._log.log_end_offset
+        out.append(do.SendEpochAnswer(event.token, epoch, end_offset - 1, self._leader_epoch, self._log.log_start_offset))
+
+    return [method(FetchService, "epoch_offset_received", answer)]
+
+
+def off_by_one_epoch_start() -> Patches:
+    def append(self: LocalLog, record_count: int, leader_epoch: int) -> int:
+        base_offset = self.log_end_offset
+        self.epochs.assign(leader_epoch, max(base_offset - 1, 0))
+        self.log_end_offset += record_count
+        return base_offset
+
+    return [method(LocalLog, "append", append)]
+
+
+def epoch_cache_not_cut() -> Patches:
+    return [method(EpochCache, "truncate", lambda self, end_offset: None)]
+
+
+def no_reconciliation() -> Patches:
+    return [method(FollowerRole, "_ask", FollowerRole._fetch)]
+
+
+def offset_query_unfenced() -> Patches:
+    real = FetchService.epoch_offset_received
+
+    def answer(self: FetchService, event: Any, out: list) -> None:
+        mine: list = []
+        real(self, replace(event, current_epoch=self._leader_epoch), mine)
+        out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
+
+    return [method(FetchService, "epoch_offset_received", answer), method(SimReplica, "_close_subject", lambda self, e: None),
+            method(leader.LeaderRole, "leave", lambda self, out: None)]  # fmt: skip
+
+
+# ---- positions and HW --------------------------------------------------------------------------------------------------
+def positions_only_grow() -> Patches:
+    def same(self: Progress, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            self.incarnation, self.last_request_id = incarnation, 0
+
+    fetched = Progress.fetched
+
+    def grow(self: Progress, offset: int, *rest: Any) -> None:
+        before = self.position
+        fetched(self, offset, *rest)
+        self.position = offset if before is None else max(before, offset)
+
+    return [method(Progress, "incarnation_is", same), method(Progress, "fetched", grow)]
+
+
+def no_maximal_isr() -> Patches:
+    return [method(IsrChange, "maximal", lambda self, isr: isr)]
+
+
+def unknown_outcome_is_a_refusal() -> Patches:
+    return [method(IsrChange, "unanswered", lambda self, retry_at_ns: IsrChange.refused(self, retry_at_ns))]
+
+
+def high_watermark_beyond_the_log() -> Patches:
+    def learn(self: FollowerRole, leader_high_watermark: int, out: list) -> None:
+        if leader_high_watermark > self.log.high_watermark:
+            self.log.high_watermark = leader_high_watermark
+            out.append(do.RaiseHighWatermark(leader_high_watermark))
+
+    return [method(FollowerRole, "_learn_high_watermark", learn)]
+
+
+def high_watermark_before_the_cut() -> Patches:
+    return [method(FollowerRole, "agrees", property(lambda self: True))]
+
+
+def fetches_of_other_epochs_count() -> Patches:
+    real = FetchService._refusal
+
+    def lax(self: FetchService, event: Any) -> Any:
+        return real(self, replace(event, leader_epoch=self._leader_epoch))
+
+    return [method(FetchService, "_refusal", lax)]
+
+
+def diverging_fetch_counts() -> Patches:
+    return [method(FetchService, "_position_refusal", lambda self, offset, epoch: None), *no_reconciliation()]
+
+
+def overtaken_fetch_counts() -> Patches:
+    fetched = Progress.fetched
+    return [method(Progress, "fetched", lambda self, offset, request_id, *rest: fetched(self, offset, 0, *rest))]
+
+
+def min_isr_not_looked_at() -> Patches:
+    real = leader.new_high_watermark
+    return [method(leader, "new_high_watermark", lambda *a, **k: real(*a, **{**k, "min_isr": 1}))]
+
+
+def quorum_commits_older_epochs() -> Patches:
+    real = commit.quorum_high_watermark
+    return [method(commit, "quorum_high_watermark", lambda *a: real(*a[:4], -1, a[5]))]
+
+
+def ack_before_flush_on_leader() -> Patches:
+    return [method(LocalLog, "flushed_newest_offset", property(lambda self: self.newest_offset)),
+            method(LeaderRole, "publishes_received", _append_and_advance)]  # fmt: skip
+
+
+_publishes_received = LeaderRole.publishes_received
+
+
+def _append_and_advance(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
+    _publishes_received(self, event, now_ns, out)
+    self._advance(now_ns, out)
+
+
+def ack_before_flush_on_follower() -> Patches:
+    real = FollowerRole.fetch_answered
+
+    def at_once(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
+        real(self, event, now_ns, out)
+        if self.following is Following.FLUSHING:
+            self.log.flushed_end_offset = self.log.log_end_offset
+            self._fetch(now_ns, out)
+
+    return [method(FollowerRole, "fetch_answered", at_once)]
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------------
+def stale_response_accepted() -> Patches:
+    real = FollowerRole.fetch_answered
+
+    def accept(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
+        if self.following in (Following.FETCHING, Following.IDLE, Following.FETCH_BACKOFF):
+            self.following = Following.FETCHING
+            real(self, replace(event, request_id=self._request_id, leader_epoch=self.leader_epoch), now_ns, out)
+        else:
+            real(self, event, now_ns, out)
+
+    return [method(FollowerRole, "fetch_answered", accept), method(FollowerRole, "_problem", lambda self, event: "")]
+
+
+def gap_accepted() -> Patches:
+    """A follower behind the log start is sent what there is, and appends it behind a hole."""
+
+    def from_the_start(self: SimReplica, effect: do.SendFetchResponse) -> None:
+        _, reply = self._tokens.pop(effect.token)
+        start = max(effect.from_offset, self.log.log_start_offset)
+        try:
+            result = self.log.read(start, effect.max_bytes, end_offset=self.log.flushed_end_offset)
+        except LiftError:
+            return
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
+
+    real = FetchService._position_refusal
+
+    def no_start(self: FetchService, offset: int, epoch: int) -> Any:
+        reason = real(self, offset, epoch)
+        return None if reason is RefusalReason.BEFORE_LOG_START else reason
+
+    return [method(SimReplica, "_send_fetch_response", from_the_start), method(FetchService, "_position_refusal", no_start),
+            method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
+
+
+# ---- the ISR ---------------------------------------------------------------------------------------------------------------
+def join_by_time_only() -> Patches:
+    return [method(lag, "may_join", lambda progress, live, hw, start: True)]
+
+
+def join_without_high_watermark() -> Patches:
+    return [method(lag, "may_join", lambda p, live, hw, start: p.position is not None and p.position + 1 >= start),
+            method(lag, "is_lagging", lambda *a: False), *_eager()]  # fmt: skip
+
+
+def join_without_epoch_start() -> Patches:
+    return [method(lag, "may_join", lambda p, live, hw, start: p.position is not None and p.position >= hw), *_eager()]
+
+
+def _eager() -> Patches:
+    """Joining asks for no caught-up moment: that would hide the rule that is taken away."""
+    return [method(Progress, "was_caught_up", _Always())]
+
+
+class _Always:
+    def __get__(self, instance: object, owner: object = None) -> bool:
+        return True
+
+    def __set__(self, instance: object, value: object) -> None:
+        pass
+
+
+def join_by_another_incarnation() -> Patches:
+    def lax(progress: Progress, live: int, hw: int, start: int) -> bool:
+        return progress.position is not None and progress.position >= hw and progress.position + 1 >= start
+
+    def same(self: Progress, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            self.incarnation, self.last_request_id = incarnation, 0
+
+    return [method(lag, "may_join", lax), method(isr, "_why_not_join", lambda *a: ""), method(Progress, "incarnation_is", same)]
+
+
+def check_then_apply_isr() -> Patches:
+    """The compare-and-set happens at the leader, not inside apply."""
+
+    def lax(draft: Any, request: Any, partition: Any) -> Any:
+        usable = partition.status is PartitionStatus.ONLINE and partition.leader in request.isr
+        return None if usable else isr.refuse(isr.pb.ControlResponse.STALE, "", partition)
+
+    return [method(isr, "_refusal", lax)]
+
+
+def lossy_restart_stays_in_isr() -> Patches:
+    return [method(nodes, "holds_all_it_acknowledged", lambda known, request: True)]
+
+
+def same_epoch_after_restart() -> Patches:
+    def keep(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
+        return partition if partition.leader == node_id else real(draft, stream, partition, node_id)
+
+    real = leadership._complete_back
+    return [method(leadership, "_complete_back", keep)]
+
+
+def election_from_all_replicas() -> Patches:
+    def all_live(draft: Any, stream: Any, partition: Any) -> tuple[str, ...]:
+        others = (n for n in partition.replicas if n != partition.deposed and n not in partition.passed_over)
+        return tuple(n for n in others if draft.is_live(n))
+
+    return [method(election, "eligible", all_live), method(election, "finish", _finish_with_candidate)]
+
+
+_finish = election.finish
+
+
+def _finish_with_candidate(partition: Any) -> Any:
+    members = tuple(n for n in partition.replicas if n in partition.isr or n == partition.candidate)
+    return replace(_finish(replace(partition, isr=members, incomplete=())), unclean_elected=False)
+
+
+# ---- who may speak ---------------------------------------------------------------------------------------------------------
+def no_lease() -> Patches:
+    return [method(Lease, "is_current", lambda self, now_ns: True)]
+
+
+def lease_on_an_old_image() -> Patches:
+    def run(self: Process) -> None:
+        self._granted = [(-1, sent_ns) for _, sent_ns in self._granted]
+        real(self)
+
+    real = Process._leases_run
+    return [method(Process, "_leases_run", run)]
+
+
+def negative_ack_without_a_lease() -> Patches:
+    def reject(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
+        if self.shared.lease.is_current(now_ns):
+            _publishes_received(self, event, now_ns, out)
+        else:
+            out.append(do.RejectPublishes(event.token, do.RejectReason.NOT_LEADER))
+
+    return [method(LeaderRole, "publishes_received", reject)]
+
+
+def negative_ack_of_a_non_leader() -> Patches:
+    from liftpy.replica.role import Role
+
+    def reject(self: Role, event: Any, now_ns: int, out: list) -> None:
+        out.append(do.RejectPublishes(event.token, do.RejectReason.NOT_LEADER))
+
+    return [method(Role, "publishes_received", reject)]
+
+
+def latest_before_the_epoch_start() -> Patches:
+    def known(self: Replica, now_ns: int) -> bool:
+        return self.role == "LEADER" and self._shared.lease.is_current(now_ns)
+
+    return [method(Replica, "may_answer_latest", known)]
+
+
+def waiting_publishers_kept_over_a_change_of_leader() -> Patches:
+    return [method(SimReplica, "_drop_pending_acks", lambda self, effect: None)]
+
+
+def leads_before_it_is_registered() -> Patches:
+    class Anyone(dict):
+        def get(self, key: str, default: Any = None) -> Any:
+            return self.mine if key == self.me else super().get(key, default)
+
+    real = Replica._partition_changed
+
+    def lax(self: Replica, event: Any, now_ns: int, out: list) -> None:
+        live = Anyone(event.incarnations)
+        live.me, live.mine = self._shared.node_id, self._shared.incarnation
+        live[live.me] = live.mine
+        real(self, replace(event, incarnations=live), now_ns, out)
+
+    return [method(Replica, "_partition_changed", lax)]
+
+
+def reads_beyond_the_high_watermark() -> Patches:
+    from liftpy.log.log import Log
+
+    real = Log.read
+
+    def read(self: Log, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> Any:
+        return real(self, from_offset, max_bytes, end_offset=self.log_end_offset if end_offset is None else end_offset)
+
+    return [method(Log, "read", read)]
+
+
+def raise_without_looking() -> Patches:
+    def raised(self: Shared, offset: int, out: list) -> None:
+        self.log.high_watermark = offset
+        out.append(do.RaiseHighWatermark(offset))
+
+    return [method(Shared, "raise_high_watermark", raised)]
+
+
+MUTANTS = (
+    Mutant("truncate by HW", "KIP-101; Liftbridge", truncate_by_high_watermark),
+    Mutant("truncate by HW when nobody answers", "Liftbridge truncateToHW", truncate_by_high_watermark_when_nobody_answers),
+    Mutant("single-shot epoch query", "KIP-279; Liftbridge", single_shot_epoch_query, "elections"),
+    Mutant("-1 sentinel", "Liftbridge LastOffsetForLeaderEpoch", minus_one_sentinel, "elections"),
+    Mutant("off-by-one epoch start", "Liftbridge epoch cache", off_by_one_epoch_start),
+    Mutant("epoch cache not cut", "KAFKA-10706", epoch_cache_not_cut),
+    Mutant("no reconciliation before the fetch", "KIP-320 rule 1", no_reconciliation),
+    Mutant("epoch query answered by anyone", "KIP-320; Liftbridge", offset_query_unfenced),
+    Mutant("positions only grow", "Liftbridge updateLatestOffset", positions_only_grow, "disks"),
+    Mutant("no maximal ISR", "KIP-497", no_maximal_isr),
+    Mutant("unknown outcome taken for a refusal", "KIP-497", unknown_outcome_is_a_refusal, "metadata"),
+    Mutant("HW not bounded by the log", "Liftbridge SetHighWatermark", high_watermark_beyond_the_log),
+    Mutant("HW raised before the cut", "KIP-320", high_watermark_before_the_cut),
+    Mutant("HW set without looking", "KIP-207", raise_without_looking),
+    Mutant("fetches of other epochs count", "KIP-320; Liftbridge", fetches_of_other_epochs_count),
+    Mutant("a diverging fetch counts", "KAFKA-13141", diverging_fetch_counts),
+    Mutant("min.isr not looked at", "KIP-966", min_isr_not_looked_at),
+    Mutant("a quorum commits older epochs", "Raft, figure 8", quorum_commits_older_epochs, "quorum"),
+    Mutant("ack before flush on the leader", "NATS #7564", ack_before_flush_on_leader),
+    Mutant("ack before flush on a follower", "NATS #7564", ack_before_flush_on_follower),
+    Mutant("stale response accepted", "KAFKA-18991", stale_response_accepted),
+    Mutant("gap accepted", "Liftbridge", gap_accepted),
+    Mutant("join by time only", "Liftbridge", join_by_time_only),
+    Mutant("join without HW", "hachikuji 13", join_without_high_watermark),
+    Mutant("join without epoch start", "KAFKA-7128", join_without_epoch_start, "elections"),
+    Mutant("join by another incarnation", "KIP-903", join_by_another_incarnation, "disks"),
+    Mutant("check-then-apply ISR", "KIP-497; Liftbridge", check_then_apply_isr),
+    Mutant("lossy restart stays in the ISR", "KIP-966", lossy_restart_stays_in_isr),
+    Mutant("same epoch after a restart", "KIP-966; Liftbridge", same_epoch_after_restart),
+    Mutant("election from all replicas", "unclean election", election_from_all_replicas),
+    Mutant("no lease", "NATS; Liftbridge", no_lease),
+    Mutant("lease on an old image", "a pause over a session", lease_on_an_old_image),
+    Mutant("negative ack without a lease", "A2", negative_ack_without_a_lease),
+    Mutant("negative ack of a non-leader", "A2", negative_ack_of_a_non_leader),
+    Mutant("latest before the epoch start", "KIP-207; KAFKA-2334", latest_before_the_epoch_start),
+    Mutant("publishers kept over a change of leader", "D1", waiting_publishers_kept_over_a_change_of_leader),
+    Mutant("leads before it is registered", "KIP-966", leads_before_it_is_registered),
+    Mutant("reads beyond HW", "R1", reads_beyond_the_high_watermark),
+)
+
+__all__ = ["MUTANTS", "Mutant", "fetch_service"]
