@@ -42,6 +42,8 @@ class Machine:
 
     ghost: dict[int, bytes]
     applied: list[tuple[int, str]] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    """The operations in ``applied``."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry; a Violation stops the member, and with it the run."""
@@ -49,9 +51,10 @@ class Machine:
             raise Violation(f"M5: index {index} holds {entry!r} here and {self.ghost[index]!r} elsewhere")
         if self.applied and self.applied[-1][0] >= index:
             raise Violation(f"M5: index {index} is applied after {self.applied[-1][0]}")
-        if any(op == entry.hex() for _, op in self.applied):
+        if entry.hex() in self.held:
             raise Violation(f"applied twice: {entry!r} at {index}")
         self.applied.append((index, entry.hex()))
+        self.held.add(entry.hex())
         return b"%d" % index
 
     def digest(self) -> str:
@@ -86,6 +89,7 @@ class Member:
     def _load(self, name: str) -> Any:
         snapshot = decode_snapshot_file(Path(name).read_bytes())
         self.machine.applied = [(index, op) for index, op in json.loads(snapshot.image)]
+        self.machine.held = {op for _, op in self.machine.applied}
         trim_journal(self.journal, snapshot.previous, snapshot.last)
         return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
 
