@@ -31,6 +31,7 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             return pb.RaftMessage(appendEntries=_append_to_protobuf(message))
         case "next_node_idx":
             step = pb.RaftNextIndex(nextIndex=message["next_node_idx"], reset=message["reset"], success=message["success"])
+            step.appliedIndex = message.get("applied_index", 0)
             return pb.RaftMessage(nextIndex=step)
         case "request_vote":
             vote = pb.RaftRequestVote(
@@ -67,7 +68,13 @@ def decode(data: bytes) -> Message:
             return {"type": "append_entries", "term": chunk.term, "commit_index": chunk.commitIndex, "serialized": piece}
         case "nextIndex":
             step = message.nextIndex
-            return {"type": "next_node_idx", "next_node_idx": step.nextIndex, "reset": step.reset, "success": step.success}
+            return {
+                "type": "next_node_idx",
+                "next_node_idx": step.nextIndex,
+                "reset": step.reset,
+                "success": step.success,
+                "applied_index": step.appliedIndex,
+            }
         case "requestVote":
             vote = message.requestVote
             return {

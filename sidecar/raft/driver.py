@@ -38,7 +38,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
         core.send_now()
         core.doTick(0)
     if core.failure is not None:
-        raise StorageError(f"applying the metadata log failed: {core.failure!r}") from core.failure
+        raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
     journal.sync()
 
 

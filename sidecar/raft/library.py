@@ -28,7 +28,7 @@ SUPPORTED_VERSION = "0.3.17"
 _REGULAR = b"\x00"
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
-    "_SyncObj__onMessageReceived", "transferLeadership",
+    "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__tryLogCompaction",
 )  # fmt: skip
 _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
@@ -144,6 +144,7 @@ class RaftCore(SyncObj):
         others = [Node(i) for i in members if i != node_id]
         super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
+        missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
         if missing:
             raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
 
@@ -198,6 +199,13 @@ class RaftCore(SyncObj):
     def hold_election(self, until: float) -> None:
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+
+    def _SyncObj__tryLogCompaction(self) -> None:
+        """Compaction is over when it returns: the dump is written in this process. Between writing and noticing it, the library
+        would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
+        super()._SyncObj__tryLogCompaction()
+        if self._SyncObj__serializer._Serializer__pid:
+            super()._SyncObj__tryLogCompaction()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
         if command[:1] != _REGULAR or self.failure is not None:

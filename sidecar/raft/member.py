@@ -120,7 +120,11 @@ class RaftMember:
     def _save(self, name: str, state: Any) -> None:
         last, previous, nodes = state
         ids = tuple(sorted(node.id for node in nodes))
-        write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self._fsm.snapshot()))
+        try:
+            write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self._fsm.snapshot()))
+        except (OSError, LiftError) as error:  # the library would only log it, and try again with every tick
+            self._core.failure = error
+            raise
 
     def _load(self, name: str) -> Any:
         try:
@@ -237,7 +241,8 @@ class RaftMember:
             self._core.transferLeadership()
             self._driver.wake()
             deadline = time.monotonic() + _TRANSFER_TIMEOUT_S
-            while self._core.leads and time.monotonic() < deadline:
+            peers = self._transport.sessions.peers.values()
+            while self._core.leads and any(peer.up for peer in peers) and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
         self._driver.stop()
         for task in list(self._tasks):
@@ -308,7 +313,7 @@ class RaftMember:
                     leader=node_id == core.leader_id,
                     term=core.raftCurrentTerm,
                     commitIndex=core.raftCommitIndex if own else min(match, core.raftCommitIndex),
-                    appliedIndex=core.raftLastApplied if own else 0,
+                    appliedIndex=core.raftLastApplied if own else self._transport.applied[node_id] if core.leads else 0,
                     lag=max(core.log.last_index - match, 0) if known else 0,
                     connected=own or peers[node_id].up,
                 )

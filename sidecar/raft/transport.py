@@ -33,6 +33,8 @@ class SessionTransport(Transport):
         peers = tuple(i for i in members if i != node_id)
         self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new)
         self.may_vote = True
+        self.applied: dict[str, int] = dict.fromkeys(peers, 0)
+        """Applied index of each peer as it last said to this leader; for the status."""
         self._not_forwarded: list[tuple[Node, int | None]] = []
         """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and
         the proposer repeats them under their operation id."""
@@ -60,6 +62,8 @@ class SessionTransport(Transport):
             return False
         if not self.may_vote and message["type"] in ("request_vote", "response_vote"):
             return False
+        if message["type"] == "next_node_idx":
+            message = {**message, "applied_index": self._core.raftLastApplied}
         return self.sessions.send(node.id, codec.encode(message), self._core.raftCurrentTerm, self._clock())
 
     # ---- in ------------------------------------------------------------------------------------------------------------
@@ -85,6 +89,8 @@ class SessionTransport(Transport):
             return False
         if not self.may_vote and message["type"] in ("request_vote", "timeout_now"):
             return True
+        if message["type"] == "next_node_idx":
+            self.applied[sender] = message["applied_index"]
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _changed(self, node_id: str, up: bool) -> None:

@@ -105,6 +105,34 @@ async def test_every_member_proposes_and_all_see_the_same(controllers: Controlle
     assert await controllers["c"].barrier()
 
 
+async def test_the_leader_knows_how_far_each_member_has_applied(controllers: Controllers) -> None:
+    await controllers.start()
+    await controllers["a"].propose(register("a"))
+    leader = controllers[controllers.leader]
+
+    def level() -> bool:
+        states = leader.status()
+        return len({s.appliedIndex for s in states}) == 1 and states[0].appliedIndex > 0 and not any(s.lag for s in states)
+
+    await until(level)
+
+
+async def test_a_snapshot_that_cannot_be_written_stops_the_member(url: str, tmp_path: Path) -> None:
+    group = Controllers(url, tmp_path, names="a", compact_after=20)
+    await group.start()
+    (tmp_path / "a" / "snapshot.tmp").mkdir()  # opening it for writing fails
+    for number in range(30):
+        if group.failures:
+            break
+        await group["a"].propose(register(f"n{number}"), timeout_s=0.5)
+    await until(lambda: group.failures)
+    (tmp_path / "a" / "snapshot.tmp").rmdir()
+    await group.stop()
+    await group.start()
+    assert "n0" in group["a"].image.nodes
+    await group.stop()
+
+
 async def test_the_same_operation_is_applied_once(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))

@@ -33,14 +33,16 @@ class RaftResponseVote(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class RaftNextIndex(_message.Message):
-    __slots__ = ("nextIndex", "reset", "success")
+    __slots__ = ("nextIndex", "reset", "success", "appliedIndex")
     NEXTINDEX_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    APPLIEDINDEX_FIELD_NUMBER: _ClassVar[int]
     nextIndex: int
     reset: bool
     success: bool
-    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ...) -> None: ...
+    appliedIndex: int
+    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ..., appliedIndex: _Optional[int] = ...) -> None: ...
 
 class RaftTimeoutNow(_message.Message):
     __slots__ = ("term",)

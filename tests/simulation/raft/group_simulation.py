@@ -30,6 +30,10 @@ from sidecar.raft.transport import SessionTransport
 TICK_S = 0.03
 CHAOS_S = 12.0
 PEACE_S = 30.0
+MAX_FRAMES_PER_TICK = 500
+"""More is a busy loop: as shipped, thousands while a snapshot is asked for and not ready."""
+DEATHS = ("before", "within", "after")
+"""When a member dies, seen from the flush of its tick."""
 
 
 class Violation(AssertionError):
@@ -62,6 +66,31 @@ class Machine:
         return hashlib.sha256(json.dumps(self.applied).encode()).hexdigest()
 
 
+class Disk:
+    """A member's journal before a tick, to be left as a death within the tick's flush leaves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal"
+        self._before = self._path.read_bytes() if self._path.exists() else b""
+
+    @property
+    def written(self) -> bool:
+        """Whether the tick changed the file: only then can a death be within its flush."""
+        return self._path.read_bytes() != self._before
+
+    def tear(self, draw: random.Random) -> str:
+        """Keep a part of what the tick wrote: some first bytes of an append; of a rewrite the old file or the new one."""
+        after = self._path.read_bytes()
+        if after.startswith(self._before) and self._before:
+            self._path.write_bytes(after[: draw.randrange(len(self._before), len(after))])
+            return "torn: append"
+        if draw.random() < 0.5:
+            self._path.with_name("journal.tmp").write_bytes(after[: draw.randrange(len(after))])
+            self._path.write_bytes(self._before)
+            return "torn: rewrite, not yet renamed"
+        return "torn: rewrite, just renamed"
+
+
 class Member:
     """One member between two crashes."""
 
@@ -78,6 +107,8 @@ class Member:
         self.transport.attach(self.core)
         self.transport.sessions.set_online(True)
         self.inbox: list[tuple[str, bytes]] = []
+        self.death = ""
+        """When it will die: one of DEATHS, or not at all."""
         self.answers: list[tuple[bytes, bytes | None, int]] = []
 
     def _save(self, name: str, state: Any) -> None:
@@ -110,9 +141,12 @@ class Run:
         self.ghost: dict[int, bytes] = {}
         self.seen: Counter[str] = Counter()
         self.acked: set[str] = set()
-        self._rates = {fault: self.random.random() * rate for fault, rate in
-                       (("drop", 0.08), ("duplicate", 0.08), ("delay", 0.15), ("crash", 0.004), ("cut", 0.004))}  # fmt: skip
+        bus = self.random.choice((0.0, 0.05, 1.0))  # a perfect one, a good one, one on which few sessions live for a second
+        rates = {"drop": 0.08 * bus, "duplicate": 0.08 * bus, "delay": 0.15 * bus, "crash": 0.004, "cut": 0.004}
+        self._rates = {fault: self.random.random() * rate for fault, rate in rates.items()}
         self._queue: list[tuple[float, int, str, str, bytes]] = []
+        self._arrives: dict[tuple[str, str], float] = {}
+        """When the last frame of a link arrives: without a fault none overtakes another."""
         self._sent = 0
         self._operations = 0
         self._cut: dict[tuple[str, str], float] = {}
@@ -161,15 +195,21 @@ class Run:
                 self._operations += 1
                 member.propose(b"op-%d" % self._operations)
         frames, member.inbox = member.inbox, []
-        dies = chaos and self.random.random() < self._rates["crash"]
-        before_flush = dies and self.random.random() < 0.5
-        if before_flush:
+        if chaos and not member.death and self.random.random() < self._rates["crash"]:
+            member.death = self.random.choice(DEATHS)
+        disk = Disk(self.folder / member.node_id) if member.death == "within" else None
+        if member.death == "before":
             member.journal.sync = lambda: None  # type: ignore[method-assign]
         tick_once(member.core, member.transport, member.journal, frames)
-        self._check(member)
+        dies = bool(member.death) and (disk is None or disk.written)
+        self._check(member, flushed=not dies or member.death == "after")
         if dies:
-            self._crash(member, "before" if before_flush else "after")
+            self._crash(member)
+            if disk is not None:
+                self.seen[disk.tear(self.random)] += 1
             return
+        if len(member.transport.sessions.outbox) > MAX_FRAMES_PER_TICK:
+            raise Violation(f"L7: {len(member.transport.sessions.outbox)} frames in one tick of {member.node_id}")
         for receiver, frame in member.transport.sessions.outbox:
             self._send(member.node_id, receiver, frame)
         member.transport.sessions.outbox.clear()
@@ -185,9 +225,13 @@ class Run:
             self.seen["frames lost"] += 1
             return
         for _ in range(2 if draw() < self._rates["duplicate"] else 1):
-            late = draw() * 0.4 if draw() < self._rates["delay"] else 0.0
+            at = max(self.now + 0.001 + draw() * 0.002, self._arrives.get((sender, receiver), 0.0))
+            if draw() < self._rates["delay"]:
+                at += draw() * 0.4  # and is overtaken
+            else:
+                self._arrives[(sender, receiver)] = at
             self._sent += 1
-            heapq.heappush(self._queue, (self.now + 0.001 + draw() * 0.002 + late, self._sent, sender, receiver, frame))
+            heapq.heappush(self._queue, (at, self._sent, sender, receiver, frame))
 
     def _deliver(self) -> None:
         while self._queue and self._queue[0][0] <= self.now:
@@ -204,8 +248,8 @@ class Run:
                 self._cut[(pair[1], pair[0])] = until
             self.seen["links cut"] += 1
 
-    def _crash(self, member: Member, when: str) -> None:
-        self.seen[f"crashes {when} the flush"] += 1
+    def _crash(self, member: Member) -> None:
+        self.seen[f"crashes {member.death} the flush"] += 1
         self._collect(member)
         self._down[member.node_id] = self.now + self.random.random() * 3
         del self.up[member.node_id]
@@ -217,17 +261,19 @@ class Run:
     def _heal(self) -> None:
         self._cut.clear()
         self._rates = dict.fromkeys(self._rates, 0.0)
+        for member in self.up.values():
+            member.death = ""
         self._down = dict.fromkeys(self._down, self.now)
 
     # ---- checks --------------------------------------------------------------------------------------------------------
-    def _check(self, member: Member) -> None:
+    def _check(self, member: Member, *, flushed: bool) -> None:
         core, name = member.core, member.node_id
         if core.leads and self._leaders.setdefault(core.raftCurrentTerm, name) != name:
             raise Violation(f"M1: {name} and {self._leaders[core.raftCurrentTerm]} lead in term {core.raftCurrentTerm}")
         if core.raftCommitIndex > member.journal.last_index:
             raise Violation(f"M9: {name} commits {core.raftCommitIndex}, its log ends at {member.journal.last_index}")
         stored = member.journal.getCurrentTerm()
-        if "sync" not in vars(member.journal):  # flushed
+        if flushed:
             if stored < self._terms[name]:
                 raise Violation(f"M2: the term of {name} falls from {self._terms[name]} to {stored}")
             self._terms[name] = stored

@@ -17,7 +17,14 @@ SEEDS = 200
 def test_no_seed_breaks_an_invariant() -> None:
     seen, failures = run_seeds(range(SEEDS))
     assert failures == []
-    wanted = ("snapshots installed", "conflicts cut", "crashes before the flush", "crashes after the flush", "duplicate frame")
+    wanted = (
+        "snapshots installed",
+        "conflicts cut",
+        "crashes before the flush",
+        "crashes after the flush",
+        "torn: append",
+        "duplicate frame",
+    )
     assert all(seen[what] > 10 for what in wanted), seen
     assert seen["operations acknowledged"] > 10_000
 

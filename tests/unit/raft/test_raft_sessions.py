@@ -168,7 +168,7 @@ MESSAGES = [
     {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [], "prevLogIdx": None, "prevLogTerm": None},
     {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False)},
     {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None},
-    {"type": "next_node_idx", "next_node_idx": 7, "reset": True, "success": False},
+    {"type": "next_node_idx", "next_node_idx": 7, "reset": True, "success": False, "applied_index": 5},
     {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1},
     {"type": "response_vote", "term": 3},
     {"type": "timeout_now", "term": 3},
