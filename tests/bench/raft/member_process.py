@@ -74,8 +74,8 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
         await asyncio.sleep(0.01)
     say(ready=node_id, leader=core.leads)
 
-    async def one(gate: asyncio.Semaphore, latencies: list[float]) -> None:
-        async with gate:
+    async def submit(operations: int, latencies: list[float]) -> None:
+        for _ in range(operations):
             began = time.perf_counter()
             _, reason = await driver.propose(secrets.token_bytes(SIZE_BYTES))
             if reason == 0:
@@ -84,9 +84,9 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         wanted = json.loads(line)
-        gate, latencies = asyncio.Semaphore(wanted["window"]), []
+        window, latencies = wanted["window"], []
         began = time.perf_counter()
-        await asyncio.gather(*(one(gate, latencies) for _ in range(wanted["operations"])))
+        await asyncio.gather(*(submit(wanted["operations"] // window, latencies) for _ in range(window)))
         took = time.perf_counter() - began
         say(operations_per_s=len(latencies) / took, **percentiles(latencies))
     sender.cancel()
