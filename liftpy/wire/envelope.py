@@ -51,6 +51,10 @@ class MessageType(IntEnum):
     STATUS_REQUEST = 24
     STATUS_RESPONSE = 25
     BATCH_PUBLISH = 26
+    SERVICE_HELLO = 32
+    JOIN_LOG = 33
+    SERVICE_ACK = 34
+    SERVICE_REFUSAL = 35
 
 
 class EnvelopeError(ProtocolError):

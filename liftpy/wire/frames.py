@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from liftpy.errors import ProtocolError
 from liftpy.wire import envelope
-from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2
+from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2
 from liftpy.wire.envelope import MessageType
 
 _RESPONSE = struct.Struct(">Qq")
@@ -38,6 +38,10 @@ _TYPES: dict[type[Message], MessageType] = {
     cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,
     cluster_pb2.FeedSnapshotRequest: MessageType.FEED_SNAPSHOT_REQUEST,
     cluster_pb2.FeedSnapshotResponse: MessageType.FEED_SNAPSHOT_RESPONSE,
+    service_pb2.ServiceHello: MessageType.SERVICE_HELLO,
+    service_pb2.JoinLog: MessageType.JOIN_LOG,
+    service_pb2.ServiceAck: MessageType.SERVICE_ACK,
+    service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
 }
 
 M = TypeVar("M", bound=Message)

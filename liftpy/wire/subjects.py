@@ -60,6 +60,10 @@ class Subjects:
         """A node's own view of its partitions (`liftpy status`)."""
         return f"{self.namespace}.status.{node_id}"
 
+    def service(self, node_id: str) -> str:
+        """Replicated services beside a node register, report and acknowledge here."""
+        return f"{self.namespace}.service.{node_id}"
+
 
 def data_subject(stream_subject: str, partition: int) -> str:
     """The subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""

@@ -1,0 +1,121 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ServiceRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVICE_FOLLOWER: _ClassVar[ServiceRole]
+    SERVICE_LEADER: _ClassVar[ServiceRole]
+SERVICE_FOLLOWER: ServiceRole
+SERVICE_LEADER: ServiceRole
+
+class ServiceHello(_message.Message):
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTCOUNT_FIELD_NUMBER: _ClassVar[int]
+    EMITTEDEND_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    stream: str
+    partition: int
+    streamUid: str
+    instance: int
+    first: bool
+    leaving: bool
+    position: int
+    outputCount: int
+    emittedEnd: int
+    problem: str
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class JoinLog(_message.Message):
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ACKID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    STARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    STOPPOSITION_FIELD_NUMBER: _ClassVar[int]
+    HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LOGENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEASEMS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    stream: str
+    partition: int
+    streamUid: str
+    instance: int
+    ackId: int
+    role: ServiceRole
+    leaderEpoch: int
+    startOffset: int
+    stopPosition: int
+    highWatermark: int
+    logEndOffset: int
+    leaseMs: int
+    node: str
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+
+class ServiceAck(_message.Message):
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ACKID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    stream: str
+    partition: int
+    streamUid: str
+    instance: int
+    ackId: int
+    position: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class ServiceRefusal(_message.Message):
+    __slots__ = ("reason", "detail", "node", "service", "stream", "partition", "instance")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[ServiceRefusal.Reason]
+        NO_SUCH_PARTITION: _ClassVar[ServiceRefusal.Reason]
+        WRONG_STREAM: _ClassVar[ServiceRefusal.Reason]
+        REPLACED: _ClassVar[ServiceRefusal.Reason]
+        TOO_MANY: _ClassVar[ServiceRefusal.Reason]
+        MALFORMED: _ClassVar[ServiceRefusal.Reason]
+    UNKNOWN: ServiceRefusal.Reason
+    NO_SUCH_PARTITION: ServiceRefusal.Reason
+    WRONG_STREAM: ServiceRefusal.Reason
+    REPLACED: ServiceRefusal.Reason
+    TOO_MANY: ServiceRefusal.Reason
+    MALFORMED: ServiceRefusal.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    reason: ServiceRefusal.Reason
+    detail: str
+    node: str
+    service: str
+    stream: str
+    partition: int
+    instance: int
+    def __init__(self, reason: _Optional[_Union[ServiceRefusal.Reason, str]] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
