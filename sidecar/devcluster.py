@@ -146,6 +146,7 @@ class DevCluster:
 
     ``data``: folder for the nodes' folders, kept; None: a temporary one, removed by ``stop``. ``nats_url``: an outside
     server instead of an own one. ``settings``: environment settings for every node (``LIFTPY_REPLICATION_...``).
+    ``node_nats_urls``: node id -> where that node connects instead (a relay that can cut it off, say).
     """
 
     def __init__(
@@ -158,12 +159,14 @@ class DevCluster:
         namespace: str = DEFAULT_NAMESPACE,
         settings: Mapping[str, str] | None = None,
         on_line: LineSink | None = None,
+        node_nats_urls: Mapping[str, str] | None = None,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} is outside 1..{MAX_NODES}")
         self.namespace = namespace
         self.nats: NatsServer | None = None if nats_url else NatsServer(port)
         self._nats_url = nats_url
+        self._node_nats_urls = dict(node_nats_urls or {})
         self._data = data
         self._own_data: Path | None = None
         self._settings = dict(settings or {})
@@ -211,7 +214,7 @@ class DevCluster:
         flags = {
             "--node-id": name,
             "--data": str(self.data / name),
-            "--nats": self.nats_url,
+            "--nats": self._node_nats_urls.get(name, self.nats_url),
             "--namespace": self.namespace,
             "--controllers": ",".join(controllers),
             "--status-port": "0",

@@ -1,0 +1,278 @@
+"""The faults. Each strikes, waits until publishes are acknowledged again, and takes back what it did.
+
+For leaders the round's figure is the time from the strike to the ack of a publish that was sent after it; for followers how long
+the ISR holds it and how long it takes back, while publishes go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from liftpy.cluster.image import StreamImage
+from tests.system.faults.ground import DEADLINE_S, Ground, Seen
+from tests.system.faults.load import Load
+
+_GO_ON = 50
+"""Acks to wait for before healing, so that the fault has a life of its own."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One round. Moments: monotonic seconds, 0 when it has none."""
+
+    ground: Ground
+    load: Load
+    number: int
+    pause_s: float
+    nodes: tuple[str, ...] = ()
+    """Who was struck."""
+    struck_at: float = 0.0
+    acked_at: float = 0.0
+    """The first ack of a publish that was sent after the strike."""
+    healed_at: float = 0.0
+    """The node was started, resumed or connected again."""
+    note: str = ""
+
+    def struck(self, *nodes: str) -> None:
+        """Now."""
+        self.struck_at, self.nodes = time.monotonic(), nodes
+
+    def heals(self) -> None:
+        """Now."""
+        self.healed_at = time.monotonic()
+
+    async def acked(self) -> None:
+        """Publishes are acknowledged again."""
+        self.acked_at = (await self.load.acked_since(self.struck_at, DEADLINE_S)).acked_at
+
+    async def go_on(self) -> None:
+        """Some more acks under the fault."""
+        await self.load.acked_more(_GO_ON, DEADLINE_S)
+
+    async def left_isr(self, node: str) -> Seen:
+        """The ISR is without ``node``."""
+        return await self.ground.see(f"{node} left the ISR", lambda seen: node not in seen.isr)
+
+    async def lasts(self) -> None:
+        """The rest of the pause."""
+        await asyncio.sleep(max(0.0, self.struck_at + self.pause_s - time.monotonic()))
+
+
+Strike = Callable[[Round], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``count``: nodes that the cluster has. ``relayed``: their connections can be cut. ``accept``: the placement wanted."""
+
+    name: str
+    text: str
+    strike: Strike
+    count: int = 3
+    relayed: bool = False
+    accept: Callable[[StreamImage], bool] = field(default=lambda _: True)
+
+
+# ---- followers -------------------------------------------------------------------------------------------------------------
+async def _kill_follower(
+    round_: Round, harm: Callable[[Path, Path], str] | None = None, *, waits_for_shrink: bool | None = None
+) -> None:
+    """Even rounds start it again at once, odd ones only when the ISR is without it."""
+    ground = round_.ground
+    node = ground.others[round_.number % 2]
+    ground.kill_at_once([node])
+    round_.struck(node)
+    await ground.reap([node])
+    if harm is not None:
+        round_.note = await asyncio.to_thread(harm, ground.data(node), ground.folder(node))
+    if round_.number % 2 if waits_for_shrink is None else waits_for_shrink:
+        await round_.left_isr(node)
+        await round_.acked()
+        await round_.go_on()
+    else:
+        round_.note += " restarted at once"
+    round_.heals()
+    await ground.start([node])
+    await round_.acked()
+
+
+async def follower_kill(round_: Round) -> None:
+    await _kill_follower(round_)
+
+
+async def follower_emptied(round_: Round) -> None:
+    def empty(data: Path, _: Path) -> str:
+        shutil.rmtree(data)
+        return "disk emptied"
+
+    await _kill_follower(round_, empty)
+
+
+async def follower_bitflip(round_: Round) -> None:
+    await _kill_follower(round_, lambda _, folder: _flip_a_bit(folder))
+
+
+def _flip_a_bit(folder: Path) -> str:
+    """One bit in the middle of the largest segment."""
+    segment = max(folder.glob("*.log"), key=lambda path: path.stat().st_size)
+    position = segment.stat().st_size // 2
+    with segment.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+        os.fsync(file.fileno())
+    return f"bit flipped at {position} of {segment.name}"
+
+
+async def follower_pause(round_: Round) -> None:
+    ground = round_.ground
+    node = ground.others[round_.number % 2]
+    ground.cluster.nodes[node].send(signal.SIGSTOP)
+    round_.struck(node)
+    try:
+        await round_.acked()
+        await round_.left_isr(node)
+        await round_.lasts()
+    finally:
+        ground.cluster.nodes[node].send(signal.SIGCONT)
+    round_.heals()
+
+
+# ---- leaders ---------------------------------------------------------------------------------------------------------------
+async def _kill(round_: Round, *nodes: str) -> None:
+    round_.ground.kill_at_once(nodes)
+    round_.struck(*nodes)
+    await round_.acked()
+    await round_.ground.reap(nodes)
+    await round_.go_on()
+    round_.heals()
+    await round_.ground.start(nodes)
+
+
+async def leader_kill(round_: Round) -> None:
+    await _kill(round_, round_.ground.leader)
+
+
+async def leader_pause(round_: Round) -> None:
+    ground, node = round_.ground, round_.ground.leader
+    ground.cluster.nodes[node].send(signal.SIGSTOP)
+    round_.struck(node)
+    try:
+        await round_.acked()
+        await round_.lasts()
+    finally:
+        ground.cluster.nodes[node].send(signal.SIGCONT)
+    round_.heals()
+
+
+async def _cut(round_: Round, *, silent: bool) -> None:
+    ground, node = round_.ground, round_.ground.leader
+    await ground.relays[node].cut(silent=silent)
+    round_.struck(node)
+    try:
+        await round_.acked()
+        await round_.lasts()
+    finally:
+        await ground.relays[node].heal()
+    round_.heals()
+
+
+async def leader_cut(round_: Round) -> None:
+    await _cut(round_, silent=True)
+
+
+async def leader_disconnected(round_: Round) -> None:
+    await _cut(round_, silent=False)
+
+
+async def metadata_leader_kill(round_: Round) -> None:
+    ground = round_.ground
+    node = await ground.metadata_leader()
+    if node == ground.leader:
+        await ground.move_leadership(next(name for name in ground.replicas if name != node))
+        await round_.go_on()
+    await _kill(round_, node)
+
+
+async def both_leaders_kill(round_: Round) -> None:
+    ground = round_.ground
+    node = await ground.metadata_leader()
+    if ground.leader != node:
+        await ground.move_leadership(node)
+        await round_.go_on()
+    await _kill(round_, node)
+
+
+async def two_leaders_kill(round_: Round) -> None:
+    """Of five: a metadata leader that holds no replica, and a partition leader that is no controller."""
+    ground = round_.ground
+    while (node := await ground.metadata_leader()) in ground.replicas:
+        await asyncio.to_thread(ground.cluster.nodes[node].terminate)
+        await ground.start([node])
+        await ground.whole()
+        await ground.group_whole()
+    if ground.leader not in ("n4", "n5"):
+        await ground.move_leadership("n4")
+        await round_.go_on()
+    await _kill(round_, node, ground.leader)
+
+
+async def all_killed(round_: Round) -> None:
+    ground = round_.ground
+    nodes = tuple(ground.cluster.nodes)
+    ground.kill_at_once(nodes)
+    round_.struck(*nodes)
+    await ground.reap(nodes)
+    round_.heals()
+    await ground.start(nodes)
+    await round_.acked()
+
+
+async def planned_transfer(round_: Round) -> None:
+    ground, node = round_.ground, round_.ground.leader
+    before = dict(round_.load.counters)
+    ground.cluster.nodes[node].send(signal.SIGTERM)
+    round_.struck(node)
+    await asyncio.to_thread(ground.cluster.nodes[node].terminate)
+    await round_.acked()
+    await round_.go_on()
+    changed = {
+        what: count - before.get(what, 0) for what, count in round_.load.counters.items() if count != before.get(what, 0)
+    }
+    round_.note = f"answers but acks: {changed or 'none'}"
+    round_.heals()
+    await ground.start([node])
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("follower-kill", "kill -9 of a follower", follower_kill),
+        Fault("follower-pause", "a follower stands still for --pause-s and goes on", follower_pause),
+        Fault("follower-emptied", "kill -9 of a follower, its data folder removed, started", follower_emptied),
+        Fault("follower-bitflip", "kill -9 of a follower, one bit of its log flipped, started", follower_bitflip),
+        Fault("leader-kill", "kill -9 of the leader", leader_kill),
+        Fault("leader-pause", "the leader stands still for --pause-s and goes on", leader_pause),
+        Fault("leader-cut", "nothing passes between the leader and NATS for --pause-s", leader_cut, relayed=True),
+        Fault("leader-disconnected", "the leader's NATS connections are reset and refused", leader_disconnected, relayed=True),
+        Fault("metadata-leader-kill", "kill -9 of the metadata leader, which leads no partition", metadata_leader_kill),
+        Fault("both-leaders-kill", "kill -9 of the node that leads the metadata group and the partition", both_leaders_kill),
+        Fault(
+            "two-leaders-kill",
+            "of 5 nodes, kill -9 of the metadata leader and the partition leader at once",
+            two_leaders_kill,
+            count=5,
+            accept=lambda stream: {"n4", "n5"} <= set(stream.partitions[0].replicas),
+        ),
+        Fault("all-killed", "kill -9 of all nodes at once, all started", all_killed),
+        Fault("planned-transfer", "SIGTERM to the leader's node", planned_transfer),
+    )
+}

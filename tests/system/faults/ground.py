@@ -1,0 +1,267 @@
+"""The ground that the faults happen on: a cluster, one stream, and what can be asked of both while nodes are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from liftpy.client import connect
+from liftpy.cluster.image import StreamImage
+from liftpy.config import StreamConfig
+from liftpy.errors import LiftError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
+from liftpy.wire.subjects import Subjects
+from sidecar.devcluster import DevCluster, LineSink
+from sidecar.embedded import NatsServer
+from tests.system.faults.check import partition_folder
+from tests.system.faults.relay import Relay
+
+STREAM, SUBJECT = "faulted", "data.faulted"
+REPLICAS, MIN_ISR = 3, 2
+_STATUS_TIMEOUT_S = 0.4
+_LOOK_EVERY_S = 0.04
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the nodes said at ``at`` (monotonic seconds): the view with the highest Epoch among those that answered."""
+
+    at: float
+    epoch: int
+    leader: str
+    isr: frozenset[str]
+    phases: Mapping[str, str]
+    """Node -> phase of its replica; only those that answered."""
+    positions: Mapping[str, int | None]
+    """Follower -> its position, as its leader has it."""
+    ends: Mapping[str, tuple[int, int, int]]
+    """Node -> (LeaderEpoch, newest offset, HW)."""
+
+
+class Ground:
+    """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own."""
+
+    def __init__(
+        self,
+        count: int = 3,
+        *,
+        relayed: bool = False,
+        settings: Mapping[str, str] | None = None,
+        on_line: LineSink | None = None,
+    ) -> None:
+        self._count = count
+        self._relayed = relayed
+        self._settings = settings
+        self._on_line = on_line
+        self._server = NatsServer()
+        self._folder: Path | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.relays: dict[str, Relay] = {}
+        self.history: list[Seen] = []
+        """Every look at the cluster since ``forget``, in order."""
+        self.cluster: Any = None
+        self.client: Any = None
+        self.replicas: tuple[str, ...] = ()
+        self.uid = ""
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+    async def open(self, accept: Callable[[StreamImage], bool] = lambda _: True) -> None:
+        """Start everything; streams are made until the placement of one is accepted."""
+        self._folder = Path(tempfile.mkdtemp(prefix="liftpy-faults-"))
+        await asyncio.to_thread(self._server.start)
+        if self._relayed:
+            for number in range(self._count):
+                relay = self.relays[f"n{number + 1}"] = Relay(self._server.port)
+                await relay.start()
+        self.cluster = DevCluster(
+            self._count,
+            data=self._folder,
+            nats_url=self._server.url,
+            settings=self._settings,
+            on_line=self._on_line,
+            node_nats_urls={name: relay.url for name, relay in self.relays.items()},
+        )
+        await asyncio.to_thread(self.cluster.start)
+        self.client = await connect(self._server.url)
+        for _ in range(3 * self._count):
+            config = StreamConfig(min_isr=MIN_ISR)
+            stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=config)
+            if accept(stream):
+                break
+            await self.client.delete_stream(STREAM, stream.uid)
+        self.replicas, self.uid = stream.partitions[0].replicas, stream.uid
+        self._watcher = asyncio.create_task(self._watch())
+        await self.whole()
+
+    async def close(self) -> None:
+        """Stop everything and remove its files."""
+        for relay in self.relays.values():
+            await relay.heal()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        if self.client is not None:
+            await self.client.close()
+        if self.cluster is not None:
+            await asyncio.to_thread(self.cluster.stop)
+        for relay in self.relays.values():
+            await relay.close()
+        await asyncio.to_thread(self._server.stop)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; no relay is between."""
+        return self._server.url
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The replicas that do not lead, as last seen."""
+        return tuple(name for name in self.replicas if name != self.history[-1].leader)
+
+    @property
+    def leader(self) -> str:
+        """The partition's leader as last seen."""
+        return self.history[-1].leader
+
+    def folders(self) -> dict[str, Path]:
+        """Each replica's folder of the partition."""
+        return {name: self.folder(name) for name in self.replicas}
+
+    def folder(self, node: str) -> Path:
+        """A replica's folder of the partition."""
+        return partition_folder(self.data(node).parent, node, STREAM, self.uid)
+
+    def data(self, node: str) -> Path:
+        """A node's data folder."""
+        return Path(self.cluster.data) / node
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+    async def _watch(self) -> None:
+        while True:
+            seen = await self._look()
+            if seen is not None:
+                self.history.append(seen)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> Seen | None:
+        answers = await asyncio.gather(*(self._status(name) for name in self.replicas))
+        told = {name: answer for name, answer in zip(self.replicas, answers, strict=True) if answer}
+        if not told:
+            return None
+        best = max(told.values(), key=lambda answer: answer["epoch"])
+        leading = told.get(best["leader"], {})
+        return Seen(
+            at=time.monotonic(),
+            epoch=best["epoch"],
+            leader=best["leader"],
+            isr=frozenset(best["isr"]),
+            phases={name: answer["phase"] for name, answer in told.items()},
+            positions={name: f["position"] for name, f in leading.get("followers", {}).items()},
+            ends={name: (a["leader_epoch"], a["newest_offset"], a["high_watermark"]) for name, a in told.items()},
+        )
+
+    async def _status(self, name: str) -> dict[str, Any]:
+        if not self.cluster.nodes[name].running:
+            return {}
+        try:
+            status = await self.client.node_status(name, _STATUS_TIMEOUT_S)
+        except LiftError:
+            return {}
+        return next((dict(p) for p in status["partitions"] if p["stream"] == STREAM and p["uid"] == self.uid), {})
+
+    def forget(self) -> None:
+        """Begin the history anew, with the last look in it."""
+        del self.history[:-1]
+
+    async def see(self, what: str, condition: Callable[[Seen], bool], timeout_s: float = DEADLINE_S) -> Seen:
+        """Wait for a look, made from now on, that satisfies ``condition``."""
+        began = time.monotonic()
+        while time.monotonic() < began + timeout_s:
+            if self.history and self.history[-1].at > began and condition(self.history[-1]):
+                return self.history[-1]
+            await asyncio.sleep(_LOOK_EVERY_S / 4)
+        logs = {name: list(node.log)[-8:] for name, node in self.cluster.nodes.items()}
+        raise TimeoutError(f"{what}: not within {timeout_s:g} s; last seen {self.history[-1:]}; logs {logs}")
+
+    async def whole(self) -> Seen:
+        """Wait until the leader takes publishes and every replica is in the ISR and has fetched from it."""
+        return await self.see("every replica is in the ISR", self._is_whole)
+
+    def _is_whole(self, seen: Seen) -> bool:
+        followers = [name for name in self.replicas if name != seen.leader]
+        return (
+            seen.phases.get(seen.leader) == "LEADER_READY"
+            and seen.isr == set(self.replicas)
+            and all(name in seen.phases and seen.positions.get(name) is not None for name in followers)
+        )
+
+    async def equal(self) -> None:
+        """Wait until all replicas hold and have committed the same; nobody may publish meanwhile."""
+
+        def same(seen: Seen) -> bool:
+            return self._is_whole(seen) and len(set(seen.ends.values())) == 1 and _all_committed(seen)
+
+        await self.see("the replicas are equal", same)
+
+    async def group_whole(self) -> None:
+        """Wait until the metadata group has a leader and every controller is connected and has caught up."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(LiftError):
+                state = await self.client.describe_cluster()
+                if state.metadata_leader and all(c.connected and c.lag <= 2 for c in state.controllers):
+                    return
+            await asyncio.sleep(_LOOK_EVERY_S)
+        raise TimeoutError("the metadata group is not whole")
+
+    async def metadata_leader(self) -> str:
+        """Who leads the metadata group."""
+        return str((await self.client.describe_cluster()).metadata_leader)
+
+    # ---- doing -------------------------------------------------------------------------------------------------------
+    async def move_leadership(self, node: str) -> None:
+        """A planned transfer to ``node``."""
+        request = cluster_pb2.ControlRequest(sender="client")
+        elect = cluster_pb2.ElectLeader(stream=STREAM, uid=self.uid, partition=0, node=node)
+        request.electLeader.CopyFrom(elect)
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline and self.leader != node:
+            request.operationId = secrets.token_bytes(16)
+            with contextlib.suppress(LiftError):
+                await self.client._transport.request(Subjects("liftpy").control(), frames.encode(request), 2.0)
+                with contextlib.suppress(TimeoutError):
+                    await self.see(f"{node} leads", lambda seen: seen.leader == node, 3.0)
+        await self.whole()
+
+    def kill_at_once(self, names: Iterable[str]) -> None:
+        """SIGKILL to all of them; ``start`` reaps them."""
+        for name in names:
+            self.cluster.nodes[name].send(signal.SIGKILL)
+
+    async def reap(self, names: Iterable[str]) -> None:
+        """Wait for the ends of killed nodes."""
+        await asyncio.gather(*(asyncio.to_thread(self.cluster.nodes[name].kill) for name in names))
+
+    async def start(self, names: Iterable[str]) -> None:
+        """Start stopped nodes and wait until they have registered."""
+        nodes = [self.cluster.nodes[name] for name in names]
+        for node in nodes:
+            node.start()
+        await asyncio.gather(*(asyncio.to_thread(node.wait_ready) for node in nodes))
+
+
+def _all_committed(seen: Seen) -> bool:
+    return all(newest == high_watermark for _, newest, high_watermark in seen.ends.values())
