@@ -1,0 +1,28 @@
+"""Replicated services: an application beside every sidecar, as one deterministic state machine over a partition.
+
+    class Counter(Service):
+        def on_start(self, snapshot): self.count = int(snapshot or 0)
+        def on_record(self, record): self.count += 1
+        def take_snapshot(self): return b"%d" % self.count
+
+Run it beside every node with ``python -m liftpy.service counter:Counter --stream orders --node n1 --data DIR``.
+"""
+
+from __future__ import annotations
+
+from liftpy.service.base import DivergedError, Role, Service, ServiceFailedError
+from liftpy.service.machine import ServiceMachine
+from liftpy.service.outbox import Outbox, OutputConflictError
+from liftpy.service.snapshot import Identity, Snapshot
+
+__all__ = [
+    "DivergedError",
+    "Identity",
+    "Outbox",
+    "OutputConflictError",
+    "Role",
+    "Service",
+    "ServiceFailedError",
+    "ServiceMachine",
+    "Snapshot",
+]

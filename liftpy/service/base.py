@@ -1,0 +1,109 @@
+"""Service: the class that a replicated application extends [spec 1: Replicated services]. Pure.
+
+A service is a deterministic state machine over the committed records of one partition. Every node runs it over the same log, so
+every node has the same state; one of them, beside the partition's leader, is LEADER, and only its outputs leave the machine.
+
+Deterministic means: what ``on_record`` and ``on_timer`` do to the state and what they emit follows from the state and the record
+alone. No clock but ``now_ns`` (log time: the leader's stamp on the record), no randomness, no I/O, no environment, no order of a
+``set``; and not ``role``, which differs between the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from liftpy.errors import LiftError
+from liftpy.wire.batch import Record
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Role(Enum):
+    """FOLLOWER: outputs are suppressed. LEADER: they leave, beside the partition's leader and after its promotion."""
+
+    FOLLOWER = "FOLLOWER"
+    LEADER = "LEADER"
+
+
+class ServiceFailedError(LiftError):
+    """The service's own code raised, or broke a rule of the framework. Blame: the service. The state is not gone on with."""
+
+    code = "SERVICE_FAILED"
+
+
+class DivergedError(LiftError):
+    """This node's service does not do what its peers did over the same log: it is not deterministic. Blame: the service."""
+
+    code = "SERVICE_DIVERGED"
+
+
+class Surroundings(Protocol):
+    """What drives a service, as the service sees it."""
+
+    now_ns: int
+    role: Role
+    position: int
+
+    def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
+        """One more output."""
+
+    def set_timer(self, name: str, at_ns: int) -> None:
+        """Call ``on_timer(name)`` at a log time."""
+
+    def cancel_timer(self, name: str) -> None:
+        """Don't."""
+
+
+class Service:
+    """Extend it; make it without arguments (or give the host a factory). All callbacks are synchronous and in log order."""
+
+    surroundings: Surroundings
+    """Set by the driver before ``on_start``."""
+
+    # ---- to be extended ------------------------------------------------------------------------------------------------
+    def on_start(self, snapshot: bytes | None) -> None:
+        """Begin with the state of a snapshot that ``take_snapshot`` made, or with none. Called once, first."""
+
+    def on_record(self, record: Record) -> None:
+        """The next committed record."""
+        raise NotImplementedError
+
+    def on_timer(self, name: str) -> None:
+        """Log time has reached the time that ``set_timer`` was given; the timer is not set any more."""
+
+    def take_snapshot(self) -> bytes:
+        """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework."""
+        raise NotImplementedError
+
+    def on_role_change(self, role: Role, leader_epoch: int) -> None:
+        """For what is outside the state (a cache, a log line): the state may not depend on it."""
+
+    # ---- to be called, from on_record and on_timer ---------------------------------------------------------------------
+    def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = ()) -> None:
+        """Give an output to the output stream: written once, in order, by whichever node's service is LEADER."""
+        self.surroundings.emit(value, key, headers)
+
+    def set_timer(self, name: str, at_ns: int) -> None:
+        """Have ``on_timer(name)`` called before the first record whose log time is at or past ``at_ns``; replaces its time."""
+        self.surroundings.set_timer(name, at_ns)
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer; one that is not set is fine."""
+        self.surroundings.cancel_timer(name)
+
+    @property
+    def now_ns(self) -> int:
+        """Log time, ns since 1970; never falls."""
+        return self.surroundings.now_ns
+
+    @property
+    def role(self) -> Role:
+        """What this node's service is; for ``on_role_change`` and status, not for the state."""
+        return self.surroundings.role
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record: everything below it is in the state."""
+        return self.surroundings.position

@@ -1,0 +1,52 @@
+"""Timers by log time: part of a service's replicated state, so ordered by (time, name) alone. Pure.
+
+A timer fires before the first record whose log time is at or past its own: the same place in the log on every node. On a stream
+where nothing arrives, log time stands still and nothing fires.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+MAX_TIMERS = 1_000_000
+MAX_NAME_BYTES = 1024
+
+
+class LogTimers:
+    """The timers of one service. ``set`` moves a timer that is set already."""
+
+    def __init__(self) -> None:
+        self._at_ns: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+        """(time, name); entries that ``_at_ns`` does not confirm are of timers that were moved or cancelled."""
+
+    def __len__(self) -> int:
+        return len(self._at_ns)
+
+    def set(self, name: str, at_ns: int) -> None:
+        """Fire ``name`` at ``at_ns``. Raises ValueError beyond a bound."""
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
+            raise ValueError(f"a timer needs a name of 1 to {MAX_NAME_BYTES} bytes and a time in int64 ns")
+        if name not in self._at_ns and len(self._at_ns) >= MAX_TIMERS:
+            raise ValueError(f"more than {MAX_TIMERS} timers")
+        self._at_ns[name] = at_ns
+        heapq.heappush(self._heap, (at_ns, name))
+        if len(self._heap) > 64 + 2 * len(self._at_ns):
+            self._heap = sorted((at, name) for name, at in self._at_ns.items())
+
+    def cancel(self, name: str) -> None:
+        """Forget it; not set is fine."""
+        self._at_ns.pop(name, None)
+
+    def pop_due(self, now_ns: int) -> tuple[int, str] | None:
+        """The first timer at or before ``now_ns``, taken out, or None."""
+        while self._heap and self._heap[0][0] <= now_ns:
+            at_ns, name = heapq.heappop(self._heap)
+            if self._at_ns.get(name) == at_ns:
+                del self._at_ns[name]
+                return at_ns, name
+        return None
+
+    def entries(self) -> tuple[tuple[int, str], ...]:
+        """(time, name) of all, in order: what a snapshot keeps."""
+        return tuple(sorted((at, name) for name, at in self._at_ns.items()))

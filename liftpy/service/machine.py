@@ -1,0 +1,201 @@
+"""ServiceMachine: drives one Service over the records of its partition, in log order. No I/O, no clock: pure and deterministic.
+
+It holds what has to be the same on every node: position, log time, timers, the numbering of outputs, and at which positions a
+snapshot is taken: at every multiple of ``snapshot_every``, after all records below it and before anything that the record at or
+past it brings about. A snapshot is a function of the log alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from liftpy.errors import LiftError
+from liftpy.service.base import Headers, Role, Service, ServiceFailedError
+from liftpy.service.log_timers import LogTimers
+from liftpy.service.outbox import MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.wire.batch import Record
+
+MAX_FIRES_PER_RECORD = 100_000
+MAX_OUTPUTS_PER_RECORD = 10_000
+
+
+@dataclass(slots=True)
+class _Source:
+    """The record that is being applied. ``index``: how many outputs it has had."""
+
+    offset: int
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Applied:
+    """What ``apply`` did. ``snapshots``: to be stored, in order. ``count``: records applied."""
+
+    count: int = 0
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+
+class ServiceMachine:
+    """Make it with a new Service, ``start`` it once, then ``apply`` records. ``outbox`` None: the service may not emit."""
+
+    def __init__(self, service: Service, identity: Identity, *, snapshot_every: int, outbox: Outbox | None = None) -> None:
+        self.identity = identity
+        self.outbox = outbox
+        self.position = 0
+        """Offset of the next record: all below it are in the state."""
+        self.last_epoch = 0
+        """LeaderEpoch of the last record applied, 0: none."""
+        self.now_ns = 0
+        """Log time: the greatest stamp seen; never falls."""
+        self.role = Role.FOLLOWER
+        self.leader_epoch = 0
+        """In which the role was given."""
+        self._service = service
+        self._snapshot_every = snapshot_every
+        self._snapshot_position = 0
+        """The last multiple of ``snapshot_every`` that was passed."""
+        self._timers = LogTimers()
+        self._source: _Source | None = None
+        """Set while the state may change; None: emit and timers are refused."""
+        service.surroundings = self
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    def start(self, snapshot: Snapshot | None) -> None:
+        """Begin with a snapshot's state or with none, as FOLLOWER."""
+        if snapshot is not None:
+            self.position = self._snapshot_position = snapshot.position
+            self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
+            for at_ns, name in snapshot.timers:
+                self._timers.set(name, at_ns)
+        if self.outbox is not None:
+            self.outbox.restart(snapshot.output_count if snapshot is not None else 0)
+        with _blamed("on_start"):
+            self._service.on_start(None if snapshot is None else snapshot.state)
+
+    def change_role(self, role: Role, leader_epoch: int) -> bool:
+        """Take a role; return whether it is another one (or the same in another LeaderEpoch), which the service is told."""
+        if (role, leader_epoch) == (self.role, self.leader_epoch):
+            return False
+        self.role, self.leader_epoch = role, leader_epoch
+        with _blamed("on_role_change"):
+            self._service.on_role_change(role, leader_epoch)
+        return True
+
+    # ---- records ---------------------------------------------------------------------------------------------------------
+    def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
+        """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
+
+        Raises ServiceFailedError when the service's code raises; then the machine must not be used any more.
+        """
+        done = Applied()
+        for record in records:
+            if record.offset < self.position:
+                continue
+            if stop_position is not None and record.offset >= stop_position:
+                break
+            self._snapshot_through(record.offset, done)
+            self._apply(record)
+            done.count += 1
+            self._snapshot_through(self.position, done)
+        return done
+
+    def _apply(self, record: Record) -> None:
+        self._source = _Source(record.offset)
+        try:
+            self._fire(max(self.now_ns, record.timestamp_ns))
+            with _blamed(f"on_record at offset {record.offset}"):
+                self._service.on_record(record)
+        finally:
+            self._source = None
+        self.position = record.offset + 1
+        self.last_epoch = record.leader_epoch
+        if self.outbox is not None and self.role is Role.FOLLOWER:
+            self.outbox.trim()
+
+    def _fire(self, now_ns: int) -> None:
+        fired = 0
+        while (due := self._timers.pop_due(now_ns)) is not None:
+            at_ns, name = due
+            fired += 1
+            if fired > MAX_FIRES_PER_RECORD:
+                raise ServiceFailedError(
+                    f"more than {MAX_FIRES_PER_RECORD} timers fire at once: does {name!r} set itself again?"
+                )
+            self.now_ns = max(self.now_ns, at_ns)
+            with _blamed(f"on_timer {name!r}"):
+                self._service.on_timer(name)
+        self.now_ns = now_ns
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------------
+    def _snapshot_through(self, position: int, done: Applied) -> None:
+        boundary = position // self._snapshot_every * self._snapshot_every
+        if boundary > self._snapshot_position:
+            self._snapshot_position = boundary
+            done.snapshots.append(self.snapshot(boundary))
+
+    def snapshot(self, position: int | None = None) -> Snapshot:
+        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records)."""
+        with _blamed("take_snapshot"):
+            state = self._service.take_snapshot()
+        if not isinstance(state, bytes):
+            raise ServiceFailedError(f"take_snapshot returned {type(state).__name__}, not bytes")
+        return Snapshot(
+            identity=self.identity,
+            position=self.position if position is None else position,
+            last_epoch=self.last_epoch,
+            now_ns=self.now_ns,
+            output_count=self.outbox.output_count if self.outbox is not None else 0,
+            timers=self._timers.entries(),
+            state=state,
+        )
+
+    # ---- what the service calls ------------------------------------------------------------------------------------------
+    def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
+        """One more output of the record that is being applied."""
+        source = self._changing("emit")
+        if self.outbox is None:
+            raise ServiceFailedError("emit needs an output stream: name one where the service is run")
+        output = Output(self.outbox.output_count, source.offset, source.index, value, key, tuple(headers))
+        if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or source.index >= MAX_OUTPUTS_PER_RECORD:
+            raise ServiceFailedError(
+                f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_RECORD} come from one record"
+            )
+        source.index += 1
+        self.outbox.add(output)
+
+    def set_timer(self, name: str, at_ns: int) -> None:
+        """Call ``on_timer(name)`` at log time ``at_ns``."""
+        self._changing("set_timer")
+        try:
+            self._timers.set(name, at_ns)
+        except ValueError as error:
+            raise ServiceFailedError(str(error)) from None
+
+    def cancel_timer(self, name: str) -> None:
+        """Don't."""
+        self._changing("cancel_timer")
+        self._timers.cancel(name)
+
+    def _changing(self, what: str) -> _Source:
+        if self._source is None:
+            raise ServiceFailedError(
+                f"{what} is for on_record and on_timer: anywhere else it would not be the same on every node"
+            )
+        return self._source
+
+
+class _blamed:
+    """Turns whatever the service raises into ServiceFailedError, saying where."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ServiceFailedError):
+            blame = error.code if isinstance(error, LiftError) else type(error).__name__
+            raise ServiceFailedError(f"{self._where}: {blame}: {error}") from error

@@ -1,0 +1,293 @@
+"""The services registered beside one replica, as its sidecar keeps them: who plays which role, and who a promotion waits for. Pure.
+
+Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up to what
+was committed when it began; a promotion waits for the services beside the candidate. Constraint: a service that hangs must
+not keep the partition from having a leader.
+
+An order (JoinLog) is repeated as the answer to every heartbeat until another one takes its place, so that a lost frame costs one
+heartbeat. What a service is ordered:
+
+    this replica               its order
+    follows                    FOLLOWER, fed up to HW
+    is the candidate           FOLLOWER, fed up to ``stop`` = HW + 1 as of now; the promotion waits until all have acknowledged it
+    leads, not yet replayed    FOLLOWER, the same (a service that registers with a leader)
+    leads, replayed            LEADER, fed up to HW
+
+``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that let a promotion
+time out is excused from the next ones until it has caught up once: it fails one promotion, not all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from liftpy.errors import InvalidNameError
+from liftpy.ids import check_name
+from liftpy.wire._pb import service_pb2 as pb
+
+MAX_SERVICES = 16
+NO_STOP = -1
+_MAX_PROBLEM = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so."""
+
+    leads: bool
+    candidate: bool
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send ``message`` to a service's inbox."""
+
+    inbox: str
+    message: pb.JoinLog | pb.ServiceRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The services that a promotion waits for have all replayed up to ``position`` (exclusive); ``finished``: far enough."""
+
+    position: int
+    finished: bool
+
+
+Effect = Tell | Replayed
+
+
+@dataclass(slots=True)
+class _Order:
+    role: pb.ServiceRole
+    stop_position: int
+    leader_epoch: int
+    kind: str
+    """follow, replay (promotion), catch-up (beside a leader) or lead."""
+    ack_id: int
+    acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    service: str
+    instance: int
+    inbox: str
+    expires_ns: int
+    position: int = 0
+    output_count: int = 0
+    emitted_end: int = 0
+    problem: str = ""
+    order: _Order | None = None
+    replayed_epoch: int = 0
+    """LeaderEpoch in which it has replayed up to the stop that it was given."""
+    excused: bool = False
+    """It let a promotion time out, and has not caught up since."""
+
+
+@dataclass(slots=True)
+class _Gate:
+    """A promotion that waits. ``names``: services that were registered when it began."""
+
+    leader_epoch: int
+    stop_position: int
+    names: frozenset[str]
+    position: int = field(default=-1)
+    """The slowest one's, as last told."""
+
+
+class ServiceSessions:
+    """All services beside one replica. ``now_ns`` is monotonic; ``first_ack_id``: above those of earlier processes of the node."""
+
+    def __init__(
+        self, stream: str, uid: str, partition: int, node: str, *, first_ack_id: int, session_ns: int, lease_ms: int
+    ) -> None:
+        self._stream, self._uid, self._partition, self._node = stream, uid, partition, node
+        self._next_ack_id = first_ack_id
+        self._session_ns = session_ns
+        self._lease_ms = lease_ms
+        self._sessions: dict[str, _Session] = {}
+        self._gate: _Gate | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # ---- what services say -------------------------------------------------------------------------------------------------
+    def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
+        """A registration or a heartbeat; ``inbox`` has been checked."""
+        refusal = self._why_not(hello)
+        if refusal is not None:
+            return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
+        if hello.leaving:
+            return self._left(hello)
+        session = self._sessions.get(hello.service)
+        if session is None or session.instance != hello.instance:
+            excused = session is not None and session.excused
+            session = self._sessions[hello.service] = _Session(hello.service, hello.instance, inbox, 0, excused=excused)
+        session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
+        session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
+        session.problem = hello.problem[:_MAX_PROBLEM]
+        self._moved(session, hello.position, view)
+        self._give_order(session, view)
+        return [self._join_log(session, view), *self._gate_moved()]
+
+    def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
+        """A service has connected, or has reached its stop."""
+        session = self._sessions.get(ack.service)
+        order = session.order if session is not None else None
+        if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
+            return []
+        order.acknowledged = True
+        self._moved(session, ack.position, view)
+        if order.stop_position != NO_STOP and ack.position >= order.stop_position:
+            session.replayed_epoch = order.leader_epoch
+            session.excused = False
+        told: list[Effect] = [self._join_log(session, view)] if self._give_order(session, view) else []
+        return [*told, *self._gate_moved()]
+
+    def _why_not(self, hello: pb.ServiceHello) -> tuple[pb.ServiceRefusal.Reason, str] | None:
+        try:
+            check_name(hello.service, "service")
+        except InvalidNameError as error:
+            return pb.ServiceRefusal.MALFORMED, str(error)
+        if hello.streamUid and hello.streamUid != self._uid:
+            return pb.ServiceRefusal.WRONG_STREAM, f"the stream of this name is {self._uid}, not {hello.streamUid}"
+        session = self._sessions.get(hello.service)
+        if session is None and len(self._sessions) >= MAX_SERVICES:
+            return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
+        if session is not None and session.instance != hello.instance and not hello.first:
+            return pb.ServiceRefusal.REPLACED, "a newer instance of this service has registered with this node"
+        return None
+
+    def _left(self, hello: pb.ServiceHello) -> list[Effect]:
+        session = self._sessions.get(hello.service)
+        if session is None or session.instance != hello.instance:
+            return []
+        del self._sessions[hello.service]
+        if self._gate is not None:
+            self._gate.names -= {hello.service}
+        return self._gate_moved()
+
+    def _moved(self, session: _Session, position: int, view: ReplicaView) -> None:
+        session.position = position
+        if position > view.high_watermark:
+            session.excused = False
+
+    def expire(self, now_ns: int) -> list[str]:
+        """Forget whose heartbeats have ceased; return their names. A promotion that waits for one goes on waiting, and fails."""
+        late = [name for name, session in self._sessions.items() if now_ns >= session.expires_ns]
+        for name in late:
+            del self._sessions[name]
+        return late
+
+    # ---- what the replica does ---------------------------------------------------------------------------------------------
+    def replay(self, view: ReplicaView) -> list[Effect]:
+        """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
+        stop_position = view.high_watermark + 1
+        names = frozenset(name for name, session in self._sessions.items() if not session.excused)
+        self._gate = _Gate(view.leader_epoch, stop_position, names)
+        return [*self._new_orders(view), *self._gate_moved()]
+
+    def role_changed(self, view: ReplicaView) -> list[Effect]:
+        """The replica has another role or phase."""
+        gate = self._gate
+        if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
+            self._gate = None
+            for name in gate.names & self._sessions.keys():
+                session = self._sessions[name]
+                session.excused = session.replayed_epoch != gate.leader_epoch
+        return self._new_orders(view)
+
+    def _new_orders(self, view: ReplicaView) -> list[Effect]:
+        return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
+
+    def _give_order(self, session: _Session, view: ReplicaView) -> bool:
+        """Give the session the order that it shall have now; whether it is a new one."""
+        replayed = session.replayed_epoch == view.leader_epoch
+        gate = self._gate
+        role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
+        if view.leads and replayed:
+            role, kind = pb.SERVICE_LEADER, "lead"
+        elif view.leads:
+            stop_position, kind = view.high_watermark + 1, "catch-up"
+        elif gate is not None and gate.leader_epoch == view.leader_epoch:
+            stop_position, kind = gate.stop_position, "replay"
+        order = session.order
+        if order is not None and (order.kind, order.leader_epoch) == (kind, view.leader_epoch):
+            return False
+        session.order = _Order(role, stop_position, view.leader_epoch, kind, self._next_ack_id)
+        self._next_ack_id += 1
+        return True
+
+    def _gate_moved(self) -> list[Effect]:
+        gate = self._gate
+        if gate is None:
+            return []
+        sessions = [self._sessions.get(name) for name in gate.names]
+        if all(session is not None and session.replayed_epoch == gate.leader_epoch for session in sessions):
+            self._gate = None
+            return [Replayed(gate.stop_position, True)]
+        position = min((session.position if session is not None else -1) for session in sessions)
+        if position <= gate.position:
+            return []
+        gate.position = position
+        return [Replayed(min(position, gate.stop_position), False)]
+
+    # ---- messages and status -----------------------------------------------------------------------------------------------
+    def _join_log(self, session: _Session, view: ReplicaView) -> Tell:
+        order = session.order
+        assert order is not None
+        return Tell(
+            session.inbox,
+            pb.JoinLog(
+                service=session.service,
+                stream=self._stream,
+                partition=self._partition,
+                streamUid=self._uid,
+                instance=session.instance,
+                ackId=order.ack_id,
+                role=order.role,
+                leaderEpoch=order.leader_epoch,
+                startOffset=view.log_start_offset,
+                stopPosition=order.stop_position,
+                highWatermark=view.high_watermark,
+                logEndOffset=view.log_end_offset if view.leads else -1,
+                leaseMs=self._lease_ms,
+                node=self._node,
+            ),
+        )
+
+    def _refusal(self, hello: pb.ServiceHello, reason: pb.ServiceRefusal.Reason, detail: str) -> pb.ServiceRefusal:
+        return pb.ServiceRefusal(
+            reason=reason,
+            detail=detail,
+            node=self._node,
+            service=hello.service,
+            stream=hello.stream,
+            partition=hello.partition,
+            instance=hello.instance,
+        )
+
+    def report(self, high_watermark: int) -> list[dict[str, object]]:
+        """For status: ``position`` and ``lag`` in records, and what a promotion waits for."""
+        waiting = self._gate.names if self._gate is not None else frozenset()
+        return [
+            {
+                "service": session.service,
+                "role": "LEADER" if session.order is not None and session.order.kind == "lead" else "FOLLOWER",
+                "order": session.order.kind if session.order is not None else "",
+                "acknowledged": session.order is not None and session.order.acknowledged,
+                "position": session.position,
+                "lag": max(0, high_watermark + 1 - session.position),
+                "output_count": session.output_count,
+                "emitted_end": session.emitted_end,
+                "promotion_waits": session.service in waiting,
+                "excused": session.excused,
+                "problem": session.problem,
+            }
+            for session in self._sessions.values()
+        ]

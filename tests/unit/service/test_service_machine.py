@@ -1,0 +1,190 @@
+"""ServiceMachine: log order, log time, timers, snapshots at positions that follow from the log, and outputs numbered by it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.wire.batch import Record
+
+WHO = Identity("ledger", "s", "uid1", 0)
+
+
+def record(offset: int, value: bytes = b"x", at_ns: int = 0, epoch: int = 1) -> Record:
+    return Record(offset, at_ns, None, value, (), "", None, epoch)
+
+
+class Journal(Service):
+    """Keeps everything that happens to it; a value ``t:<name>:<ns>`` sets a timer, ``c:<name>`` cancels, ``e:...`` emits."""
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.seen: list[Any] = json.loads(snapshot) if snapshot else []
+        self.roles: list[Any] = []
+
+    def on_record(self, record: Record) -> None:
+        text = (record.value or b"").decode()
+        self.seen.append([record.offset, text, self.now_ns])
+        kind, _, rest = text.partition(":")
+        if kind == "t":
+            name, _, at_ns = rest.partition(":")
+            self.set_timer(name, int(at_ns))
+        elif kind == "c":
+            self.cancel_timer(rest)
+        elif kind == "e":
+            for word in rest.split(","):
+                self.emit(word.encode())
+        elif kind == "raise":
+            raise KeyError(rest)
+
+    def on_timer(self, name: str) -> None:
+        self.seen.append(["timer", name, self.now_ns])
+        if name.startswith("again"):
+            self.set_timer(name, self.now_ns + 10)
+        if name.startswith("emit"):
+            self.emit(name.encode())
+        if name == "forever":
+            self.set_timer(name, self.now_ns)
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.seen).encode()
+
+    def on_role_change(self, role: Role, leader_epoch: int) -> None:
+        self.roles.append((role, leader_epoch))
+
+
+def started(every: int = 1000, snapshot: Any = None) -> tuple[Journal, ServiceMachine]:
+    service = Journal()
+    machine = ServiceMachine(service, WHO, snapshot_every=every, outbox=Outbox("uid1/0"))
+    machine.start(snapshot)
+    return service, machine
+
+
+def test_records_come_once_in_order_and_not_past_the_stop() -> None:
+    service, machine = started()
+    assert machine.apply([record(0), record(1), record(2)], stop_position=2).count == 2
+    assert machine.apply([record(0), record(1), record(2), record(3, epoch=4)]).count == 2
+    assert [seen[0] for seen in service.seen] == [0, 1, 2, 3]
+    assert (machine.position, machine.last_epoch) == (4, 4)
+
+
+def test_log_time_never_falls_and_timers_fire_before_the_record_that_passes_them_in_order() -> None:
+    service, machine = started()
+    machine.apply([record(0, b"t:b:50", 10), record(1, b"t:a:50", 8), record(2, b"t:gone:40", 9), record(3, b"c:gone", 11)])
+    machine.apply([record(4, b"t:a:60", 49), record(5, b"x", 70)])
+    assert service.seen[1][2] == 10  # not 8
+    assert service.seen[5:] == [["timer", "b", 50], ["timer", "a", 60], [5, "x", 70]]
+
+
+def test_a_timer_that_sets_itself_again_fires_as_often_as_log_time_has_passed_it() -> None:
+    service, machine = started()
+    machine.apply([record(0, b"t:again:10", 0), record(1, b"x", 35)])
+    assert [seen[2] for seen in service.seen if seen[0] == "timer"] == [10, 20, 30]
+
+
+def test_a_timer_in_the_past_fires_before_the_next_record_and_log_time_stays() -> None:
+    service, machine = started()
+    machine.apply([record(0, b"t:old:5", 100), record(1, b"x", 100)])
+    assert service.seen[1] == ["timer", "old", 100]
+
+
+def test_a_timer_without_end_is_the_services_fault() -> None:
+    _, machine = started()
+    with pytest.raises(ServiceFailedError, match="forever"):
+        machine.apply([record(0, b"t:forever:5", 10), record(1)])
+
+
+@pytest.mark.parametrize("cuts", [(1,), (3,), (7,), (100,), (1, 5, 2)])
+def test_snapshots_lie_at_the_same_positions_with_the_same_bytes_however_the_records_come(cuts: tuple[int, ...]) -> None:
+    records = [
+        record(offset, b"t:again:%d" % (offset * 7) if offset % 4 == 0 else b"e:x,y", offset * 5) for offset in range(30)
+    ]
+
+    def snapshots(sizes: tuple[int, ...]) -> list[bytes]:
+        _, machine = started(every=8)
+        found, place, turn = [], 0, 0
+        while place < len(records):
+            size = sizes[turn % len(sizes)]
+            found += machine.apply(records[place : place + size]).snapshots
+            place, turn = place + size, turn + 1
+        assert [s.position for s in found] == [8, 16, 24]
+        return [s.encode() for s in found]
+
+    assert snapshots(cuts) == snapshots((30,))
+
+
+def test_a_hole_that_compaction_left_moves_no_snapshot() -> None:
+    _, machine = started(every=10)
+    taken = machine.apply([record(offset) for offset in (0, 7, 13, 14, 35)]).snapshots
+    assert [s.position for s in taken] == [10, 30]
+    assert json.loads(taken[0].state)[-1][0] == 7  # nothing at or past 10 is in it
+
+
+def test_a_state_from_a_snapshot_goes_on_exactly_as_one_from_the_start() -> None:
+    records = [record(o, b"t:emit%d:%d" % (o, o * 3 + 20) if o % 3 else b"e:a", o * 4, 1 + o // 9) for o in range(40)]
+    whole, machine = started(every=10)
+    taken = machine.apply(records).snapshots
+    for snapshot in taken:
+        service, again = started(every=10, snapshot=snapshot)
+        later = again.apply(records).snapshots
+        assert [s.encode() for s in later] == [s.encode() for s in taken if s.position > snapshot.position]
+        assert service.seen == whole.seen
+        assert again.outbox is not None
+        assert machine.outbox is not None
+        assert again.outbox.output_count == machine.outbox.output_count
+        assert again.snapshot() == machine.snapshot()
+
+
+def test_outputs_are_numbered_by_the_log_with_those_of_timers_first() -> None:
+    _, machine = started()
+    machine.apply([record(0, b"t:emit:5", 0), record(1, b"e:a,b", 9), record(2, b"e:c", 9)])
+    assert machine.outbox is not None
+    outputs = machine.outbox.take(0, 100)
+    assert [(o.number, o.offset, o.index, o.value) for o in outputs] == [
+        (0, 1, 0, b"emit"),
+        (1, 1, 1, b"a"),
+        (2, 1, 2, b"b"),
+        (3, 2, 0, b"c"),
+    ]
+
+
+def test_the_service_is_told_its_roles_once_each() -> None:
+    service, machine = started()
+    assert not machine.change_role(Role.FOLLOWER, 0)
+    assert machine.change_role(Role.LEADER, 3)
+    assert not machine.change_role(Role.LEADER, 3)
+    assert machine.change_role(Role.FOLLOWER, 4)
+    assert service.roles == [(Role.LEADER, 3), (Role.FOLLOWER, 4)]
+
+
+def test_what_the_service_raises_names_the_record() -> None:
+    _, machine = started()
+    with pytest.raises(ServiceFailedError, match="offset 1: KeyError"):
+        machine.apply([record(0), record(1, b"raise:no")])
+
+
+def test_emit_and_timers_outside_of_the_callbacks_are_refused() -> None:
+    service, _ = started()
+    for call in (lambda: service.emit(b"x"), lambda: service.set_timer("a", 1), lambda: service.cancel_timer("a")):
+        with pytest.raises(ServiceFailedError, match="on_record"):
+            call()
+
+
+def test_emit_without_an_output_stream_and_too_large_outputs_are_refused() -> None:
+    service = Journal()
+    machine = ServiceMachine(service, WHO, snapshot_every=10)
+    machine.start(None)
+    with pytest.raises(ServiceFailedError, match="output stream"):
+        machine.apply([record(0, b"e:x")])
+    _, machine = started()
+    with pytest.raises(ServiceFailedError, match="at most"):
+        machine.apply([record(0, b"e:" + b"x" * 300_000)])
+
+
+def test_a_snapshot_that_is_not_bytes_is_refused() -> None:
+    service, machine = started(every=1)
+    service.take_snapshot = lambda: "text"  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ServiceFailedError, match="not bytes"):
+        machine.apply([record(0)])

@@ -1,0 +1,170 @@
+"""The sidecar's side: who plays which role, whom a promotion waits for, and that nobody can hold it up twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liftpy.service.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.wire._pb import service_pb2 as pb
+
+FOLLOWS = ReplicaView(False, False, 1, 0, 9, 10)
+CANDIDATE = replace(FOLLOWS, candidate=True, leader_epoch=2, high_watermark=9, log_end_offset=13)
+LEADS = replace(CANDIDATE, candidate=False, leads=True)
+
+
+def sessions() -> ServiceSessions:
+    return ServiceSessions("s", "u1", 0, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500)
+
+
+def hello(name: str = "bank", instance: int = 1, position: int = 0, **fields: Any) -> pb.ServiceHello:
+    return pb.ServiceHello(service=name, stream="s", partition=0, instance=instance, position=position, **fields)
+
+
+def joined(effects: list[Any]) -> list[pb.JoinLog]:
+    return [e.message for e in effects if isinstance(e, Tell) and isinstance(e.message, pb.JoinLog)]
+
+
+def refused(effects: list[Any]) -> str:
+    (tell,) = effects
+    return pb.ServiceRefusal.Reason.Name(tell.message.reason)
+
+
+def acked(order: pb.JoinLog, position: int) -> pb.ServiceAck:
+    return pb.ServiceAck(service=order.service, instance=order.instance, ackId=order.ackId, position=position)
+
+
+def replays(effects: list[Any]) -> list[Replayed]:
+    return [e for e in effects if isinstance(e, Replayed)]
+
+
+def test_a_follower_is_fed_to_hw_and_its_order_is_repeated_until_it_changes() -> None:
+    s = sessions()
+    (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
+    assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
+    (again,) = joined(s.hello(hello(position=4), "_INBOX.a", FOLLOWS, 1))
+    assert again.ackId == first.ackId == 100
+    (report,) = s.report(9)
+    assert (report["position"], report["lag"], report["role"]) == (4, 6, "FOLLOWER")
+
+
+def test_a_promotion_without_services_does_not_wait() -> None:
+    assert sessions().replay(CANDIDATE) == [Replayed(10, True)]
+
+
+def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_leader() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    effects = s.replay(CANDIDATE)
+    (order,) = joined(effects)
+    assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)  # HW + 1: the tail may be cut yet
+    assert [r.finished for r in replays(effects)] == [False]
+    assert not any(r.finished for r in replays(s.ack(acked(order, 3), CANDIDATE)))
+    assert [r.position for r in replays(s.hello(hello(position=7), "_INBOX.a", CANDIDATE, 1))] == [7]
+    assert replays(s.ack(acked(order, 10), CANDIDATE)) == [Replayed(10, True)]
+    assert s.report(9)[0]["role"] == "FOLLOWER"  # not before Online
+    (lead,) = joined(s.role_changed(LEADS))
+    assert (lead.role, lead.stopPosition, lead.logEndOffset) == (pb.SERVICE_LEADER, -1, 13)
+    assert lead.ackId > order.ackId
+    (follow,) = joined(s.role_changed(replace(FOLLOWS, leader_epoch=3)))
+    assert follow.role == pb.SERVICE_FOLLOWER
+
+
+def test_it_waits_for_every_service() -> None:
+    s = sessions()
+    for name in ("a", "b"):
+        s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
+    one, two = joined(s.replay(CANDIDATE))
+    assert not any(r.finished for r in replays(s.ack(acked(one, 10), CANDIDATE)))
+    assert replays(s.ack(acked(two, 11), CANDIDATE)) == [Replayed(10, True)]
+
+
+def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
+    s = sessions()
+    (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
+    (order,) = joined(s.replay(CANDIDATE))
+    assert s.ack(acked(old, 99), CANDIDATE) == []
+    forged = acked(order, 99)
+    forged.instance = 2
+    assert s.ack(forged, CANDIDATE) == []
+
+
+def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until_it_has_caught_up() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    assert not any(r.finished for r in replays(s.replay(CANDIDATE)))
+    s.role_changed(replace(FOLLOWS, leader_epoch=3))  # passed over
+    assert s.report(9)[0]["excused"] is True
+    s.hello(hello(position=5), "_INBOX.a", FOLLOWS, 1)
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4))) == [Replayed(10, True)]
+    s.role_changed(replace(FOLLOWS, leader_epoch=5))
+    s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 2)  # caught up
+    assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6))))
+
+
+def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_the_next() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    s.replay(CANDIDATE)
+    assert s.expire(2999) == []
+    assert s.expire(3000) == ["bank"]
+    assert replays(s.hello(hello("other"), "_INBOX.b", CANDIDATE, 3001)) == []
+    s.role_changed(replace(FOLLOWS, leader_epoch=3))
+    s.hello(hello("other", leaving=True), "", FOLLOWS, 3002)
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4))) == [Replayed(10, True)]
+
+
+def test_a_service_that_leaves_in_good_order_is_not_waited_for() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    s.replay(CANDIDATE)
+    assert s.hello(hello(leaving=True), "", CANDIDATE, 1) == [Replayed(10, True)]
+    assert len(s) == 0
+
+
+def test_one_that_registers_beside_a_leader_replays_first() -> None:
+    s = sessions()
+    (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
+    assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)
+    later = replace(LEADS, high_watermark=50)
+    assert joined(s.hello(hello(position=5), "_INBOX.a", later, 0))[0].stopPosition == 10  # the stop does not run away
+    (lead,) = joined(s.ack(acked(order, 10), later))
+    assert lead.role == pb.SERVICE_LEADER
+
+
+def test_a_leader_that_loses_its_lease_is_no_leader_for_its_services() -> None:
+    s = sessions()
+    (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
+    s.ack(acked(order, 10), LEADS)
+    (suspended,) = joined(s.role_changed(replace(LEADS, leads=False)))
+    assert suspended.role == pb.SERVICE_FOLLOWER
+    (lead,) = joined(s.role_changed(LEADS))
+    assert lead.role == pb.SERVICE_LEADER
+
+
+def test_a_newer_instance_takes_the_place_of_an_older_one() -> None:
+    s = sessions()
+    s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 0)
+    assert refused(s.hello(hello(instance=2), "_INBOX.b", FOLLOWS, 0)) == "REPLACED"
+    (order,) = joined(s.hello(hello(instance=2, first=True), "_INBOX.b", FOLLOWS, 0))
+    assert order.instance == 2
+    assert refused(s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)) == "REPLACED"
+    s.hello(hello(instance=1, leaving=True), "", FOLLOWS, 0)  # the old one's goodbye is not the new one's
+    assert len(s) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [(hello(streamUid="u2"), "WRONG_STREAM"), (hello("../x"), "MALFORMED"), (hello(""), "MALFORMED")],
+)
+def test_what_may_not_register_is_told_why(said: pb.ServiceHello, reason: str) -> None:
+    assert refused(sessions().hello(said, "_INBOX.a", FOLLOWS, 0)) == reason
+
+
+def test_the_number_of_services_is_bounded() -> None:
+    s = sessions()
+    for number in range(MAX_SERVICES):
+        assert joined(s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 0))
+    assert refused(s.hello(hello("more"), "_INBOX.a", FOLLOWS, 0)) == "TOO_MANY"

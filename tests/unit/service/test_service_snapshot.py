@@ -1,0 +1,46 @@
+"""Snapshots as bytes: whole or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
+from liftpy.service.snapshot import Identity, Snapshot, decode
+
+WHO = Identity("bank", "orders", "u7", 2)
+WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state")
+
+
+@pytest.mark.parametrize("snapshot", [WHOLE, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
+def test_what_is_encoded_is_decoded(snapshot: Snapshot) -> None:
+    assert decode(snapshot.encode(), WHO) == snapshot
+
+
+def test_every_cut_and_every_flipped_byte_is_refused() -> None:
+    data = WHOLE.encode()
+    for end in range(len(data)):
+        with pytest.raises(LiftError):
+            decode(data[:end], WHO)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x40
+        with pytest.raises(LiftError):
+            decode(bytes(damaged), WHO)
+    with pytest.raises(CorruptionError):
+        decode(data + b"x", WHO)
+
+
+def test_another_version_and_another_owner_are_refused() -> None:
+    newer = bytearray(WHOLE.encode())
+    newer[8] = 2
+    with pytest.raises(UnknownFormatError):
+        decode(bytes(newer), WHO)
+    for other in (Identity("bank", "orders", "u8", 2), Identity("bank", "orders", "u7", 1), Identity("b", "orders", "u7", 2)):
+        with pytest.raises(CorruptionError, match="not of"):
+            decode(WHOLE.encode(), other)
+
+
+def test_names_are_checked_before_they_become_paths() -> None:
+    for bad in ("../x", "", "a b", "x" * 65):
+        with pytest.raises(InvalidNameError):
+            Identity(bad, "s", "u", 0)
