@@ -32,9 +32,11 @@ def _cell(value: float | None) -> str:
 
 
 def _tell(figures: Figures) -> None:
+    """One row; * marks the metadata leader."""
     measures = " ".join(_cell(getattr(figures, name)) for name in MEASURES)
     counts = f"{figures.acked:7d} {figures.refused:7d} {figures.unanswered:10d}"
-    print(f"{figures.round:5d} {'+'.join(figures.nodes):9s} {measures} {counts}  {figures.note}", flush=True)
+    nodes = "+".join(name + "*" * (name == figures.metadata_leader) for name in figures.nodes)
+    print(f"{figures.round:5d} {nodes:10s} {measures} {counts}  {figures.note}", flush=True)
 
 
 def _summary(outcome: Outcome) -> None:
@@ -87,7 +89,7 @@ def main() -> int:
             settings=settings,
         )
         print(f"\n{name}: {FAULTS[name].text}")
-        print("round node      " + " ".join(f"{m:>6s}" for m in MEASURES) + "   acked refused unanswered")
+        print("round node       " + " ".join(f"{m:>6s}" for m in MEASURES) + "   acked refused unanswered")
         outcomes.append(asyncio.run(run(plan, on_line, told)))
         _summary(outcomes[-1])
     if arguments.json:

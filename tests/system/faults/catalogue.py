@@ -38,6 +38,8 @@ class Round:
     """The first ack of a publish that was sent after the strike."""
     healed_at: float = 0.0
     """The node was started, resumed or connected again."""
+    metadata_leader: str = ""
+    """Who led the metadata group at the strike, where the fault looked."""
     note: str = ""
 
     def struck(self, *nodes: str) -> None:
@@ -195,7 +197,7 @@ async def leader_disconnected(round_: Round) -> None:
 
 async def metadata_leader_kill(round_: Round) -> None:
     ground = round_.ground
-    node = await ground.metadata_leader()
+    node = round_.metadata_leader = await ground.metadata_leader()
     if node == ground.leader:
         await ground.move_leadership(next(name for name in ground.replicas if name != node))
         await round_.go_on()
@@ -204,7 +206,7 @@ async def metadata_leader_kill(round_: Round) -> None:
 
 async def both_leaders_kill(round_: Round) -> None:
     ground = round_.ground
-    node = await ground.metadata_leader()
+    node = round_.metadata_leader = await ground.metadata_leader()
     if ground.leader != node:
         await ground.move_leadership(node)
         await round_.go_on()
@@ -222,6 +224,7 @@ async def two_leaders_kill(round_: Round) -> None:
     if ground.leader not in ("n4", "n5"):
         await ground.move_leadership("n4")
         await round_.go_on()
+    round_.metadata_leader = node
     await _kill(round_, node, ground.leader)
 
 

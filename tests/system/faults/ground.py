@@ -30,12 +30,13 @@ STREAM, SUBJECT = "faulted", "data.faulted"
 REPLICAS, MIN_ISR = 3, 2
 _STATUS_TIMEOUT_S = 0.4
 _LOOK_EVERY_S = 0.04
+_FRESH_S = 0.5
 DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the nodes said at ``at`` (monotonic seconds): the view with the highest Epoch among those that answered."""
+    """What the nodes have said by ``at`` (monotonic seconds): the view with the highest Epoch among those that answer."""
 
     at: float
     epoch: int
@@ -66,7 +67,9 @@ class Ground:
         self._on_line = on_line
         self._server = NatsServer()
         self._folder: Path | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._told: dict[str, tuple[float, dict[str, Any]]] = {}
+        """Replica -> when it answered last, and what."""
         self.relays: dict[str, Relay] = {}
         self.history: list[Seen] = []
         """Every look at the cluster since ``forget``, in order."""
@@ -101,16 +104,16 @@ class Ground:
                 break
             await self.client.delete_stream(STREAM, stream.uid)
         self.replicas, self.uid = stream.partitions[0].replicas, stream.uid
-        self._watcher = asyncio.create_task(self._watch())
+        self._watchers = [asyncio.create_task(self._watch(name)) for name in self.replicas]
         await self.whole()
 
     async def close(self) -> None:
         """Stop everything and remove its files."""
         for relay in self.relays.values():
             await relay.heal()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         if self.client is not None:
             await self.client.close()
         if self.cluster is not None:
@@ -149,18 +152,18 @@ class Ground:
         return Path(self.cluster.data) / node
 
     # ---- looking -----------------------------------------------------------------------------------------------------
-    async def _watch(self) -> None:
+    async def _watch(self, name: str) -> None:
+        """Each node by itself, so that one that does not answer delays no look at the others."""
         while True:
-            seen = await self._look()
-            if seen is not None:
-                self.history.append(seen)
+            answer = await self._status(name)
+            if answer:
+                self._told[name] = (time.monotonic(), answer)
+                self.history.append(self._combine())
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _look(self) -> Seen | None:
-        answers = await asyncio.gather(*(self._status(name) for name in self.replicas))
-        told = {name: answer for name, answer in zip(self.replicas, answers, strict=True) if answer}
-        if not told:
-            return None
+    def _combine(self) -> Seen:
+        since = time.monotonic() - _FRESH_S
+        told = {name: answer for name, (at, answer) in self._told.items() if at >= since}
         best = max(told.values(), key=lambda answer: answer["epoch"])
         leading = told.get(best["leader"], {})
         return Seen(
@@ -216,14 +219,14 @@ class Ground:
 
         await self.see("the replicas are equal", same)
 
-    async def group_whole(self) -> None:
-        """Wait until the metadata group has a leader and every controller is connected and has caught up."""
+    async def group_whole(self) -> str:
+        """Wait until the metadata group has a leader and every controller is connected and has caught up; return the leader."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(LiftError):
                 state = await self.client.describe_cluster()
                 if state.metadata_leader and all(c.connected and c.lag <= 2 for c in state.controllers):
-                    return
+                    return str(state.metadata_leader)
             await asyncio.sleep(_LOOK_EVERY_S)
         raise TimeoutError("the metadata group is not whole")
 

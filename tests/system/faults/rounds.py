@@ -43,6 +43,9 @@ class Figures:
 
     round: int
     nodes: tuple[str, ...]
+    """Who was struck."""
+    metadata_leader: str
+    """Before the strike."""
     acked: int
     refused: int
     unanswered: int
@@ -135,7 +138,7 @@ async def verdict_of(ground: Ground, load: Load) -> Verdict:
 async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause_s: float) -> Figures:
     """Strike a whole cluster, and wait until it is whole again."""
     await ground.whole()
-    await ground.group_whole()
+    metadata_leader = await ground.group_whole()
     await load.acked_more(50, 30.0)
     acked_before, counters_before = len(load.acked), Counter(load.counters)
     ground.forget()
@@ -147,6 +150,7 @@ async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause
     return Figures(
         round=number,
         nodes=round_.nodes,
+        metadata_leader=round_.metadata_leader or metadata_leader,
         acked=len(load.acked) - acked_before,
         refused=sum(happened.values()) - happened["unanswered"] - happened["late acks"] - happened["late refusals"],
         unanswered=happened["unanswered"],
