@@ -26,6 +26,7 @@ from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import FetchClient, ReplicationService
 from sidecar.flushing import Flusher
 from sidecar.proposals import Proposals
+from sidecar.services import PartitionServices
 from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.replica")
@@ -47,6 +48,7 @@ class Tools:
     notifications: Notifications
     reads: ReadService
     proposals: Proposals
+    services: PartitionServices
     counters: Counter[str]
     feed: Callable[[events.Event], None]
     high_watermark: Callable[[], int]
@@ -85,7 +87,7 @@ class Executor:
             do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),
             do.PersistLeaderEpoch: self._persist_leader_epoch,
             do.ReportPromotion: lambda e: t.proposals.report_promotion(t.key, e),
-            do.ReplayLog: lambda e: t.feed(events.ReplayFinished(e.end_offset)),
+            do.ReplayLog: lambda e: t.services.replay(e.end_offset),
             do.StartServing: lambda e: t.service.start(),
             do.OpenSubject: lambda e: t.ingest.start(),
             do.CloseSubject: self._close_subject,
@@ -189,6 +191,7 @@ class Executor:
 
     def _role_changed(self, effect: do.RoleChanged) -> None:
         logger.info("%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
+        self._t.services.role_changed()
 
     def close(self) -> None:
         """Cancel all deadlines."""

@@ -34,6 +34,7 @@ from sidecar.partition_worker import NodeTools
 from sidecar.partitions import Partitions
 from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
+from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings
 from sidecar.status.report import Reporter
 from sidecar.status.service import StatusService
@@ -126,6 +127,7 @@ class Node:
             identity=identity,
         )
         self.partitions = Partitions(tools)
+        ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters)
         self.status.listen(bus, self.subjects, self._inboxes)
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s)

@@ -36,6 +36,7 @@ from sidecar.executor import Executor, Tools
 from sidecar.flushing import Flusher
 from sidecar.identity import Identity
 from sidecar.proposals import Proposals
+from sidecar.services import PartitionServices
 from sidecar.settings import NodeSettings
 from sidecar.timers import Timers
 
@@ -98,6 +99,17 @@ class PartitionWorker:
         self.service = ReplicationService(node.bus, node.subjects, key, node.inboxes, self.feed, node.counters)
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
         self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed)
+        self.services = PartitionServices(
+            node.bus,
+            key,
+            node_id,
+            node.incarnation,
+            node.settings.replication,
+            node.timers,
+            log,
+            self.replica,
+            self.feed,
+        )
         self.executor = Executor(self._tools(node))
         self._driver.execute = self.executor.execute
 
@@ -115,6 +127,7 @@ class PartitionWorker:
             notifications=node.notifications,
             reads=self.reads,
             proposals=node.proposals,
+            services=self.services,
             counters=node.counters,
             feed=self.feed,
             high_watermark=lambda: self.replica.high_watermark,
@@ -172,9 +185,13 @@ class PartitionWorker:
 
     @property
     def may_serve_reads(self) -> bool:
-        """In the ISR, with a log that works, and with an HW of the current epoch [R7, D8]."""
+        """In the ISR, with a log that works, and with an HW of the current epoch [R7, D8].
+
+        A candidate answers too, up to the HW that it has: its services replay from it before it can be the leader.
+        """
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
-        return in_isr and not self.executor.storage_failed and self.replica.may_serve_committed()
+        serves = self.replica.may_serve_committed() or self.replica.role == "CANDIDATE"
+        return in_isr and not self.executor.storage_failed and serves
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
@@ -198,6 +215,7 @@ class PartitionWorker:
         self.acks.drop()
         self.reads.close()
         self.fetches.close()
+        self.services.close()
         self.executor.close()
         self._node.notifications.forget(self.key)
         await self.flusher.close()

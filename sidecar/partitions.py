@@ -19,6 +19,7 @@ from liftpy.ids import PartitionKey
 from liftpy.replica.events import Event, MetadataHeard
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
+from sidecar.services import PartitionServices
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -62,6 +63,11 @@ class Partitions:
         worker = self._by_name.get((stream, partition))
         if worker is not None and uid in ("", worker.key.uid):
             worker.feed(event)
+
+    def services_of(self, stream: str, partition: int) -> PartitionServices | None:
+        """The services beside a partition that is here, None when it is not."""
+        worker = self._by_name.get((stream, partition))
+        return None if worker is None else worker.services
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """Follow the image; called on the loop after each of its changes."""

@@ -108,6 +108,7 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
         "high_watermark": leader.get("high_watermark"),
         "newest_offset": top,
         "log_start_offset": leader.get("log_start_offset"),
+        "services": {n: p.get("services", []) for n, p in said.items() if p is not None},
         "lag": {n: None if top is None or n not in newest else max(0, top - newest[n]) for n in partition.replicas},
     }
 

@@ -82,6 +82,7 @@ class Reporter:
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
             "storage_failed": worker.executor.storage_failed,
+            "services": worker.services.report(),
         }
 
 
