@@ -98,10 +98,12 @@ class Transport:
         """Largest message that the NATS server takes, in bytes."""
         return int(self.connection.max_payload)
 
-    async def request(self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
+    ) -> bytes:
         """The answer's bytes; raise NobodyListensError (not delivered) or NoAnswerError (delivered or not, unknown)."""
         try:
-            answer = await self.connection.request(subject, payload, timeout=timeout_s)
+            answer = await self.connection.request(subject, payload, timeout=timeout_s, headers=headers)
         except nats.errors.NoRespondersError:
             raise NobodyListensError(f"nobody listens on {subject}") from None
         except (nats.errors.TimeoutError, TimeoutError):

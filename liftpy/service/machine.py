@@ -101,6 +101,14 @@ class ServiceMachine:
             self._snapshot_through(self.position, done)
         return done
 
+    def skip_to(self, position: int) -> list[Snapshot]:
+        """There are no records below ``position`` any more (compaction); return the snapshots that this brings about."""
+        done = Applied()
+        if position > self.position:
+            self.position = position
+            self._snapshot_through(position, done)
+        return done.snapshots
+
     def _apply(self, record: Record) -> None:
         self._source = _Source(record.offset)
         try:

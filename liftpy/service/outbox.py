@@ -74,6 +74,8 @@ class Outbox:
         """Outputs that the state has produced so far; the number of the next one."""
         self.emitted_end = 0
         """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
+        self.restarted_at = 0
+        """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
 
     @property
     def first_kept(self) -> int:
@@ -99,7 +101,7 @@ class Outbox:
         """The state begins anew after ``output_count`` outputs."""
         self._kept.clear()
         self._kept_bytes = 0
-        self.output_count = output_count
+        self.output_count = self.restarted_at = output_count
 
     def add(self, output: Output) -> None:
         """Keep the next output, unless it is written already."""

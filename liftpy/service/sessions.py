@@ -255,7 +255,7 @@ class ServiceSessions:
                 startOffset=view.log_start_offset,
                 stopPosition=order.stop_position,
                 highWatermark=view.high_watermark,
-                logEndOffset=view.log_end_offset if view.leads else -1,
+                logEndOffset=view.log_end_offset if view.leads and session.position > view.log_end_offset else -1,
                 leaseMs=self._lease_ms,
                 node=self._node,
             ),

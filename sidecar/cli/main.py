@@ -26,6 +26,7 @@ COMMANDS = {
     "stream": ("sidecar.cli.stream", "Create, list, show and delete streams."),
     "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
+    "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "controllers": ("sidecar.cli.controllers", "Show the metadata group."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),

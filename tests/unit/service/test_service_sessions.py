@@ -66,7 +66,7 @@ def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_lead
     assert replays(s.ack(acked(order, 10), CANDIDATE)) == [Replayed(10, True)]
     assert s.report(9)[0]["role"] == "FOLLOWER"  # not before Online
     (lead,) = joined(s.role_changed(LEADS))
-    assert (lead.role, lead.stopPosition, lead.logEndOffset) == (pb.SERVICE_LEADER, -1, 13)
+    assert (lead.role, lead.stopPosition, lead.logEndOffset) == (pb.SERVICE_LEADER, -1, -1)
     assert lead.ackId > order.ackId
     (follow,) = joined(s.role_changed(replace(FOLLOWS, leader_epoch=3)))
     assert follow.role == pb.SERVICE_FOLLOWER
@@ -168,3 +168,13 @@ def test_the_number_of_services_is_bounded() -> None:
     for number in range(MAX_SERVICES):
         assert joined(s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 0))
     assert refused(s.hello(hello("more"), "_INBOX.a", FOLLOWS, 0)) == "TOO_MANY"
+
+
+def test_a_service_that_is_past_the_leaders_log_is_told_where_it_ends() -> None:
+    s = sessions()
+    (order,) = joined(s.hello(hello(position=14), "_INBOX.a", LEADS, 0))
+    assert order.logEndOffset == 13
+    (order,) = joined(s.hello(hello(position=13), "_INBOX.a", LEADS, 0))
+    assert order.logEndOffset == -1
+    (order,) = joined(s.hello(hello(position=14), "_INBOX.a", FOLLOWS, 0))
+    assert order.logEndOffset == -1  # a follower's own log says nothing: it may be catching up

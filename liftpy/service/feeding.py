@@ -1,0 +1,252 @@
+"""Feeder: brings committed records from the own node's sidecar to the machine, and its snapshots to the store.
+
+It reads from the machine's position on, one record early: that record's LeaderEpoch has to be the one that the state was built on,
+else the log was cut below it (by an unclean election) and a snapshot below the cut is gone back to [D5].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from liftpy.client.consumer import PartitionReader
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import DataLossError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.service.base import Role, Service
+from liftpy.service.emitter import Emitter
+from liftpy.service.machine import ServiceMachine
+from liftpy.service.outbox import Outbox
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.service.store import SnapshotStore
+from liftpy.wire.batch import Record
+
+logger = logging.getLogger("liftpy.service")
+
+_CHUNK_RECORDS = 32
+_PAUSE_S = 0.25
+
+Started = Callable[[ServiceMachine, Snapshot | None], None]
+
+
+class Feeder:
+    """Feeds one machine, and makes it anew from a snapshot when it has to go back."""
+
+    def __init__(
+        self,
+        reader: PartitionReader,
+        identity: Identity,
+        settings: ServiceSettings,
+        store: SnapshotStore,
+        outbox: Outbox | None,
+        factory: Callable[[], Service],
+        emitter: Emitter | None,
+        started: Started,
+        stop_reached: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._identity = identity
+        self._settings = settings
+        self._store = store
+        self._outbox = outbox
+        self._factory = factory
+        self._emitter = emitter
+        self._started = started
+        self._stop_reached = stop_reached
+        self._machine: ServiceMachine
+        self._progress: ReadProgress
+        self._log_start_offset = 0
+        self._stop_position: int | None = None
+        """Exclusive: be fed up to here; None: up to HW."""
+        self._cut: int | None = None
+        """The log ends here, below the machine's position: go back."""
+        self._verifying = False
+        """Whether the next record is the one before the machine's position, and only to be looked at."""
+        self._wake = asyncio.Event()
+        self.problem = ""
+        """Why nothing comes; shown in status."""
+
+    # ---- what the host says ------------------------------------------------------------------------------------------------
+    def stop_at(self, position: int | None) -> None:
+        """Feed up to ``position`` (exclusive; None: HW)."""
+        if position != self._stop_position:
+            self._stop_position = position
+            self._wake.set()
+
+    def cut_at(self, log_end_offset: int) -> None:
+        """The leader's log ends below the machine's position."""
+        self._cut = log_end_offset
+        self._wake.set()
+
+    def verify(self, log_start_offset: int) -> None:
+        """Another LeaderEpoch: look again whether the state is one of this log."""
+        self._log_start_offset = max(self._log_start_offset, log_start_offset)
+        self._verifying = self._machine.position > self._log_start_offset
+        self._wake.set()
+
+    # ---- state ---------------------------------------------------------------------------------------------------------------
+    async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
+        """Make the machine anew, from the newest snapshot that is ``wanted``; raises DataLossError when the log begins later."""
+        self._log_start_offset = max(self._log_start_offset, log_start_offset)
+        snapshot = await asyncio.to_thread(self._store.newest, wanted)
+        position = snapshot.position if snapshot is not None else 0
+        if position < self._log_start_offset:
+            raise DataLossError(
+                f"{self._identity}: the log begins at {self._log_start_offset}, the state {'at' if snapshot else 'without a'} "
+                f"snapshot{f' {position}' if snapshot else ''} would lack records: copy the snapshot of another node's service"
+            )
+        machine = ServiceMachine(
+            self._factory(), self._identity, snapshot_every=self._settings.snapshot_every, outbox=self._outbox
+        )
+        machine.start(snapshot)
+        self._machine = machine
+        self._verifying = machine.position > self._log_start_offset
+        self._align()
+        self._started(machine, snapshot)
+
+    def _align(self) -> None:
+        """Read on from the machine's position, or from the record before it."""
+        first = self._machine.position - 1 if self._verifying else self._machine.position
+        identity = self._identity
+        self._progress = ReadProgress(identity.stream, identity.partition, next_offset=first, uid=identity.uid)
+
+    async def _go_back(self) -> bool:
+        """Go back to an earlier snapshot if there is a reason; whether there was."""
+        outbox, cut = self._outbox, self._cut
+        if cut is not None:
+            self._cut = None
+            logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
+            await asyncio.to_thread(self._store.drop_above, cut)
+            await self.restart(0)
+            return True
+        if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
+            emitted_end = outbox.emitted_end
+            logger.info("%s: outputs from %d on have to be produced again", self._identity, emitted_end)
+            await self.restart(0, lambda snapshot: snapshot.output_count <= emitted_end)
+            return True
+        return False
+
+    # ---- feeding -------------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Feed, for ever. Raises what ends the service."""
+        fetch: asyncio.Task[list[BatchSlice]] | None = None
+        try:
+            while True:
+                self._wake.clear()
+                if await self._go_back() or self._misaligned():
+                    _cancel(fetch)
+                    fetch = None
+                    self._align()
+                if self._held():
+                    await self._woken(_PAUSE_S)
+                    continue
+                if fetch is None:
+                    fetch = asyncio.create_task(self._reader.fetch(self._progress))
+                if not await self._finished(fetch):
+                    continue
+                done, fetch = fetch, None
+                slices = self._result(done)
+                if slices is not None:
+                    await self._take(slices)
+        finally:
+            _cancel(fetch)
+
+    def _misaligned(self) -> bool:
+        """Whether what is read next is not what is needed next."""
+        first = self._machine.position - 1 if self._verifying else self._machine.position
+        return self._progress.next_offset != first
+
+    def _held(self) -> bool:
+        """Whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
+        if self._stop_position is not None and self._machine.position >= self._stop_position:
+            return True
+        full = self._outbox is not None and self._outbox.full and self._machine.role is Role.LEADER
+        if full and self._emitter is not None:
+            self._emitter.wake()
+        return full
+
+    async def _finished(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
+        waking = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait((fetch, waking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+        return fetch.done()
+
+    async def _woken(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+        except TimeoutError:
+            pass
+
+    def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
+        """What was read; None when nobody answered. Raises what can't be waited out."""
+        try:
+            slices = done.result()
+        except OffsetOutOfRangeError as error:
+            if self._verifying and self._progress.next_offset < self._machine.position:
+                self._verifying = False  # retention took the record before the state's position: nothing to compare
+                return None
+            raise DataLossError(f"{self._identity} is at {self._machine.position}: {error}") from None
+        except NotFoundError:
+            raise
+        except LiftError as error:
+            self.problem = f"reading: {error.code}: {error}"
+            return None
+        self.problem = ""
+        return slices
+
+    async def _take(self, slices: list[BatchSlice]) -> None:
+        machine = self._machine
+        records: Iterator[Record] = (record for piece in slices for record in piece.records())
+        if self._verifying and slices:
+            records = self._verified(records)
+        until_s = time.monotonic() + self._settings.step_s
+        while chunk := list(islice(records, _CHUNK_RECORDS)):
+            applied = machine.apply(chunk, self._stop_position)
+            if self._emitter is not None and machine.outbox is not None and machine.outbox.waiting_count:
+                self._emitter.wake()
+            for snapshot in applied.snapshots:
+                await self._save(snapshot)
+            if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
+                break
+            if time.monotonic() >= until_s:
+                await asyncio.sleep(0)  # heartbeats, orders, outputs
+                until_s = time.monotonic() + self._settings.step_s
+                if self._verifying or self._cut is not None:
+                    return
+        else:
+            await self._skip(self._progress.next_offset)
+        if self._stop_position is not None and machine.position >= self._stop_position:
+            self._stop_reached()
+
+    async def _skip(self, next_offset: int) -> None:
+        """What was read may end with offsets that hold no record (compaction)."""
+        stop = self._stop_position
+        for snapshot in self._machine.skip_to(next_offset if stop is None else min(next_offset, stop)):
+            await self._save(snapshot)
+
+    def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The records without the one that is only looked at; that one's epoch is checked."""
+        self._verifying = False
+        machine = self._machine
+        for record in records:
+            if record.offset == machine.position - 1 and record.leader_epoch != machine.last_epoch:
+                self.cut_at(machine.position - 1)
+                return
+            if record.offset >= machine.position:
+                yield record
+
+    async def _save(self, snapshot: Snapshot) -> None:
+        emitted_end = self._outbox.emitted_end if self._outbox is not None else 0
+        await asyncio.to_thread(self._store.save, snapshot, emitted_end)
+
+
+def _cancel(task: asyncio.Task[list[BatchSlice]] | None) -> None:
+    if task is not None:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())

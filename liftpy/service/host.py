@@ -1,0 +1,258 @@
+"""ServiceHost: one process that runs a Service beside a sidecar: registers, is fed, acknowledges, stores snapshots, emits.
+
+The machine decides what is the same everywhere; this is the shell around it: NATS, files, time. Everything runs on one event
+loop. Records come from the own node's sidecar only, through the client's reader, so never past that node's HW; between steps
+of ``step_s`` the heartbeats get a turn. The role follows the sidecar's orders (JoinLog), and is given up when none has been heard
+for the lease that they name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from liftpy.client import Client, ReadOptions
+from liftpy.client.consumer import PartitionReader
+from liftpy.client.transport import Transport
+from liftpy.errors import FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.service.base import Role, Service
+from liftpy.service.emitter import Emitter
+from liftpy.service.feeding import Feeder
+from liftpy.service.machine import ServiceMachine
+from liftpy.service.outbox import Outbox
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.service.store import SnapshotStore
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.subjects import Subjects
+
+logger = logging.getLogger("liftpy.service")
+
+_Reason = pb.ServiceRefusal.Reason
+_READ_PATIENCE_S = 2.0
+
+
+class ServiceHost:
+    """Make it with a factory of the Service and a connected transport; ``run`` until ``stop``. Raises what ends it."""
+
+    def __init__(
+        self, factory: Callable[[], Service], settings: ServiceSettings, transport: Transport, namespace: str = "liftpy"
+    ) -> None:
+        self._factory = factory
+        self._settings = settings
+        self._transport = transport
+        self._subjects = Subjects(namespace)
+        self._client = Client(transport, self._subjects, owns_connection=False)
+        self._instance = secrets.randbits(63) or 1
+        self._inbox = transport.connection.new_inbox()
+        self._greeted = False
+        """Whether a first JoinLog has come: the hellos after it don't take anybody's place."""
+        self._order: pb.JoinLog | None = None
+        self._heard_s = 0.0
+        """When the last JoinLog came, monotonic seconds."""
+        self._store: SnapshotStore | None = None
+        self._emitter: Emitter | None = None
+        self._feeder: Feeder | None = None
+        self._refusal = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._joined = asyncio.Event()
+        self.machine: ServiceMachine | None = None
+        """The running state; another object after a rewind. None before the first JoinLog."""
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Run until ``stop``; raise the LiftError that ends it otherwise (a failed or diverged service, fenced, storage)."""
+        subscription = await self._transport.connection.subscribe(self._inbox, cb=self._arrived)
+        self._spawn(self._heartbeats())
+        self._spawn(self._serve())
+        try:
+            await self._ended
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(Exception):
+                await self._send(self._hello(leaving=True))
+                await subscription.unsubscribe()
+                await self._transport.settle()
+            if self._store is not None:
+                self._store.close()
+
+    def stop(self) -> None:
+        """End ``run`` in good order."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fatal(self, error: BaseException) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fatal(task.exception())  # type: ignore[arg-type]
+
+    async def _serve(self) -> None:
+        """Once joined: restore the state, then be fed and emit, for ever."""
+        await self._joined.wait()
+        order = self._order
+        assert order is not None
+        settings = self._settings
+        identity = Identity(settings.service, settings.stream, order.streamUid, settings.partition)
+        self._store = store = SnapshotStore(
+            settings.data, identity, kept=settings.snapshots_kept, max_bytes=settings.max_snapshot_bytes
+        )
+        outbox = None
+        if settings.output_stream:
+            bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
+            outbox = Outbox(f"{identity.uid}/{identity.partition}", **bounds)
+            self._emitter = Emitter(self._client, self._transport, settings, outbox, self._leads, self._fatal)
+        reading = ReadOptions(
+            node=settings.node,
+            wait_s=settings.read_wait_s,
+            answer_timeout_s=1.0,
+            patience_s=_READ_PATIENCE_S,
+            max_bytes=settings.read_max_bytes,
+        )
+        reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
+        self._feeder = Feeder(
+            reader, identity, settings, store, outbox, self._factory, self._emitter, self._started, self._stop_reached
+        )
+        await self._feeder.restart(order.startOffset)
+        self._spawn(self._feeder.run())
+        if self._emitter is not None:
+            self._spawn(self._emitter.run())
+
+    def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+        self.machine = machine
+        where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
+        logger.info("%s begins from %s", machine.identity, where)
+        self._obey()
+
+    # ---- orders ----------------------------------------------------------------------------------------------------------
+    async def _arrived(self, message: Any) -> None:
+        try:
+            kind, body = envelope.decode(message.data)
+            if kind is MessageType.JOIN_LOG:
+                self._ordered(frames.parse(body, pb.JoinLog))
+            elif kind is MessageType.SERVICE_REFUSAL:
+                self._refused(frames.parse(body, pb.ServiceRefusal))
+        except ProtocolError as error:
+            logger.warning("a frame from the sidecar can't be used: %s", error)
+        except LiftError as error:
+            self._fatal(error)
+
+    def _ordered(self, order: pb.JoinLog) -> None:
+        if order.instance != self._instance or (self._order is not None and order.ackId < self._order.ackId):
+            return
+        if self._order is not None and order.streamUid != self._order.streamUid:
+            raise NotFoundError(f"the stream {order.stream} was deleted and made again: start the service anew")
+        self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
+        self._joined.set()
+        if self.machine is not None:
+            self._obey()
+
+    def _refused(self, refusal: pb.ServiceRefusal) -> None:
+        if refusal.instance != self._instance:
+            return
+        if refusal.reason == _Reason.REPLACED:
+            raise FencedError(f"{refusal.node}: {refusal.detail}")
+        if refusal.reason == _Reason.WRONG_STREAM:
+            raise NotFoundError(f"{refusal.node}: {refusal.detail}: start the service anew")
+        if refusal.reason == _Reason.MALFORMED:
+            raise ProtocolError(f"{refusal.node}: {refusal.detail}")
+        self._refusal = refusal.detail
+
+    def _leads(self) -> bool:
+        return self.machine is not None and self.machine.role is Role.LEADER
+
+    def _obey(self) -> None:
+        """Take the role that the last order gives, tell how far the state is, and let the feeder see the stop."""
+        order, machine, feeder = self._order, self.machine, self._feeder
+        assert order is not None
+        assert machine is not None
+        assert feeder is not None
+        leased = time.monotonic() - self._heard_s < order.leaseMs / 1000
+        role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased else Role.FOLLOWER
+        if machine.change_role(role, order.leaderEpoch):
+            logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
+            if self._emitter is not None:
+                self._emitter.look_again()
+            feeder.verify(order.startOffset)
+        if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
+            feeder.cut_at(order.logEndOffset)
+        feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
+        self._acknowledge()
+
+    def _stop_reached(self) -> None:
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        order, machine = self._order, self.machine
+        if order is None or machine is None:
+            return
+        settings = self._settings
+        ack = pb.ServiceAck(
+            service=settings.service,
+            stream=settings.stream,
+            partition=settings.partition,
+            streamUid=order.streamUid,
+            instance=self._instance,
+            ackId=order.ackId,
+            position=machine.position,
+        )
+        self._spawn(self._try_to_send(ack))
+
+    # ---- heartbeats ------------------------------------------------------------------------------------------------------
+    async def _heartbeats(self) -> None:
+        while True:
+            await self._try_to_send(self._hello())
+            await asyncio.sleep(self._settings.heartbeat_s)
+            order = self._order
+            if order is not None and self._leads() and time.monotonic() - self._heard_s >= order.leaseMs / 1000:
+                logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
+                self._obey()
+
+    def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
+        settings, machine = self._settings, self.machine
+        outbox = machine.outbox if machine is not None else None
+        return pb.ServiceHello(
+            service=settings.service,
+            stream=settings.stream,
+            partition=settings.partition,
+            streamUid=self._order.streamUid if self._order is not None else "",
+            instance=self._instance,
+            first=not self._greeted,
+            leaving=leaving,
+            position=machine.position if machine is not None else 0,
+            outputCount=outbox.output_count if outbox is not None else 0,
+            emittedEnd=outbox.emitted_end if outbox is not None else 0,
+            problem=self.problem,
+        )
+
+    @property
+    def problem(self) -> str:
+        """Why it does not go on, '' when it does."""
+        feeding = self._feeder.problem if self._feeder is not None else ""
+        return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "")
+
+    async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
+        await self._transport.publish(self._subjects.service(self._settings.node), frames.encode(message), reply=self._inbox)
+
+    async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
+        with contextlib.suppress(UnavailableError):  # the next heartbeat says it again
+            await self._send(message)

@@ -1,0 +1,69 @@
+"""Settings of one service process: frozen, units in the names, everything bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What a host has to know. All nodes of a service need the same ``service``, ``snapshot_every`` and ``output_stream``.
+
+    ``node``: the sidecar beside which it runs, the only one that it reads from. ``data``: folder for snapshots, one process per
+    service and partition. ``output_stream``: where outputs go, '' when the service emits none; partition N's outputs go to its
+    partition N, which must belong to them alone. ``snapshot_every``: in offsets; bounds the next replay. ``snapshots_kept``:
+    how many files. ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are
+    not written yet; a LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack.
+    ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
+    heartbeats get a turn.
+    """
+
+    service: str
+    stream: str
+    node: str
+    data: Path
+    partition: int = 0
+    output_stream: str = ""
+    snapshot_every: int = 10_000
+    snapshots_kept: int = 3
+    heartbeat_s: float = 0.25
+    outbox_records: int = 65_536
+    outbox_bytes: int = 32 * 1024 * 1024
+    emit_window: int = 256
+    emit_poll_s: float = 0.5
+    emit_timeout_s: float = 3.0
+    step_s: float = 0.02
+    read_wait_s: float = 1.0
+    read_max_bytes: int = 1024 * 1024
+    max_snapshot_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        check_name(self.service, "service")
+        check_name(self.stream, "stream")
+        check_name(self.node, "node")
+        if self.output_stream:
+            check_name(self.output_stream, "output stream")
+        if self.output_stream == self.stream:
+            raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
+        bounds: dict[str, tuple[float, float]] = {
+            "partition": (0, 1 << 20),
+            "snapshot_every": (1, 1 << 40),
+            "snapshots_kept": (2, 1000),
+            "heartbeat_s": (0.01, 10),
+            "outbox_records": (1, 10_000_000),
+            "outbox_bytes": (4096, 4 << 30),
+            "emit_window": (1, 65_536),
+            "emit_poll_s": (0.01, 60),
+            "emit_timeout_s": (0.1, 60),
+            "step_s": (0.001, 1),
+            "read_wait_s": (0, 30),
+            "read_max_bytes": (4096, 64 << 20),
+            "max_snapshot_bytes": (4096, 16 << 30),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low:g}..{high:g}")

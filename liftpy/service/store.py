@@ -1,0 +1,118 @@
+"""Where a service process keeps its snapshots: one folder per service and partition, one file per snapshot, locked.
+
+<data>/<service>/<stream>-<uid>/<partition>/lock                 one process per folder
+<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
+
+A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from liftpy.errors import CorruptionError, FolderLockedError, StorageError
+from liftpy.service.snapshot import Identity, Snapshot, decode
+
+logger = logging.getLogger("liftpy.service")
+
+_SUFFIX = ".snapshot"
+
+
+class SnapshotStore:
+    """The snapshots of one service over one partition. Raises FolderLockedError when another process has them."""
+
+    def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
+        self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
+        self._identity = identity
+        self._kept = kept
+        self._max_bytes = max_bytes
+        with _storage_errors("open", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FolderLockedError(f"{self.folder} is in use by another process of this service; stop it first") from None
+
+    def positions(self) -> list[int]:
+        """Positions of the snapshots, ascending."""
+        names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
+        """The newest snapshot that is whole and ``wanted``; raises UnknownFormatError for one of a newer version."""
+        for position in reversed(self.positions()):
+            path = self._path(position)
+            with _storage_errors("read", path):
+                data = path.read_bytes()
+            try:
+                snapshot = decode(data, self._identity)
+            except CorruptionError as error:
+                logger.warning("%s can't be used and is set aside: %s", path, error)
+                path.rename(path.with_suffix(".damaged"))
+                continue
+            if wanted(snapshot):
+                return snapshot
+        return None
+
+    def save(self, snapshot: Snapshot, emitted_end: int) -> None:
+        """Store a snapshot durably; then drop old ones.
+
+        Kept are the newest few, and the newest one at or below ``emitted_end`` outputs: what a LEADER replays from when
+        outputs have to be produced again.
+        """
+        data = snapshot.encode()
+        if len(data) > self._max_bytes:
+            raise StorageError(f"a snapshot of {len(data)} bytes is more than max_snapshot_bytes = {self._max_bytes}")
+        path = self._path(snapshot.position)
+        with _storage_errors("write", path):
+            self._replace(path, data)
+            self._drop_old(emitted_end)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _drop_old(self, emitted_end: int) -> None:
+        old = self.positions()[: -self._kept]
+        needed = self.newest(lambda s: s.output_count <= emitted_end) if old else None
+        for position in old:
+            if needed is None or position != needed.position:
+                self._path(position).unlink()
+
+    def drop_above(self, position: int) -> None:
+        """Drop snapshots past ``position``: the log was cut there, by an unclean election."""
+        for found in self.positions():
+            if found > position:
+                logger.warning("snapshot %d is past the log, which ends at %d: dropped", found, position)
+                self._path(found).unlink(missing_ok=True)
+
+    def _path(self, position: int) -> Path:
+        return self.folder / f"{position:020d}{_SUFFIX}"
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+@contextlib.contextmanager
+def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{what} {path}: {error.strerror or error}") from error

@@ -1,0 +1,78 @@
+"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from liftpy.client.transport import Transport, open_connection
+from liftpy.errors import ConfigError
+from liftpy.service.base import Service
+from liftpy.service.host import ServiceHost
+from liftpy.service.settings import ServiceSettings
+from sidecar.cli.options import connection_options
+from sidecar.settings import Target
+
+
+@click.command()
+@click.argument("service_class", metavar="MODULE:CLASS")
+@click.option("--name", default=None, help="The service's name: the same on all nodes.  [default: the class's, in lower case]")
+@click.option("--stream", required=True, help="The stream whose committed records it is fed.")
+@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option("--node", required=True, help="The sidecar beside which it runs.")
+@click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
+@click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
+@click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
+@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@connection_options
+def service(service_class: str, name: str | None, log_level: str, target: Target, output: str, **flags: Any) -> None:
+    """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("nats").setLevel(logging.WARNING)
+    factory = load_service(service_class)
+    settings = ServiceSettings(service=name or factory.__name__.lower(), output_stream=output, **flags)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(factory, settings, target))
+
+
+def load_service(service_class: str) -> type[Service]:
+    """The class that ``MODULE:CLASS`` names; raise ConfigError if there is none, or it is no Service."""
+    module_name, _, class_name = service_class.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{service_class} can't be loaded: {error}") from None
+    if not (inspect.isclass(found) and issubclass(found, Service)):
+        raise ConfigError(f"{service_class} is not a class that extends liftpy.service.Service")
+    return found
+
+
+async def _run(factory: type[Service], settings: ServiceSettings, target: Target) -> None:
+    connection = await open_connection(target.nats, credentials=target.credentials, name=f"liftpy-service-{settings.service}")
+    try:
+        host = ServiceHost(factory, settings, Transport(connection), target.namespace)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, host.stop)
+        await host.run()
+    finally:
+        with contextlib.suppress(Exception):
+            await connection.close()
