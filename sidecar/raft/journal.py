@@ -149,6 +149,11 @@ class GroupJournal:
         """Flush and close; may be called twice."""
         if self._descriptor >= 0:
             self.sync()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the file back without a flush, as a death does."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 

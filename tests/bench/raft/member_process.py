@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import sys
 import threading
@@ -134,6 +135,7 @@ def main() -> None:
     """Run one member until the standard input ends."""
     kind, node_id, members, folder, url = sys.argv[1:6]
     ids = tuple(members.split(","))
+    logging.basicConfig(format=f"{kind} {node_id}: %(message)s", level=logging.CRITICAL)
     if kind == "ours":
         Path(folder).mkdir(parents=True, exist_ok=True)
         asyncio.run(ours(node_id, ids, Path(folder), url))

@@ -27,6 +27,7 @@ def run_seeds(seeds: range) -> tuple[Counter[str], list[str]]:
         except Exception as error:  # a Violation may come wrapped by what it stopped
             reason = error.__cause__ if isinstance(error.__cause__, Violation) else error
             failures.append(f"seed {seed}: {type(reason).__name__}: {reason}")
+        run.close()
         seen += run.seen
         shutil.rmtree(folder, ignore_errors=True)
     return seen, failures

@@ -168,6 +168,11 @@ class Run:
                 self._until(self.now + 0.5, chaos=False)
             self._final_checks()
 
+    def close(self) -> None:
+        """Give the files back."""
+        for member in self.up.values():
+            member.journal.abandon()
+
     # ---- time ----------------------------------------------------------------------------------------------------------
     def library_time(self) -> float:
         """The clock moves a little with every look at it: the library waits in loops for time to pass."""
@@ -251,6 +256,7 @@ class Run:
     def _crash(self, member: Member) -> None:
         self.seen[f"crashes {member.death} the flush"] += 1
         self._collect(member)
+        member.journal.abandon()
         self._down[member.node_id] = self.now + self.random.random() * 3
         del self.up[member.node_id]
 

@@ -13,12 +13,7 @@ from collections import Counter
 from multiprocessing import get_context
 
 from liftpy.testing.run import Outcome, run_seed, shrink
-
-
-def _run(job: tuple[int, int]) -> tuple[int, int, float, str, Counter[str]]:
-    outcome = run_seed(*job)
-    text = outcome.report() if outcome.violation else ""
-    return outcome.plan.seed, outcome.events, outcome.virtual_s, text, outcome.counters
+from tests.simulation.replica.worker import run_job
 
 
 def coverage_table(counters: Counter[str], seeds: Counter[str]) -> str:
@@ -55,7 +50,7 @@ def main() -> int:
     start = time.monotonic()
     jobs = ((seed, options.events) for seed in range(options.first, options.first + options.seeds))
     with get_context("spawn").Pool(options.workers) as pool:
-        for seed, count, seconds, text, seen in pool.imap_unordered(_run, jobs):
+        for seed, count, seconds, text, seen in pool.imap_unordered(run_job, jobs):
             events, virtual_s = events + count, virtual_s + seconds
             counters += seen
             seeds.update(name for name, times in seen.items() if times)

@@ -1,0 +1,14 @@
+"""One seed in a process of its own. Not in ``__main__``: a spawned process does not import the main module of a package."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from liftpy.testing.run import run_seed
+
+
+def run_job(job: tuple[int, int]) -> tuple[int, int, float, str, Counter[str]]:
+    """Run (seed, events): seed, events that happened, seconds of cluster time, the report of a violation or '', what was seen."""
+    outcome = run_seed(*job)
+    text = outcome.report() if outcome.violation else ""
+    return outcome.plan.seed, outcome.events, outcome.virtual_s, text, outcome.counters
