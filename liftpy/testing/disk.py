@@ -7,10 +7,14 @@ after it; an emptied disk keeps nothing. A flush error is once and final: what i
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from liftpy.errors import StorageError
 from liftpy.log.memory import MemoryStorage
 from liftpy.testing.clock import MS
+
+Keep = Callable[[str, int, int], int]
+"""(file name, bytes that are synced, bytes that are written) -> bytes that a power cut leaves."""
 
 
 class Disk:
@@ -42,9 +46,9 @@ class Disk:
         """The process is gone; what it wrote is still in the page cache."""
         self._after(power=False)
 
-    def cut_power(self) -> None:
-        """Unsynced bytes survive only in part, at any byte."""
-        self._after(power=True)
+    def cut_power(self, keep: Keep | None = None) -> None:
+        """Unsynced bytes survive only in part, at any byte, or as ``keep`` says."""
+        self._after(power=True, keep=keep)
 
     def empty(self) -> None:
         """Replaced by a new one."""
@@ -67,11 +71,12 @@ class Disk:
         for storage in self.folders.values():
             storage.capacity_bytes = 1 << 40 if free_bytes is None else storage.used_bytes() + free_bytes
 
-    def _after(self, power: bool) -> None:
-        def keep(name: str, synced: int, written: int) -> int:
+    def _after(self, power: bool, keep: Keep | None = None) -> None:
+        def some(name: str, synced: int, written: int) -> int:
             return synced + self._rng.randrange(written - synced + 1) if written > synced else synced
 
-        self.folders = {name: self._attach(storage.crash(power=power, keep=keep)) for name, storage in self.folders.items()}
+        kept = keep or some
+        self.folders = {name: self._attach(storage.crash(power=power, keep=kept)) for name, storage in self.folders.items()}
         self.fail_syncs = 0
 
     def _attach(self, storage: MemoryStorage) -> MemoryStorage:

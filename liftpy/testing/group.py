@@ -23,6 +23,7 @@ _TICK_NS = 50 * MS
 
 Answer = Callable[[pb.ControlResponse | None], None]
 Heard = Callable[[bool, int], None]
+Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
 class Group:
@@ -46,6 +47,8 @@ class Group:
         self.counters: Counter[str] = Counter()
         self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
         self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
+        self.gate: Gate | None = None
+        """Of a script: ``gate(node, what, arrive)`` True keeps what travels, ``arrive`` lets it in later."""
         self._index = 0
         self._rng = random.Random(f"{seed}/group")
         self.set_available(True)
@@ -75,7 +78,7 @@ class Group:
     # ---- requests --------------------------------------------------------------------------------------------------------
     def propose(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
         """One request of ``node``. ``on_answer`` may never be called: then the outcome is unknown."""
-        self._travel(node, lambda: self._requested(node, request, on_answer))
+        self._travel(node, request.WhichOneof("request"), lambda: self._requested(node, request, on_answer))
 
     def _requested(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
         if not self.available:
@@ -85,7 +88,7 @@ class Group:
             self.timers.progress(request.reportPromotion, self.clock.now_ns)
             return
         response = self.apply(request)
-        self._travel(node, lambda: on_answer(response))
+        self._travel(node, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
         """Commit and apply ``request`` now."""
@@ -120,11 +123,11 @@ class Group:
     def send_image(self, node: str) -> None:
         """The newest image, on its way to ``node``."""
         image = self.image
-        self._travel(node, lambda: self.deliver(node, image))
+        self._travel(node, "image", lambda: self.deliver(node, image))
 
     def heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
         """``on_heard(granted, index of the image that the answer was made on)``; a node that is behind gets the image again."""
-        self._travel(node, lambda: self._heartbeat(node, incarnation, seen_index, on_heard))
+        self._travel(node, "heartbeat", lambda: self._heartbeat(node, incarnation, seen_index, on_heard))
 
     def _heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
         if not self.available:
@@ -134,10 +137,12 @@ class Group:
         index = self.image.index
         if seen_index < index:
             self.send_image(node)
-        self._travel(node, lambda: on_heard(lease.granted, index))
+        self._travel(node, "heartbeat answer", lambda: on_heard(lease.granted, index))
 
-    def _travel(self, node: str, arrive: Callable[[], None]) -> None:
+    def _travel(self, node: str, what: str, arrive: Callable[[], None]) -> None:
         """One way between a node and the metadata leader."""
+        if self.gate is not None and self.gate(node, what, arrive):
+            return
         if node in self.cut or self._rng.random() < self.loss:
             self.counters["lost on the metadata path"] += 1
             return

@@ -21,6 +21,7 @@ from liftpy.testing.clock import MS, Clock
 
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
+Gate = Callable[[str, str, Any, Callable[[], None]], bool]
 
 NO_RESPONDERS = "no responders"
 """What a request is answered with when nobody listens."""
@@ -74,6 +75,8 @@ class Network:
         """Nodes whose subscriptions drop what arrives."""
         self.once: set[str] = set()
         """Subjects on which nothing is duplicated: a publisher that sends twice means two messages."""
+        self.gate: Gate | None = None
+        """Of a script: ``gate(sender, receiver, message, arrive)`` True keeps the message, ``arrive`` lets it in later."""
         self._seed = seed
         self._deliver = deliver
         self._subscriptions: dict[str, list[_Subscription]] = {}
@@ -118,11 +121,11 @@ class Network:
         """``on_reply`` gets each answer (several are possible), or NO_RESPONDERS; time-outs are the caller's."""
 
         def reply_to(responder: str) -> Reply:
-            return lambda answer: self._transmit(responder, sender, "_INBOX", lambda: on_reply(answer))
+            return lambda answer: self._transmit(responder, sender, "_INBOX", answer, lambda: on_reply(answer))
 
         if not self._send(sender, subject, message, reply_to) and sender not in self.down:
             self.counters["no responders"] += 1
-            self._transmit(sender, sender, "_INBOX", lambda: on_reply(NO_RESPONDERS))
+            self._transmit(sender, sender, "_INBOX", NO_RESPONDERS, lambda: on_reply(NO_RESPONDERS))
 
     def _send(self, sender: str, subject: str, message: Any, reply_to: Callable[[str], Reply]) -> int:
         if sender in self.down:
@@ -134,11 +137,16 @@ class Network:
                 continue
             count += 1
             node, handler = subscription.node, subscription.handle
-            self._transmit(sender, node, subject, lambda n=node, h=handler: h(message, reply_to(n)))  # type: ignore[misc]
+            arrive = lambda n=node, h=handler: h(message, reply_to(n))  # type: ignore[misc]  # noqa: E731
+            self._transmit(sender, node, subject, message, arrive)
         return count
 
-    def _transmit(self, sender: str, receiver: str, subject: str, arrive: Callable[[], None]) -> None:
+    def _transmit(self, sender: str, receiver: str, subject: str, message: Any, arrive: Callable[[], None]) -> None:
         rng, noise = self._rng(sender, receiver), self.noise
+        if self.gate is not None:
+            generation = self._generation[receiver]
+            if self.gate(sender, receiver, message, lambda: self._arrive(sender, receiver, generation, arrive)):
+                return
         if noise.loss and rng.random() < noise.loss:
             self.counters["lost"] += 1
             return
