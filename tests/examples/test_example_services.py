@@ -1,0 +1,115 @@
+"""The two example services over a log in memory: what they answer, and that a state from any snapshot goes on the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from liftpy.service import Identity, Outbox, Service, ServiceMachine
+from liftpy.wire.batch import Record
+from tests.examples.bank import Bank
+from tests.examples.rate_limiter import BURST, RateLimiter
+
+NS = 1_000_000_000
+
+
+def run(
+    service: Service, records: list[Record], *, every: int = 1000, snapshot: Any = None
+) -> tuple[ServiceMachine, list[Any]]:
+    machine = ServiceMachine(service, Identity("example", "s", "u", 0), snapshot_every=every, outbox=Outbox("u/0"))
+    machine.start(snapshot)
+    return machine, machine.apply(records).snapshots
+
+
+def outputs(machine: ServiceMachine) -> list[bytes]:
+    assert machine.outbox is not None
+    return [output.value for output in machine.outbox.take(machine.outbox.first_kept, 100_000)]
+
+
+def commands(*given: dict[str, Any] | bytes, step_ns: int = NS) -> list[Record]:
+    values = [v if isinstance(v, bytes) else json.dumps({"id": str(o), **v}).encode() for o, v in enumerate(given)]
+    return [Record(o, o * step_ns, None, value, (), "", None, 1) for o, value in enumerate(values)]
+
+
+def test_the_bank_moves_money_and_answers_every_command_once() -> None:
+    bank = Bank()
+    machine, _ = run(
+        bank,
+        commands(
+            {"do": "open", "account": "a"},
+            {"do": "open", "account": "b"},
+            {"do": "deposit", "account": "a", "amount": 100},
+            {"do": "transfer", "account": "a", "to": "b", "amount": 30},
+            {"do": "withdraw", "account": "b", "amount": 31},
+            {"do": "transfer", "account": "a", "to": "nobody", "amount": 1},
+            b"\xff not json",
+            b"",
+            b"[]",
+            {"do": "rob", "account": "a"},
+            {"do": "deposit", "account": "a", "amount": -5},
+        ),
+    )
+    assert bank.accounts == {"a": 70, "b": 30}
+    answers = [json.loads(value) for value in outputs(machine)]
+    assert [answer["ok"] for answer in answers] == [True] * 4 + [False] * 7
+    assert answers[4]["why"] == "not enough money"
+
+
+def test_a_lock_of_the_bank_ends_by_log_time() -> None:
+    bank = Bank()
+    start = [
+        {"do": "open", "account": "a"},
+        {"do": "deposit", "account": "a", "amount": 9},
+        {"do": "lock", "account": "a", "for_s": 2},
+    ]
+    takes = [{"do": "withdraw", "account": "a", "amount": 1}] * 3
+    machine, _ = run(bank, commands(*start, *takes))
+    answers = [json.loads(value) for value in outputs(machine)]
+    assert [a.get("ok", "unlocked") for a in answers] == [True, True, True, False, "unlocked", True, True]
+    assert bank.accounts == {"a": 7}
+
+
+def test_the_limiter_allows_a_burst_then_the_rate_and_forgets_who_is_silent() -> None:
+    limiter = RateLimiter()
+    burst = [Record(o, 0, b"c", b"r", (), "", None, 1) for o in range(BURST + 2)]
+    later = [Record(10 + o, NS, b"c", b"r", (), "", None, 1) for o in range(3)]
+    other = [Record(20, NS, b"d", b"r", (), "", None, 1)]
+    machine, _ = run(limiter, burst + later + other)
+    assert outputs(machine) == [b"yes"] * BURST + [b"no"] * 2 + [b"yes", b"yes", b"no"] + [b"yes"]
+    machine.apply([Record(30, 100 * NS, b"e", b"r", (), "", None, 1)])
+    assert list(limiter.full_at_ns) == ["e"]
+
+
+def some_log(seed: int, count: int = 400) -> list[Record]:
+    rng = random.Random(seed)
+    records, now_ns = [], 0
+    for offset in range(count):
+        now_ns += rng.choice([0, 1, NS // 3, 2 * NS])
+        account, to = rng.choice("abcd"), rng.choice("abcd")
+        what = rng.choice(["open", "deposit", "deposit", "withdraw", "transfer", "lock"])
+        value = {
+            "id": str(offset),
+            "do": what,
+            "account": account,
+            "to": to,
+            "amount": rng.randrange(50),
+            "for_s": rng.randrange(5),
+        }
+        records.append(Record(offset, now_ns, account.encode(), json.dumps(value).encode(), (), "", None, 1 + offset // 150))
+    return records
+
+
+@pytest.mark.parametrize("example", [Bank, RateLimiter])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[Service], seed: int) -> None:
+    records = some_log(seed)
+    whole, taken = run(example(), records, every=64)
+    assert [s.position for s in taken] == [64, 128, 192, 256, 320, 384]
+    for snapshot in taken:
+        again, later = run(example(), records, every=64, snapshot=snapshot)
+        assert again.snapshot() == whole.snapshot()
+        assert [s.encode() for s in later] == [s.encode() for s in taken if s.position > snapshot.position]
+        assert outputs(again) == outputs(whole)[snapshot.output_count :]

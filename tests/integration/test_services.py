@@ -1,0 +1,273 @@
+"""Replicated services on real processes: three nodes, three service processes, kills of sidecars and of services.
+
+Two things are shown after each: the state of every node's service is that of a replay of the log from the start, byte for byte;
+and the output stream holds every output once, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Bench, close_bench, open_bench, show
+
+from liftpy.service import Identity, Outbox, Service, ServiceMachine
+from liftpy.service.snapshot import Snapshot
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
+from sidecar.devcluster import DevCluster
+from sidecar.embedded import spawn
+from tests.examples.bank import Bank
+from tests.examples.rate_limiter import RateLimiter
+
+pytestmark = pytest.mark.processes
+
+NODES = ("n1", "n2", "n3")
+EVERY = 50
+EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
+    "bank": ("tests.examples.bank:Bank", Bank),
+    "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
+}
+QUICK = {
+    "LIFTPY_REPLICATION_LEASE_S": "1.0",
+    "LIFTPY_REPLICATION_SESSION_S": "1.4",
+    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
+    "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.0",
+    "LIFTPY_REPLICATION_CANDIDATE_TIMEOUT_S": "1.0",
+}
+
+
+class Running:
+    """A service over a stream of its own, on every node, and what it should be."""
+
+    def __init__(self, bench: Bench, example: str, stream: str, data: Path) -> None:
+        self.bench = bench
+        self.example = example
+        self.stream = stream
+        self.outputs = f"{stream}-out"
+        self.data = data
+        self.processes: dict[str, subprocess.Popen[Any]] = {}
+        self.sent = 0
+
+    def start(self, node: str) -> None:
+        cluster = self.bench.cluster
+        command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", EXAMPLES[self.example][0]]
+        flags = {
+            "--stream": self.stream,
+            "--node": node,
+            "--data": str(self.data / node),
+            "--output": self.outputs,
+            "--snapshot-every": str(EVERY),
+            "--nats": cluster.nats_url,
+        }
+        for name, value in flags.items():
+            command += [name, value]
+        log = (self.data / f"{node}.log").open("ab")
+        self.processes[node] = spawn(command, signal.SIGKILL, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+
+    def send(self, node: str, number: int) -> None:
+        self.processes[node].send_signal(number)
+
+    def kill(self, node: str) -> None:
+        self.processes[node].kill()
+        self.processes[node].wait(10)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
+        for log in sorted(self.data.glob("*.log")):
+            print(f"---- service beside {log.stem}\n{log.read_text()}")
+
+    # ---- what the sidecars say of it -----------------------------------------------------------------------------------
+    async def said(self, node: str) -> dict[str, Any]:
+        replica = await self.bench.replica(node, self.stream)
+        return next((s for s in replica.get("services", []) if s["service"] == self.example), {})
+
+    async def role(self, node: str) -> str:
+        return str((await self.said(node)).get("role", ""))
+
+    async def leads(self) -> str:
+        """The node whose service is LEADER beside the partition's leader, '' while there is none."""
+        leader = await self.bench.leader(self.stream)
+        return leader if leader and await self.role(leader) == "LEADER" else ""
+
+    async def caught_up(self) -> bool:
+        said = [await self.said(node) for node in NODES]
+        return all(s.get("position") == self.sent and s["acknowledged"] for s in said)
+
+    async def emitted(self) -> bool:
+        """Whether everything that was produced is in the output stream."""
+        bounds = await self.bench.client.bounds(self.outputs)
+        produced = {(await self.said(node)).get("output_count", -1) for node in NODES}
+        return produced == {bounds.end_offset}
+
+    # ---- work ----------------------------------------------------------------------------------------------------------
+    def command(self, number: int) -> bytes:
+        what = ("open", "deposit", "deposit", "transfer", "withdraw", "lock")[number % 6 if number >= 12 else 0]
+        names = ("a", "b", "c", "d", "e")
+        value = {"do": what, "account": names[number % 5], "to": names[number // 5 % 5], "amount": number % 37, "for_s": 0.05}
+        return json.dumps({"id": str(number), **value}).encode()
+
+    async def elect(self, node: str) -> None:
+        """A planned transfer of the leadership to ``node``."""
+        request = cluster_pb2.ControlRequest(sender="test", operationId=secrets.token_bytes(16))
+        request.electLeader.CopyFrom(cluster_pb2.ElectLeader(stream=self.stream, partition=0, node=node))
+        answer = await self.bench.nc.request("liftpy.control", frames.encode(request), timeout=5)
+        response = frames.decode(answer.data, cluster_pb2.ControlResponse)
+        assert response.error == cluster_pb2.ControlResponse.OK, response
+
+    async def publish(self, count: int) -> None:
+        """``count`` more commands, each acknowledged; over a fail-over one may be in the log twice, which is counted by ``sent``."""
+        async with await self.bench.client.publisher(self.stream) as publisher:
+            futures = [await publisher.send(self.command(self.sent + n), key=b"k%d" % (n % 7)) for n in range(count)]
+            await publisher.flush()
+        self.sent = max(self.sent, *(future.result().offset + 1 for future in futures))
+
+    async def publish_slowly(self, count: int) -> None:
+        """As ``publish``, one at a time, whatever happens meanwhile."""
+        await self.bench.publish_acked(f"data.{self.stream}", [self.command(self.sent + n) for n in range(count)])
+        self.sent = (await self.bench.client.bounds(self.stream)).end_offset
+
+    # ---- what it should be ---------------------------------------------------------------------------------------------
+    async def replayed(self) -> tuple[ServiceMachine, list[Snapshot]]:
+        """A replay of the log from its start, here."""
+        uid = (await self.bench.client.stream(self.stream)).uid
+        machine = ServiceMachine(
+            EXAMPLES[self.example][1](),
+            Identity(self.example, self.stream, uid, 0),
+            snapshot_every=EVERY,
+            outbox=Outbox(f"{uid}/0"),
+        )
+        machine.start(None)
+        records = [record async for record in self.bench.client.consume(self.stream, until="end")]
+        return machine, machine.apply(records).snapshots
+
+    async def check(self) -> None:
+        """Fill the log up to a snapshot's position; then compare every node's with the replay, and the outputs."""
+        await self.publish(EVERY - self.sent % EVERY)
+        bench = self.bench
+        await bench.until(self.caught_up, "every service has applied the whole log")
+        machine, snapshots = await self.replayed()
+        expected = snapshots[-1].encode()
+        assert snapshots[-1].position == self.sent
+        for node in NODES:
+            folder = self.data / node / self.example / f"{self.stream}-{machine.identity.uid}" / "0"
+            path = folder / f"{self.sent:020d}.snapshot"
+            await bench.until(lambda path=path: _exists(path), f"{node} has its snapshot at {self.sent}")
+            assert path.read_bytes() == expected, f"the service beside {node} differs from a replay of the log"
+        await bench.until(self.emitted, "all outputs are written")
+        written = [record async for record in bench.client.consume(self.outputs, until="end")]
+        assert machine.outbox is not None
+        wanted = machine.outbox.take(0, machine.outbox.output_count)
+        assert [(r.offset, r.value, r.key or None) for r in written] == [(o.number, o.value, o.key or None) for o in wanted]
+
+
+async def _is(question: Callable[[], Any], wanted: str) -> bool:
+    return bool(await question() == wanted)
+
+
+async def _exists(path: Path) -> bool:
+    return path.exists()  # noqa: ASYNC240
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(3, settings=QUICK, on_line=show) as running:
+        yield running
+
+
+@pytest.fixture
+async def bench(cluster: DevCluster) -> AsyncIterator[Bench]:
+    for node in cluster.nodes.values():
+        if not node.running:
+            node.start()
+            node.wait_ready()
+    opened = await open_bench(cluster)
+    yield opened
+    await close_bench(opened)
+
+
+@pytest.fixture
+async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any]]:
+    with tempfile.TemporaryDirectory(prefix="liftpy-services-") as folder:
+        begun: list[Running] = []
+
+        async def begin(example: str) -> Running:
+            running = Running(bench, example, stream_name, Path(folder))
+            begun.append(running)
+            await bench.create(running.stream)
+            await bench.create(running.outputs)
+            for node in NODES:
+                running.start(node)
+            await bench.until(running.leads, "a service leads")
+            return running
+
+        yield begin
+        for running in begun:
+            running.stop()
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES))
+async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_and_of_a_service(run: Any, example: str) -> None:
+    service: Running = await run(example)
+    bench = service.bench
+    await service.publish(500)
+    await bench.until(service.caught_up, "caught up")
+    assert sorted([await service.role(node) for node in NODES]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
+    first = await service.leads()
+    publishing = asyncio.create_task(service.publish_slowly(40))
+    bench.cluster.nodes[first].kill()
+    second = await bench.until(service.leads, "another service leads")
+    assert second != first
+    await publishing
+    bench.cluster.nodes[first].start()
+    bench.cluster.nodes[first].wait_ready()
+    await service.check()
+    leading = await service.leads()
+    service.kill(leading)
+    await service.publish(120)
+    service.start(leading)
+    await service.check()
+    assert await bench.until(service.leads, "a service leads again")
+
+
+async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_candidate_leads(run: Any) -> None:
+    service: Running = await run("bank")
+    bench = service.bench
+    await service.publish(100)
+    await bench.until(service.caught_up, "caught up")
+    first = await service.leads()
+    mute, other = [node for node in NODES if node != first]
+    service.send(mute, signal.SIGSTOP)
+    await service.elect(mute)
+
+    async def waits() -> bool:
+        replica = await bench.replica(mute, service.stream)
+        return replica["phase"] == "LEADER_REPLAY" and replica["services"][0]["promotion_waits"]
+
+    await bench.until(waits, f"{mute} waits for its service")
+    leader = await bench.until(service.leads, "the next candidate leads")
+    assert leader in (first, other)
+    await service.publish(75)  # a service that stands still blocks nobody
+
+    async def excused_or_forgotten() -> bool:
+        said = await service.said(mute)
+        return not said or (said["excused"], said["lag"]) == (True, 75)
+
+    await bench.until(excused_or_forgotten, "its lag is shown")
+    service.send(mute, signal.SIGCONT)
+    await service.check()
+    await service.elect(mute)
+    await bench.until(lambda: _is(service.leads, mute), f"{mute} leads once its service answers")
+    await service.check()
