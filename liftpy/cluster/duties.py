@@ -86,6 +86,14 @@ class MetadataDuties:
         response.operationId, response.index = request.operationId, image.index
         return response
 
+    def overdue(self, now_ns: int) -> list[str]:
+        """Nodes whose heartbeats are late; ask for them on the bus, and say ``gone`` when nobody is there."""
+        return self._sessions.overdue(now_ns) if self._leading else []
+
+    def gone(self, node_id: str) -> None:
+        """Nobody listens for this node."""
+        self._sessions.gone(node_id)
+
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """What to propose now."""
         proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns))

@@ -9,6 +9,11 @@ heartbeat that was answered, for ``lease_s``, and so ends before this side fence
 metadata leader that has been replaced without knowing must not go on granting: it grants only while its own leadership
 was confirmed by a majority less than ``confirmed_within_s`` ago. Its successor needs an election time-out (0.5 s or
 more) to appear and then waits a whole session: confirmed_within_s + lease_s <= election time-out + session_s.
+
+A node that is late is asked for on the bus (``overdue``). If the bus says that nobody is there (``gone``: its process died, or
+its connection did), its session ends as soon as its lease has, and not ``session_s`` after its last heartbeat: what the rest
+of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
+leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
 
-DEFAULT_CONFIRMED_WITHIN_S = 0.5
+DEFAULT_CONFIRMED_WITHIN_S = 0.4
+"""Below the group's shortest election time-out, 0.5 s, by more than an answer's way back."""
+_LATE_AFTER_HEARTBEATS = 2
+_DRIFT_SHARE = 50
+"""1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
 _NEVER = -1
 
 
@@ -39,6 +48,8 @@ class _Session:
     incarnation: int
     fenced: bool
     """As the image says."""
+    began_ns: int
+    """When it registered, or this metadata leader began."""
     deadline_ns: int
     """Silence until then ends the session."""
     heard_ns: int = _NEVER
@@ -56,6 +67,7 @@ class Sessions:
         self._session_ns = round(config.session_s * NS_PER_S)
         self._lease_ns = round(config.lease_s * NS_PER_S)
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
         self._retry_ns = self._session_ns // 2
         self._sessions: dict[str, _Session] = {}
         self._nodes: object = None
@@ -85,9 +97,11 @@ class Sessions:
         for node_id, node in image.nodes.items():
             held = self._sessions.get(node_id)
             if held is None or held.incarnation != node.incarnation:
-                self._sessions[node_id] = _Session(node.incarnation, node.fenced, now_ns + self._session_ns)
+                self._sessions[node_id] = _Session(node.incarnation, node.fenced, now_ns, now_ns + self._session_ns)
             elif held.fenced != node.fenced:
                 held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
+                if node.fenced:
+                    held.heard_ns = _NEVER  # only a heartbeat from now on brings it back: it may have said itself that it stops
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> Lease:
@@ -110,6 +124,24 @@ class Sessions:
             self._earliest_ns = now_ns
             return Lease(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
         return Lease(True, self._lease_ns)
+
+    def overdue(self, now_ns: int) -> list[str]:
+        """Nodes whose heartbeats are late, while their sessions last: to be asked for on the bus."""
+        latest_ns = now_ns - self._late_ns
+        return [
+            node_id
+            for node_id, session in self._sessions.items()
+            if not (session.fenced or session.ending) and max(session.heard_ns, session.began_ns) < latest_ns
+        ]
+
+    def gone(self, node_id: str) -> None:
+        """The bus says that nobody listens for the node: its session ends with its lease, if no heartbeat comes before."""
+        session = self._sessions.get(node_id)
+        if session is None or session.fenced:
+            return
+        granted_ns = max(session.heard_ns, session.began_ns)
+        session.deadline_ns = min(session.deadline_ns, granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)
+        self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
     def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode]:
         """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""

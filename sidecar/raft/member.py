@@ -36,6 +36,7 @@ from sidecar.raft.forwarding import Forwarder, error_response
 from sidecar.raft.group import Watcher
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.presence import Presence
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
 
@@ -80,6 +81,7 @@ class RaftMember:
         self._may_answer = may_answer
         self._fsm = ClusterFsm(subjects.namespace, elections=elections)
         self._duties = MetadataDuties(config)
+        self._presence = Presence(connection, subjects, self._duties.gone)
         self._forwarder = Forwarder(connection, subjects)
         self._feed = FeedPublisher(connection, subjects, may_answer, lambda: self._fsm.image)
         self._watchers: list[Watcher] = []
@@ -183,6 +185,7 @@ class RaftMember:
             if deadline_ns is not None and deadline_ns <= now_ns:
                 for request in self._duties.due(now_ns):
                     self._spawn(self._order(request, _DUTY_TIMEOUT_S))
+            self._presence.look(lambda: self._duties.overdue(now_ns))
             self._feed.publish(now_ns)
 
     def _end_probation_if_due(self) -> None:
@@ -245,6 +248,7 @@ class RaftMember:
             while self._core.leads and any(peer.up for peer in peers) and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
         self._driver.stop()
+        await self._presence.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

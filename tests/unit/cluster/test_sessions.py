@@ -88,7 +88,7 @@ def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions:
 
 
 def test_a_leader_without_a_recent_majority_grants_nothing(driver: Driver, sessions: Sessions) -> None:
-    refused = sessions.heartbeat("a", driver.incarnation("a"), START + 501 * MS, START)
+    refused = sessions.heartbeat("a", driver.incarnation("a"), START + 401 * MS, START)
     assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
 
 
@@ -108,3 +108,43 @@ def test_a_removed_node_is_forgotten(driver: Driver, sessions: Sessions) -> None
     driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
     sessions.image_changed(driver.fsm.image, START)
     assert [p.nodeId for p in sessions.due(START + SESSION)] == ["a"]
+
+
+def test_a_node_that_said_itself_that_it_stops_is_not_brought_back_by_its_last_heartbeat(
+    driver: Driver, sessions: Sessions
+) -> None:
+    beat(sessions, driver, "b", START + 10 * MS)
+    driver.fence("b")  # by DrainNode's sender, a moment after its last heartbeat
+    sessions.image_changed(driver.fsm.image, START + 20 * MS)
+    assert sessions.due(START + 30 * MS) == []
+    beat(sessions, driver, "b", START + 40 * MS)
+    assert [type(p) for p in sessions.due(START + 50 * MS)] == [pb.UnfenceNode]
+
+
+def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Driver, sessions: Sessions) -> None:
+    heard = START + 1000 * MS
+    beat(sessions, driver, "a", heard)
+    beat(sessions, driver, "b", heard)
+    assert sessions.overdue(heard + 500 * MS) == []
+    assert sorted(sessions.overdue(heard + 501 * MS)) == ["a", "b"]
+    sessions.gone("b")
+    assert sessions.next_deadline_ns() <= heard + 1530 * MS
+    assert sessions.due(heard + 1530 * MS - 1) == [], "the lease, and what two clocks may drift apart"
+    assert [p.nodeId for p in sessions.due(heard + 1530 * MS)] == ["b"]
+    assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
+
+
+def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: Sessions) -> None:
+    beat(sessions, driver, "b", START)
+    sessions.gone("b")
+    beat(sessions, driver, "b", START + 700 * MS)
+    beat(sessions, driver, "a", START + 700 * MS)
+    assert sessions.due(START + 700 * MS + SESSION - 1) == []
+
+
+def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_granted(driver: Driver, sessions: Sessions) -> None:
+    sessions.gone("b")
+    beat(sessions, driver, "a", START + 100 * MS)
+    assert sessions.due(START + 1530 * MS - 1) == []
+    assert [p.nodeId for p in sessions.due(START + 1530 * MS)] == ["b"]
+    sessions.gone("stranger")

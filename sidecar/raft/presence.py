@@ -1,0 +1,60 @@
+"""Whether a node whose heartbeats are late is still there: the bus knows at once when its connection has ended.
+
+A node listens on ``<ns>.status.<node>`` as long as it is connected. A request there is answered by the node, or by NATS itself
+with "no responders", or by nobody (a node that stands still). Only the second is a proof; what it is good for is said in
+``liftpy.cluster.session``. One request per late node and ``_EVERY_S``, and none while all heartbeats come in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.wire.subjects import Subjects
+
+_EVERY_S = 0.1
+_ANSWER_TIMEOUT_S = 0.5
+_AT_ONCE = 64
+"""Nodes that are asked for at the same time; the others' turn comes later."""
+
+
+class Presence:
+    """``gone(node_id)`` is called, on the loop, when nobody listens for the node."""
+
+    def __init__(self, connection: Client, subjects: Subjects, gone: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._gone = gone
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._next_look = 0.0
+
+    def look(self, overdue: Callable[[], Iterable[str]]) -> None:
+        """Ask for the nodes that are late; call it often, it looks every ``_EVERY_S``."""
+        now = time.monotonic()
+        if now < self._next_look or not self._connection.is_connected:
+            return
+        self._next_look = now + _EVERY_S
+        for node_id in overdue():
+            if node_id not in self._asking and len(self._asking) < _AT_ONCE:
+                task = asyncio.get_running_loop().create_task(self._ask(node_id))
+                self._asking[node_id] = task
+                task.add_done_callback(lambda _, node_id=node_id: self._asking.pop(node_id, None))
+
+    async def _ask(self, node_id: str) -> None:
+        try:
+            await self._connection.request(self._subjects.status(node_id), b"", timeout=_ANSWER_TIMEOUT_S)
+        except nats.errors.NoRespondersError:
+            self._gone(node_id)
+        except (nats.errors.Error, TimeoutError, OSError):
+            pass  # no answer proves nothing
+
+    async def close(self) -> None:
+        """Ask no more."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
