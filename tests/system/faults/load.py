@@ -55,6 +55,7 @@ class Load:
         self._connection: Any = None
         self._inbox = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._publishing = False
         self._next_number = 0
         self._sent: dict[int, tuple[float, asyncio.Future[bool]]] = {}
         self.acked: list[Acked] = []
@@ -71,14 +72,14 @@ class Load:
 
     def resume(self) -> None:
         """Publish (again)."""
+        self._publishing = True
         self._tasks = [asyncio.create_task(self._publish()) for _ in range(self._workers)]
 
     async def pause(self) -> None:
         """Send nothing more; acks are still taken."""
+        self._publishing = False  # not by cancelling: nats-py's publish swallows a cancellation
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks)
 
     async def close(self) -> None:
         """End it."""
@@ -114,7 +115,7 @@ class Load:
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=until - since)
 
     async def _publish(self) -> None:
-        while True:
+        while self._publishing:
             number = self._next_number
             self._next_number += 1
             answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
