@@ -181,8 +181,8 @@ class Checkers:
             )
 
     def _leader_speaks(self, replica: SimReplica, where: str) -> None:
-        """What is answered as latest never falls [D8, R4]."""
-        if not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
+        """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
+        if self._is_lost_by_command(replica) or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
             return
         ghost = self.ghost(replica.key)
         check(replica.log.high_watermark >= ghost.latest, "R4", where, "latest", replica.log.high_watermark, ghost.latest)

@@ -220,6 +220,10 @@ class Stage:
         """The recorded ISR."""
         return set(self.partition.isr)
 
+    def isr_known_to(self, node: str) -> set[str]:
+        """What ``node`` takes for the ISR: the image reaches it a little later."""
+        return set(self.replica(node).replica.state.isr)
+
     @property
     def leader_epoch(self) -> int:
         """The recorded LeaderEpoch."""
@@ -320,12 +324,9 @@ class Stage:
         """Publish ``count`` times to an open leader, one after the other, each acknowledged."""
         done: list[Sent] = []
         self.wait_for_leader()
-        while len(done) < count:
+        for _ in range(count):
             sent = self.send(policy, records)
             outcome = self.outcome(sent)
-            if outcome == "no responders":  # its subscription is not known everywhere yet; nobody has heard this one
-                self.run(0.005)
-                continue
             assert sent.acked, f"publish {sent.number}: {outcome}"
             done.append(sent)
         return done
@@ -528,8 +529,9 @@ class Stage:
         return leader is not None and leader.node_id == node
 
     def wait_for_leader(self, *among: str) -> str:
-        """Until there is an open leader (one of ``among``, if given); who it is."""
+        """Until there is an open leader (one of ``among``, if given) and everyone's NATS knows its subscriptions; who it is."""
         self.until(lambda: any(map(self.is_open, among or self.partition.replicas)))
+        self.run(0.005)
         return self.leader
 
     def metadata_down(self) -> None:

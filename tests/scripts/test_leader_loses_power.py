@@ -1,0 +1,57 @@
+"""The leader loses power with records that are on no disk, and is back before anyone noticed.
+
+Its log is shorter than it was, and the same offsets will be given again. If it went on in the same LeaderEpoch, two different records
+would share (epoch, offset), and no comparison of epochs could ever tell them apart (KIP-966). So a process that starts gets a new
+LeaderEpoch for what it leads; and a record that is not flushed is neither sent to followers nor acknowledged.
+
+Shows C1, D1, D5, D21.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import AckPolicy
+from tests.scripts.stage import Stage
+
+KILLS = ("same epoch after a restart", "ack before flush on the leader")
+
+
+@pytest.mark.parametrize("tail", ["lost", "torn", "kept"])
+def test_it_comes_back_at_once(tail: str) -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        epoch = s.leader_epoch
+        s.slow_disk(a, 800)
+        sent = [s.send(), s.send(AckPolicy.LEADER)]
+        s.until(lambda: s.end(a) == 5)
+        assert (s.end(b), s.end(c)) == (3, 3), "what is not on the leader's disk is not sent"
+        s.power_off(a, tail=tail)
+        s.slow_disk(a, 1)
+        s.start(a)
+        s.wait_for_leader(a)
+        assert s.leader_epoch > epoch
+        s.publish(2)
+        s.settle()
+        assert s.outcomes(sent) == ["timed out", "timed out"]
+        assert s.ids(a) == s.ids(b) == s.ids(c)
+        assert s.ids(a)[:3] == [1, 2, 3]
+
+
+def test_it_stays_away() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.slow_disk(a, 800)
+        lost = s.send()
+        s.until(lambda: s.end(a) == 4)
+        s.power_off(a)
+        s.wait_for_leader(b, c)
+        s.publish(2)
+        assert s.outcome(lost) == "timed out"
+        s.slow_disk(a, 1)
+        s.start(a)
+        s.until(lambda: s.isr == {a, b, c})
+        assert not set(lost.ids) & set(s.ids(a))
