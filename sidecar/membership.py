@@ -16,6 +16,7 @@ from liftpy import __version__
 from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
 from sidecar.settings import NodeSettings
 
@@ -142,7 +143,5 @@ class Membership:
 
     async def close(self) -> None:
         """Stop the heartbeats."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_tasks([self._task])
+        self._task = None

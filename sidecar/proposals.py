@@ -15,6 +15,7 @@ from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
 
 logger = logging.getLogger("liftpy.proposals")
@@ -105,6 +106,4 @@ class Proposals:
 
     async def close(self) -> None:
         """Give up what is on its way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

@@ -59,6 +59,10 @@ class Listener:
         """Stop listening; messages that are on their way are dropped."""
         self._connection._forget(self._sid)
 
+    def leave(self) -> None:
+        """Unsubscribe, but take what is on its way until ``close``; when the connection has ``settled`` there is no more."""
+        self._connection._unsubscribe(self._sid)
+
 
 class BusConnection(Client):
     """nats-py's client with a synchronous way in and out. Make it with ``open_bus``."""
@@ -125,10 +129,11 @@ class BusConnection(Client):
         return Listener(self, sid)
 
     def _forget(self, sid: int) -> None:
-        if self._sinks.pop(b"%d" % sid, None) is None:
-            return
-        self._subs.pop(sid, None)
-        if self._status == Client.CONNECTED:
+        if self._sinks.pop(b"%d" % sid, None) is not None:
+            self._unsubscribe(sid)
+
+    def _unsubscribe(self, sid: int) -> None:
+        if self._subs.pop(sid, None) is not None and self._status == Client.CONNECTED:
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
@@ -160,6 +165,11 @@ class BusConnection(Client):
         """A message could not be taken: logged, counted, dropped."""
         self.errors["messages not taken"] += 1
         logger.error("a message on %r can't be taken: %r", subject, error, exc_info=error)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""
+        for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
+            await self.flush(timeout_s)
 
     # ---- life ---------------------------------------------------------------------------------------------------------
     def on_reconnect(self, callback: Callable[[], None]) -> None:

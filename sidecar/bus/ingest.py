@@ -84,6 +84,16 @@ class Ingest:
         if self._listener is None:
             self._listener = self._bus.listen(self._subject, self._arrived)
 
+    def leave(self) -> None:
+        """Unsubscribe, but store what is on its way; ``stop`` must follow."""
+        if self._listener is not None:
+            self._listener.leave()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
+        return not (self._raw or self._tokens or self._acks.count)
+
     def stop(self) -> None:
         """Unsubscribe and forget what is not in the log: nobody was told that it is."""
         if self._listener is not None:

@@ -19,6 +19,7 @@ from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import Forwarder
 from sidecar.raft.group import Watcher
 
@@ -126,9 +127,7 @@ class FeedSubscriber:
 
     async def stop(self) -> None:
         """Follow no longer."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         """Have ``request`` decided by the metadata leader."""

@@ -30,6 +30,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 from sidecar.disk.files import replace_file
+from sidecar.ending import end_tasks
 from sidecar.raft.driver import Driver
 from sidecar.raft.feed import FeedPublisher
 from sidecar.raft.forwarding import Forwarder, error_response
@@ -249,9 +250,7 @@ class RaftMember:
                 await asyncio.sleep(0.01)
         self._driver.stop()
         await self._presence.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         try:
             self._journal.close()
         except StorageError as error:

@@ -15,6 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.wire.subjects import Subjects
+from sidecar.ending import end_tasks
 
 _EVERY_S = 0.1
 _ANSWER_TIMEOUT_S = 0.5
@@ -54,7 +55,4 @@ class Presence:
 
     async def close(self) -> None:
         """Ask no more."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._asking.values())

@@ -70,6 +70,23 @@ async def test_a_closed_listener_hears_nothing(bus: BusConnection) -> None:
     assert got == [b"before"]
 
 
+async def test_a_listener_that_leaves_hears_what_is_on_its_way_and_then_nothing(bus: BusConnection) -> None:
+    got: list[bytes] = []
+    listener = bus.listen("l.x", lambda s, r, payload, h: got.append(payload))
+    told: list[bytes] = []
+    bus.listen(f"{bus.inbox}.*", lambda s, r, payload, headers: told.append(headers))
+    for number in range(100):
+        bus.send("l.x", [b"%d" % number])
+    listener.leave()
+    await bus.settled(5)
+    assert got == [b"%d" % number for number in range(100)]
+    bus.send("l.x", [b"after"], f"{bus.inbox}.1")
+    await until(lambda: bool(told), "the server says that nobody listens")
+    listener.leave()
+    listener.close()
+    assert len(got) == 100
+
+
 async def test_a_queue_group_shares(bus: BusConnection) -> None:
     first: list[bytes] = []
     second: list[bytes] = []

@@ -36,6 +36,9 @@ class FakeBus:
     def close(self) -> None:
         self.sink = None
 
+    def leave(self) -> None:
+        self.left = True
+
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         self.failed.append(error)
 
@@ -90,6 +93,20 @@ async def test_what_has_arrived_together_becomes_one_batch() -> None:
     await turn()
     assert bench.counts() == [5, 1]
     assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_who_leaves_stores_what_is_on_its_way_and_is_idle_when_all_is_answered() -> None:
+    bench = Bench()
+    assert bench.ingest.idle
+    bench.ingest.leave()
+    assert bench.bus.left
+    bench.publish(b"on its way", b"_INBOX.a")
+    assert not bench.ingest.idle
+    await turn()
+    assert bench.counts() == [1]
+    assert not bench.ingest.idle, "its publisher waits"
+    bench.acks.release(AckPolicy.ALL, 0, 1, 0)
+    assert bench.ingest.idle
 
 
 async def test_batches_are_bounded_by_count_and_by_bytes() -> None:
