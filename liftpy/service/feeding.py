@@ -62,6 +62,8 @@ class Feeder:
         self._log_start_offset = 0
         self._stop_position: int | None = None
         """Exclusive: be fed up to here; None: up to HW."""
+        self._told = False
+        """Whether it was told that this stop is reached."""
         self._cut: int | None = None
         """The log ends here, below the machine's position: go back."""
         self._verifying = False
@@ -74,7 +76,7 @@ class Feeder:
     def stop_at(self, position: int | None) -> None:
         """Feed up to ``position`` (exclusive; None: HW)."""
         if position != self._stop_position:
-            self._stop_position = position
+            self._stop_position, self._told = position, False
             self._wake.set()
 
     def cut_at(self, log_end_offset: int) -> None:
@@ -110,9 +112,8 @@ class Feeder:
 
     def _align(self) -> None:
         """Read on from the machine's position, or from the record before it."""
-        first = self._machine.position - 1 if self._verifying else self._machine.position
         identity = self._identity
-        self._progress = ReadProgress(identity.stream, identity.partition, next_offset=first, uid=identity.uid)
+        self._progress = ReadProgress(identity.stream, identity.partition, next_offset=self._next_read(), uid=identity.uid)
 
     async def _go_back(self) -> bool:
         """Go back to an earlier snapshot if there is a reason; whether there was."""
@@ -145,10 +146,14 @@ class Feeder:
                     await self._woken(_PAUSE_S)
                     continue
                 if fetch is None:
+                    asked_from = self._progress.next_offset
                     fetch = asyncio.create_task(self._reader.fetch(self._progress))
                 if not await self._finished(fetch):
                     continue
                 done, fetch = fetch, None
+                if asked_from != self._next_read():
+                    _cancel(done)
+                    continue  # it was told to look at the record before meanwhile
                 slices = self._result(done)
                 if slices is not None:
                     await self._take(slices)
@@ -157,17 +162,18 @@ class Feeder:
 
     def _misaligned(self) -> bool:
         """Whether what is read next is not what is needed next."""
-        first = self._machine.position - 1 if self._verifying else self._machine.position
-        return self._progress.next_offset != first
+        return self._progress.next_offset != self._next_read()
+
+    def _next_read(self) -> int:
+        return self._machine.position - 1 if self._verifying else self._machine.position
 
     def _held(self) -> bool:
         """Whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
         if self._stop_position is not None and self._machine.position >= self._stop_position:
             return True
-        full = self._outbox is not None and self._outbox.full and self._machine.role is Role.LEADER
-        if full and self._emitter is not None:
+        if self._machine.waits_for_outputs and self._emitter is not None:
             self._emitter.wake()
-        return full
+        return self._machine.waits_for_outputs
 
     async def _finished(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
         waking = asyncio.create_task(self._wake.wait())
@@ -208,6 +214,7 @@ class Feeder:
         until_s = time.monotonic() + self._settings.step_s
         while chunk := list(islice(records, _CHUNK_RECORDS)):
             applied = machine.apply(chunk, self._stop_position)
+            self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
             if self._emitter is not None and machine.outbox is not None and machine.outbox.waiting_count:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
@@ -220,14 +227,20 @@ class Feeder:
                 if self._verifying or self._cut is not None:
                     return
         else:
-            await self._skip(self._progress.next_offset)
-        if self._stop_position is not None and machine.position >= self._stop_position:
+            if self._cut is None:
+                await self._skip(self._progress.next_offset)
+
+    def _tell_if_stopped(self) -> None:
+        if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
+            self._told = True
             self._stop_reached()
 
     async def _skip(self, next_offset: int) -> None:
         """What was read may end with offsets that hold no record (compaction)."""
         stop = self._stop_position
-        for snapshot in self._machine.skip_to(next_offset if stop is None else min(next_offset, stop)):
+        snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
+        self._tell_if_stopped()
+        for snapshot in snapshots:
             await self._save(snapshot)
 
     def _verified(self, records: Iterator[Record]) -> Iterator[Record]:

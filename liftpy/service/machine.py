@@ -18,7 +18,7 @@ from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.wire.batch import Record
 
 MAX_FIRES_PER_RECORD = 100_000
-MAX_OUTPUTS_PER_RECORD = 10_000
+MAX_OUTPUTS_PER_RECORD = 1000
 
 
 @dataclass(slots=True)
@@ -83,17 +83,23 @@ class ServiceMachine:
             self._service.on_role_change(role, leader_epoch)
         return True
 
+    @property
+    def waits_for_outputs(self) -> bool:
+        """Whether a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
+        return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
+
     # ---- records ---------------------------------------------------------------------------------------------------------
     def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
         """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
 
+        Ends early while ``waits_for_outputs``.
         Raises ServiceFailedError when the service's code raises; then the machine must not be used any more.
         """
         done = Applied()
         for record in records:
             if record.offset < self.position:
                 continue
-            if stop_position is not None and record.offset >= stop_position:
+            if (stop_position is not None and record.offset >= stop_position) or self.waits_for_outputs:
                 break
             self._snapshot_through(record.offset, done)
             self._apply(record)

@@ -41,7 +41,7 @@ QUICK = {
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
     "LIFTPY_REPLICATION_SESSION_S": "1.4",
     "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
-    "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.0",
+    "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.5",
     "LIFTPY_REPLICATION_CANDIDATE_TIMEOUT_S": "1.0",
 }
 
@@ -271,3 +271,30 @@ async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_cand
     await service.elect(mute)
     await bench.until(lambda: _is(service.leads, mute), f"{mute} leads once its service answers")
     await service.check()
+
+
+async def test_a_leader_that_was_paused_with_its_service_writes_no_output_twice(run: Any) -> None:
+    service: Running = await run("bank")
+    bench = service.bench
+    await service.publish(200)
+    first = await service.leads()
+    publishing = asyncio.create_task(service.publish(2000))  # so that outputs are on their way
+    await bench.until(lambda: _beyond(service, 300), "outputs flow")
+    bench.cluster.nodes[first].send(signal.SIGSTOP)
+    service.send(first, signal.SIGSTOP)
+    second = await bench.until(lambda: _another(service, first), "another service leads")
+    await bench.until(lambda: _beyond(service, 500), "its outputs flow")
+    service.send(first, signal.SIGCONT)  # believes to be LEADER, with a window of outputs in its buffers
+    bench.cluster.nodes[first].send(signal.SIGCONT)
+    await publishing
+    assert second != first
+    await service.check()
+
+
+async def _another(service: Running, first: str) -> str:
+    leader = await service.leads()
+    return leader if leader != first else ""
+
+
+async def _beyond(service: Running, count: int) -> bool:
+    return (await service.bench.client.bounds(service.outputs)).end_offset > count

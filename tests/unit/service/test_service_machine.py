@@ -188,3 +188,27 @@ def test_a_snapshot_that_is_not_bytes_is_refused() -> None:
     service.take_snapshot = lambda: "text"  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ServiceFailedError, match="not bytes"):
         machine.apply([record(0)])
+
+
+def test_a_leader_whose_outputs_do_not_leave_applies_no_more_and_a_follower_drops_the_oldest() -> None:
+    service = Journal()
+    outbox = Outbox("uid1/0", max_records=3)
+    machine = ServiceMachine(service, WHO, snapshot_every=1000, outbox=outbox)
+    machine.start(None)
+    machine.change_role(Role.LEADER, 1)
+    records = [record(offset, b"e:x") for offset in range(10)]
+    assert machine.apply(records).count == 3
+    assert machine.apply(records).count == 0
+    outbox.written(2)
+    assert machine.apply(records).count == 2
+    machine.change_role(Role.FOLLOWER, 2)
+    assert machine.apply(records).count == 5
+    assert (outbox.first_kept, outbox.output_count, outbox.must_rewind) == (7, 10, True)
+
+
+def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they_should() -> None:
+    _, machine = started(every=10)
+    machine.apply([record(offset) for offset in range(8)])
+    taken = machine.skip_to(25)
+    assert ([s.position for s in taken], machine.position) == ([20], 25)
+    assert machine.skip_to(5) == []

@@ -1,0 +1,181 @@
+"""The emitter over an output partition in memory that loses, delays and repeats: every output once, in order, whoever leads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.positions import Bounds
+from liftpy.client.transport import NoAnswerError
+from liftpy.errors import LiftError, OffsetOutOfRangeError
+from liftpy.service import DivergedError, Outbox
+from liftpy.service.emitter import Emitter
+from liftpy.service.outbox import Output
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record
+
+TOTAL = 120
+
+
+class Partition:
+    """An output partition: appends what expects its log end, commits a little later; as faulty as ``rng`` says."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.log: list[Record] = []
+        self.uncommitted = 0
+        self.log_start = 0
+        self.rng = rng
+        self.writes = 0
+
+    def append(self, frame: bytes, headers: dict[str, str] | None) -> bytes:
+        message = frames.decode(frame, client_pb2.Message)
+        self.writes += 1
+        expected = message.offset if message.offset > 0 else int((headers or {})["Nats-Expected-Last-Sequence"])
+        if expected != len(self.log):
+            return frames.encode(client_pb2.Ack(ackError=client_pb2.Ack.INCORRECT_OFFSET))
+        self.log.append(
+            Record(len(self.log), 0, message.key or None, message.value, tuple(sorted(message.headers.items())), "", None, 1)
+        )
+        return frames.encode(client_pb2.Ack(offset=expected))
+
+    # the transport
+    async def request(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None) -> bytes:
+        assert subject == "out.here"
+        rng = self.rng
+        if rng is None:
+            return self.append(payload, headers)
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        fault = rng.random()
+        if fault < 0.01:
+            raise NoAnswerError("lost")
+        answer = self.append(payload, headers)
+        if fault < 0.02:  # a repeated, late copy
+            asyncio.get_running_loop().call_later(0.001 * rng.random(), self.append, payload, headers)
+        if fault < 0.03:
+            raise NoAnswerError("the ack was lost")
+        return answer
+
+    # the client
+    async def stream(self, name: str) -> Any:
+        return SimpleNamespace(subject="out.here", uid="o1", partitions=[None])
+
+    async def bounds(self, stream: str, partition: int) -> Bounds:
+        end = len(self.log) - (self.rng.randrange(3) if self.rng else 0)  # HW, a little behind
+        return Bounds("o1", "n1", "n1", 1, self.log_start, max(end, 0) - 1)
+
+    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+        if start < self.log_start:
+            raise OffsetOutOfRangeError("gone")
+        records = self.log[start:end]
+        yield SimpleNamespace(records=lambda: iter(records))
+
+
+class Sender:
+    """One node's emitter."""
+
+    def __init__(self, partition: Partition, *, leads: bool = True, values: str = "v") -> None:
+        self.outbox = Outbox("u/0")
+        self.leads = leads
+        self.failed: list[LiftError] = []
+        settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out", emit_poll_s=0.01, emit_window=16)
+        anything: Any = partition
+        self.emitter = Emitter(anything, anything, settings, self.outbox, lambda: self.leads, self.failed.append)
+        self.values = values
+
+    def produce(self, end: int) -> None:
+        for number in range(self.outbox.output_count, end):
+            self.outbox.add(Output(number, 7 + number, 0, f"{self.values}{number}".encode(), None, ()))
+        self.emitter.wake()
+
+
+async def until(condition: Any, timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Any]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def begin(sender: Sender) -> Sender:
+        tasks.append(asyncio.create_task(sender.emitter.run()))
+        return sender
+
+    yield begin
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_leader_writes_and_a_follower_reads_along(start: Any) -> None:
+    partition = Partition()
+    leader, follower = start(Sender(partition)), start(Sender(partition, leads=False))
+    for sender in (leader, follower):
+        sender.produce(40)
+    await until(lambda: follower.outbox.emitted_end == 40)
+    assert (len(partition.log), partition.writes, follower.outbox.waiting_count) == (40, 40, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_leaders_that_come_go_and_overlap_write_every_output_once(start: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    partition = Partition(rng)
+    senders = [start(Sender(partition, leads=False)) for _ in range(3)]
+    while len(partition.log) < TOTAL:
+        for sender in senders:
+            sender.produce(min(TOTAL, len(partition.log) + rng.randrange(10, 60)))
+            sender.leads = rng.random() < 0.6  # also two at once, also none
+            sender.emitter.look_again()
+        await asyncio.sleep(0.005)
+    assert [r.value for r in partition.log] == [b"v%d" % number for number in range(TOTAL)]
+    assert not any(sender.failed for sender in senders)
+
+
+async def test_a_follower_that_would_have_written_something_else_is_stopped(start: Any) -> None:
+    partition = Partition()
+    start(Sender(partition)).produce(5)
+    wrong = start(Sender(partition, leads=False, values="w"))
+    wrong.produce(5)
+    await until(lambda: wrong.failed)
+    assert isinstance(wrong.failed[0], DivergedError)
+
+
+async def test_a_foreign_record_stops_the_outputs_and_says_so(start: Any) -> None:
+    partition = Partition()
+    partition.log.append(Record(0, 0, None, b"foreign", (), "", None, 1))
+    sender = start(Sender(partition))
+    sender.produce(3)
+    await until(lambda: "OUTPUT_CONFLICT" in sender.emitter.problem)
+    assert (len(partition.log), sender.failed) == (1, [])
+
+
+async def test_outputs_that_retention_has_dropped_were_written(start: Any) -> None:
+    partition = Partition()
+    start(Sender(partition)).produce(20)
+    await until(lambda: len(partition.log) == 20)
+    partition.log_start = 15
+    late = start(Sender(partition, leads=False))
+    late.produce(22)
+    await until(lambda: late.outbox.emitted_end == 20)
+    assert late.outbox.first_kept == 20
+
+
+async def test_a_leader_without_the_next_output_asks_for_a_rewind_and_sends_nothing(start: Any) -> None:
+    partition = Partition()
+    sender = Sender(partition)
+    sender.outbox.restart(10)  # from a snapshot after ten outputs, of which nobody has written any
+    start(sender)
+    sender.produce(15)
+    await until(lambda: sender.outbox.must_rewind)
+    await asyncio.sleep(0.03)
+    assert partition.writes == 0

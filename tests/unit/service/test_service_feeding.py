@@ -1,0 +1,260 @@
+"""The feeder over a log in memory: up to the stop, never past HW, back to a snapshot when the log was cut or outputs are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client.progress import NotServedError, ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import DataLossError, OffsetOutOfRangeError
+from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine
+from liftpy.service.feeding import Feeder
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.store import SnapshotStore
+from liftpy.wire.batch import Record, build_batch, parse_batch
+
+WHO = Identity("sum", "in", "u1", 0)
+EVERY = 10
+
+
+class Sum(Service):
+    """Remembers all values, emits one output per record."""
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.values: list[str] = json.loads(snapshot) if snapshot else []
+
+    def on_record(self, record: Record) -> None:
+        self.values.append((record.value or b"").decode())
+        self.emit(record.value or b"")
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.values).encode()
+
+
+class FakeLog:
+    """One record per batch. ``fetch`` is what PartitionReader has."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.log_start = 0
+        self.committed = asyncio.Event()
+        self.highest_read = -1
+
+    def append(self, count: int, epoch: int = 1, prefix: str = "v") -> None:
+        for _ in range(count):
+            offset = len(self.batches)
+            self.batches.append(build_batch([f"{prefix}{offset}".encode()], base_offset=offset, leader_epoch=epoch))
+        self.committed.set()
+
+    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        while True:
+            if progress.next_offset < self.log_start:
+                raise OffsetOutOfRangeError("gone")
+            if progress.next_offset > len(self.batches):
+                await asyncio.sleep(0.005)
+                raise NotServedError("past HW")
+            if progress.next_offset < len(self.batches):
+                break
+            self.committed.clear()
+            await self.committed.wait()
+        found = [parse_batch(data) for data in self.batches[progress.next_offset : progress.next_offset + 7]]
+        progress.next_offset = found[-1].next_offset
+        self.highest_read = max(self.highest_read, found[-1].last_offset)
+        return [s for s in (BatchSlice.between(batch, 0, None) for batch in found) if s]
+
+
+class Node:
+    """A feeder with its machine, as the host would have it."""
+
+    def __init__(self, log: FakeLog, data: Path, **bounds: int) -> None:
+        self.log = log
+        self.machine: ServiceMachine
+        self.services: list[Sum] = []
+        self.role, self.epoch, self.stops = Role.FOLLOWER, 1, 0
+        self.settings = ServiceSettings("sum", "in", "n1", data, snapshot_every=EVERY, step_s=0.001)
+        self.store = SnapshotStore(data, WHO, kept=2, max_bytes=1 << 20)
+        self.outbox = Outbox("u1/0", **bounds)
+        self.outbox.written(0)
+        reader: Any = log
+        self.feeder = Feeder(
+            reader, WHO, self.settings, self.store, self.outbox, self._make, None, self._started, self._stop_reached
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def _make(self) -> Sum:
+        self.services.append(Sum())
+        return self.services[-1]
+
+    def _started(self, machine: ServiceMachine, snapshot: Any) -> None:
+        self.machine = machine
+        machine.change_role(self.role, self.epoch)
+
+    def _stop_reached(self) -> None:
+        self.stops += 1
+
+    async def start(self) -> None:
+        await self.feeder.restart(self.log.log_start)
+        self.task = asyncio.create_task(self.feeder.run())
+
+    def become(self, role: Role, epoch: int) -> None:
+        self.role, self.epoch = role, epoch
+        self.machine.change_role(role, epoch)
+        self.feeder.verify(self.log.log_start)
+
+    async def at(self, position: int) -> None:
+        async with asyncio.timeout(5):
+            while self.machine.position != position:
+                assert self.task is not None
+                if self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.002)
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        self.store.close()
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    return FakeLog()
+
+
+@pytest.fixture
+async def node(log: FakeLog, tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(log, tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_it_is_fed_to_the_stop_and_goes_on_when_there_is_none(node: Node) -> None:
+    node.log.append(30)
+    await node.feeder.restart(0)
+    node.feeder.stop_at(12)
+    node.task = asyncio.create_task(node.feeder.run())
+    await node.at(12)
+    assert node.stops == 1
+    node.log.append(5)
+    await asyncio.sleep(0.03)
+    assert node.machine.position == 12
+    node.feeder.stop_at(None)
+    await node.at(35)
+    assert node.services[0].values == [f"v{n}" for n in range(35)]
+    assert node.store.positions() == [20, 30]
+
+
+async def test_the_next_process_goes_on_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
+    log.append(25)
+    await node.start()
+    await node.at(25)
+    await node.close()
+    again = Node(log, tmp_path)
+    log.append(2)
+    await again.start()
+    assert again.machine.position == 20
+    await again.at(27)
+    assert again.services[0].values == [*node.services[0].values, "v25", "v26"]
+    await again.close()
+    node.store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
+
+
+async def test_a_state_on_records_that_were_cut_goes_back_below_the_cut(node: Node) -> None:
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    del node.log.batches[17:]  # an unclean election: another log from 17 on
+    node.log.append(20, epoch=5, prefix="w")
+    node.become(Role.FOLLOWER, 5)
+    await node.at(37)
+    assert len(node.services) > 1
+    assert node.services[-1].values == [f"v{n}" for n in range(17)] + [f"w{n}" for n in range(17, 37)]
+    assert node.store.newest() is not None
+    assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
+
+
+async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> None:
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    del node.log.batches[15:]
+    node.become(Role.LEADER, 5)
+    node.feeder.cut_at(15)
+    await node.at(15)
+    assert node.services[-1].values == [f"v{n}" for n in range(15)]
+    assert node.store.positions() == [10]
+
+
+async def test_the_same_log_in_another_epoch_moves_nothing(node: Node) -> None:
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    for epoch in range(2, 6):
+        node.become(Role.LEADER if epoch % 2 else Role.FOLLOWER, epoch)
+        node.log.append(3, epoch=epoch)
+        await node.at(25 + 3 * (epoch - 1))
+    assert len(node.services) == 1
+
+
+async def test_a_leader_waits_while_its_outputs_do_not_leave(log: FakeLog, tmp_path: Path) -> None:
+    node = Node(log, tmp_path, max_records=8)
+    node.role = Role.LEADER
+    log.append(100)
+    await node.start()
+    async with asyncio.timeout(5):
+        while not node.outbox.full:
+            await asyncio.sleep(0.002)
+    held_at = node.machine.position
+    await asyncio.sleep(0.03)
+    assert node.machine.position == held_at < 100  # lag, and bounded memory
+    async with asyncio.timeout(5):
+        for written in itertools.count(1):
+            if node.machine.position == 100:
+                break
+            node.outbox.written(min(written, node.outbox.output_count))
+            await asyncio.sleep(0.001)
+    await node.close()
+
+
+async def test_a_follower_does_not_wait_and_as_leader_produces_what_it_dropped_again(log: FakeLog, tmp_path: Path) -> None:
+    node = Node(log, tmp_path, max_records=5)
+    log.append(58)
+    await node.start()
+    await node.at(58)
+    assert node.outbox.first_kept == 53
+    node.outbox.written(33)  # the LEADER before has written so many
+    node.become(Role.LEADER, 2)
+    async with asyncio.timeout(5):
+        while node.outbox.must_rewind or len(node.outbox.take(33, 3)) < 3:
+            await asyncio.sleep(0.002)
+    assert [o.value for o in node.outbox.take(33, 3)] == [b"v33", b"v34", b"v35"]
+    assert len(node.services) == 2
+    await node.close()
+
+
+async def test_a_log_that_begins_after_the_state_is_data_loss_and_not_a_guess(node: Node) -> None:
+    node.log.append(25)
+    node.log.log_start = 5
+    with pytest.raises(DataLossError, match="begins at 5"):
+        await node.start()
+
+
+async def test_retention_up_to_the_very_state_is_fine(node: Node, log: FakeLog, tmp_path: Path) -> None:
+    log.append(20)
+    await node.start()
+    await node.at(20)
+    await node.close()
+    log.log_start = 20
+    again = Node(log, tmp_path)
+    await again.start()
+    log.append(3)
+    await again.at(23)
+    await again.close()
+    node.store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)

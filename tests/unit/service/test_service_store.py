@@ -1,0 +1,94 @@
+"""Snapshots on disk: whole, locked, the newest first, and the ones that are needed are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
+from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.service.store import SnapshotStore
+
+WHO = Identity("bank", "orders", "u7", 0)
+
+
+def store(folder: Path, kept: int = 2) -> SnapshotStore:
+    return SnapshotStore(folder, WHO, kept=kept, max_bytes=10_000)
+
+
+def snapshot(position: int, outputs: int = 0) -> Snapshot:
+    return Snapshot(WHO, position, 1, 0, outputs, (), b"state %d" % position)
+
+
+def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    assert first.newest() is None
+    for position in (10, 20, 30):
+        first.save(snapshot(position), emitted_end=100)
+    first.close()
+    second = store(tmp_path)
+    assert second.newest() == snapshot(30)
+    assert second.positions() == [20, 30]
+    assert second.newest(lambda s: s.position < 30) == snapshot(20)
+
+
+def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    with pytest.raises(FolderLockedError):
+        store(tmp_path)
+    first.close()
+    store(tmp_path).close()
+
+
+def test_the_snapshot_below_the_outputs_that_are_not_written_is_kept(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    for position in range(10, 100, 10):
+        found.save(snapshot(position, outputs=position), emitted_end=25)
+    assert found.positions() == [20, 80, 90]
+    found.save(snapshot(100, outputs=100), emitted_end=95)
+    assert found.positions() == [90, 100]
+
+
+@pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
+def test_a_damaged_one_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path, damage: bytes) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    found.save(snapshot(20), 0)
+    newest = found.folder / f"{20:020d}.snapshot"
+    newest.write_bytes(damage)
+    assert found.newest() == snapshot(10)
+    assert newest.with_suffix(".damaged").exists()
+    found.save(snapshot(20), 0)
+    assert found.newest() == snapshot(20)
+
+
+def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    path = found.folder / f"{10:020d}.snapshot"
+    data = bytearray(path.read_bytes())
+    data[8] = 9
+    path.write_bytes(bytes(data))
+    with pytest.raises(UnknownFormatError):
+        found.newest()
+    assert path.read_bytes() == bytes(data)
+
+
+def test_those_above_a_cut_are_dropped_and_too_large_ones_are_refused(tmp_path: Path) -> None:
+    found = store(tmp_path, kept=5)
+    for position in (10, 20, 30):
+        found.save(snapshot(position), 0)
+    found.drop_above(20)
+    assert found.positions() == [10, 20]
+    with pytest.raises(StorageError, match="max_snapshot_bytes"):
+        found.save(Snapshot(WHO, 40, 1, 0, 0, (), b"x" * 20_000), 0)
+
+
+def test_what_is_left_of_a_write_that_was_cut_short_is_no_snapshot(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    (found.folder / f"{20:020d}.tmp").write_bytes(b"half")
+    assert found.newest() == snapshot(10)
+    found.save(snapshot(20), 0)
+    assert found.newest() == snapshot(20)
