@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
+
+import nats.errors
 
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
@@ -25,6 +28,7 @@ logger = logging.getLogger("liftpy.partitions")
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
+_POLL_S = 0.005
 _PARTS_OF_A_LEASE = 2
 """Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
 
@@ -178,6 +182,23 @@ class Partitions:
             if not pending:
                 return
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close_subjects(self, timeout_s: float) -> None:
+        """Take no more publishes, so that they go unanswered nowhere when somebody else leads; answer those that have come.
+
+        From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
+        """
+        leading = list(self._leading.values())
+        for worker in leading:
+            worker.ingest.leave()
+        deadline = time.monotonic() + timeout_s
+        try:
+            await self._node.bus.settled(timeout_s)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            logger.info("handing over without knowing that nothing is on its way: %r", error)
+            return
+        while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
         """Stop every worker; return whether everything that was acknowledged is on disk."""
