@@ -26,6 +26,7 @@ from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.heap import retain_freed_memory
+from sidecar.ending import end_tasks
 from sidecar.housekeeping import Housekeeping
 from sidecar.identity import Identity, damaged_logs, unknown_folders
 from sidecar.joining import GroupLink
@@ -44,6 +45,7 @@ logger = logging.getLogger("liftpy.node")
 
 FLUSH_THREADS = 4
 HARD_STOP_S = 12.0
+_CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 
@@ -167,6 +169,8 @@ class Node:
             await self._housekeeping.close()
         registered = self._membership if self._membership is not None and self._membership.incarnation else None
         if registered is not None and self._hand_over and clean:
+            if self.partitions is not None:
+                await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
             await registered.drain(_DRAIN_TIMEOUT_S)
         if self._membership is not None:
             await self._membership.close()
@@ -212,17 +216,9 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
             say_ready(starting.result())
             await stopping
     finally:
-        await _cancelled(starting)
-        await _cancelled(stopping)
+        await end_tasks([starting, stopping])
         code = await node.stop()
     return code
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel until it takes: nats-py swallows a cancellation here and there."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=0.1)
 
 
 def leave_the_process_in(seconds: float) -> None:
