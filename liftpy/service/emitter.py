@@ -76,28 +76,31 @@ class Emitter:
         """Send, read along, for ever."""
         while True:
             self._wake.clear()
-            wait_s = self._settings.emit_poll_s
             try:
-                if not self._subject:
-                    await self._open()
-                if self._must_look or not self._leads():
-                    await self._learn()
-                if self._leads() and not self._outbox.must_rewind:
-                    await self._send()
+                await self._turn()
                 self.problem = ""
-            except NotWrittenError as error:
-                self._must_look, self.problem, wait_s = True, str(error), _AGAIN_S
-                await asyncio.sleep(_AGAIN_S)
             except DivergedError as error:
                 self._fatal(error)
                 return
             except LiftError as error:
-                if str(error) != self.problem:
-                    logger.warning("outputs to %s/%d: %s: %s", self._stream, self._partition, error.code, error)
-                self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
-                await asyncio.sleep(_AGAIN_S)
+                again = isinstance(error, NotWrittenError)
+                problem = f"outputs: {error.code}: {error}"
+                if problem != self.problem and not again:
+                    logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
+                self._must_look, self.problem = True, problem
+                await asyncio.sleep(_AGAIN_S if again else self._settings.emit_poll_s)
+                continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(self._settings.emit_poll_s):  # not wait_for, which may swallow a cancellation
+                    await self._wake.wait()
+
+    async def _turn(self) -> None:
+        if not self._subject:
+            await self._open()
+        if self._must_look or not self._leads():
+            await self._learn()
+        if self._leads() and not self._outbox.must_rewind:
+            await self._send()
 
     async def _open(self) -> None:
         stream = await self._client.stream(self._stream)

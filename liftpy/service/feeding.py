@@ -7,6 +7,7 @@ else the log was cut below it (by an unclean election) and a snapshot below the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -184,10 +185,9 @@ class Feeder:
         return fetch.done()
 
     async def _woken(self, timeout_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout_s)
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # not wait_for, which may swallow a cancellation
+                await self._wake.wait()
 
     def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
         """What was read; None when nobody answered. Raises what can't be waited out."""
@@ -215,7 +215,7 @@ class Feeder:
         while chunk := list(islice(records, _CHUNK_RECORDS)):
             applied = machine.apply(chunk, self._stop_position)
             self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
-            if self._emitter is not None and machine.outbox is not None and machine.outbox.waiting_count:
+            if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
                 await self._save(snapshot)

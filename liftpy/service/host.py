@@ -37,6 +37,7 @@ logger = logging.getLogger("liftpy.service")
 
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
+_CANCEL_AGAIN_S = 0.1
 
 
 class ServiceHost:
@@ -76,10 +77,10 @@ class ServiceHost:
         try:
             await self._ended
         finally:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            while self._tasks:  # until it takes: nats-py swallows a cancellation here and there
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
             with contextlib.suppress(Exception):
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()

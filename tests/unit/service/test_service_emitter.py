@@ -103,6 +103,11 @@ async def until(condition: Any, timeout_s: float = 10) -> None:
             await asyncio.sleep(0.002)
 
 
+@pytest.fixture(autouse=True)
+def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.emitter._AGAIN_S", 0.002)
+
+
 @pytest.fixture
 async def start() -> AsyncIterator[Any]:
     tasks: list[asyncio.Task[None]] = []
@@ -131,7 +136,12 @@ async def test_leaders_that_come_go_and_overlap_write_every_output_once(start: A
     rng = random.Random(seed)
     partition = Partition(rng)
     senders = [start(Sender(partition, leads=False)) for _ in range(3)]
+    deadline = asyncio.get_running_loop().time() + 20
     while len(partition.log) < TOTAL:
+        state = [
+            (s.outbox.output_count, s.outbox.emitted_end, s.outbox.first_kept, s.emitter.problem, s.failed) for s in senders
+        ]
+        assert asyncio.get_running_loop().time() < deadline, (len(partition.log), state)
         for sender in senders:
             sender.produce(min(TOTAL, len(partition.log) + rng.randrange(10, 60)))
             sender.leads = rng.random() < 0.6  # also two at once, also none
