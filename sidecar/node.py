@@ -169,6 +169,8 @@ class Node:
             await self._housekeeping.close()
         registered = self._membership if self._membership is not None and self._membership.incarnation else None
         if registered is not None and self._hand_over and clean:
+            if self.group is not None:
+                await self.group.hand_over()  # first: what follows needs a metadata leader that stays
             if self.partitions is not None:
                 await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
             await registered.drain(_DRAIN_TIMEOUT_S)

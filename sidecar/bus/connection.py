@@ -33,6 +33,7 @@ _KEPT_BYTES = 2 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
+_RETIRE_TIMEOUT_S = 1.0
 _PING_INTERVAL_S = 2
 _PRIVATE = ("_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport")
 
@@ -74,6 +75,8 @@ class BusConnection(Client):
         self._on_reconnect: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter()
         """Kind of error -> count: nats-py's asynchronous errors, disconnects, dropped sends."""
+        self._leaving: list[Listener] = []
+        self._retiring: asyncio.Task[None] | None = None
         self.last_problem = ""
         self.inbox = f"_INBOX.{secrets.token_hex(11)}"
         """This connection's own inbox prefix, without the last dot; unguessable."""
@@ -165,6 +168,23 @@ class BusConnection(Client):
         """A message could not be taken: logged, counted, dropped."""
         self.errors["messages not taken"] += 1
         logger.error("a message on %r can't be taken: %r", subject, error, exc_info=error)
+
+    def retire(self, listeners: Sequence[Listener]) -> None:
+        """Leave, and close when nothing is on its way any more; until then the sinks are called."""
+        for listener in listeners:
+            listener.leave()
+        self._leaving.extend(listeners)
+        if self._leaving and (self._retiring is None or self._retiring.done()):
+            self._retiring = asyncio.get_running_loop().create_task(self._retire())
+
+    async def _retire(self) -> None:
+        """All that leave together share two round trips."""
+        while self._leaving:
+            leaving, self._leaving = self._leaving, []
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                await self.settled(_RETIRE_TIMEOUT_S)
+            for listener in leaving:
+                listener.close()
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""

@@ -61,9 +61,11 @@ class ReplicationService:
             ]
 
     def stop(self) -> None:
-        """Stop listening; requests without an answer are forgotten."""
-        for listener in self._listeners:
-            listener.close()
+        """Stop listening; requests without an answer are forgotten.
+
+        What is on its way is still taken, for the core to refuse: a follower that hears nothing asks only after a time-out.
+        """
+        self._bus.retire(self._listeners)
         self._listeners = []
         self._tokens.clear()
 

@@ -125,6 +125,9 @@ class FeedSubscriber:
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
 
+    async def hand_over(self) -> None:
+        """Nothing to hand over."""
+
     async def stop(self) -> None:
         """Follow no longer."""
         await end_tasks([self._task])

@@ -33,6 +33,15 @@ class Forwarder:
     def __init__(self, connection: Client, subjects: Subjects) -> None:
         self._connection = connection
         self._subject = subjects.control()
+        self._leader = ""
+        self._changed = asyncio.Event()
+
+    def leader_is(self, node_id: str) -> None:
+        """The metadata leader as known here. What the one before has not answered is asked again at once: it may be gone."""
+        if node_id and node_id != self._leader:
+            self._leader = node_id
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
@@ -55,11 +64,20 @@ class Forwarder:
         return response
 
     async def _ask(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        loop = asyncio.get_running_loop()
+        asking = loop.create_task(self._connection.request(self._subject, frames.encode(request), timeout=timeout_s))
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # of interest to nobody once we went on
+        changing = loop.create_task(self._changed.wait())
         try:
-            answer = await self._connection.request(self._subject, frames.encode(request), timeout=timeout_s)
-            return frames.decode(answer.data, pb.ControlResponse)
+            await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader changed meanwhile")
+            return frames.decode(asking.result().data, pb.ControlResponse)
         except (nats.errors.NoRespondersError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "no controller can be reached")
         except (nats.errors.Error, TimeoutError, LiftError) as error:
             detail = f"no answer from the metadata leader: {type(error).__name__}"
             return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, detail)
+        finally:
+            asking.cancel()
+            changing.cancel()

@@ -29,6 +29,9 @@ class Group(Protocol):
     async def start(self) -> None:
         """Join; returns when the local image is one that the group has had."""
 
+    async def hand_over(self) -> None:
+        """Let another member lead the group, where this one does, and wait until it is known; bounded, best effort."""
+
     async def stop(self) -> None:
         """Hand leadership over if need be, flush, leave."""
 

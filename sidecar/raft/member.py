@@ -46,6 +46,7 @@ logger = logging.getLogger("liftpy.raft")
 COMPACT_AFTER_ENTRIES = 10_000
 _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
+_HAND_OVER_TIMEOUT_S = 1.5
 _DUTY_TIMEOUT_S = 2.0
 _MAX_WAITING = 4096
 """Requests from others that may be under way at once; more are answered UNAVAILABLE."""
@@ -173,6 +174,7 @@ class RaftMember:
     def _ticked(self) -> None:
         if self._probation:
             self._end_probation_if_due()
+        self._forwarder.leader_is(self._core.leader_id)
         image, before = self._fsm.image, self._shown
         if image is not before:
             self._shown = image
@@ -238,6 +240,20 @@ class RaftMember:
     def bus_changed(self, online: bool) -> None:
         """The connection was lost or is back (from its callbacks)."""
         self._transport.sessions.set_online(online)
+
+    async def hand_over(self) -> None:
+        """Let another member lead; denied while nobody has all entries, so it is asked for again."""
+        deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
+        ask_at = 0.0
+        peers = self._transport.sessions.peers.values()
+        while not self._driver.stopped and any(peer.up for peer in peers) and time.monotonic() < deadline:
+            if self._core.leads and time.monotonic() >= ask_at:
+                self._core.transferLeadership()
+                self._driver.wake()
+                ask_at = time.monotonic() + _HAND_OVER_TIMEOUT_S / 5
+            elif self._core.leader_id not in ("", self.node_id):
+                return
+            await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
         """Hand the leadership over, flush, close."""

@@ -87,6 +87,18 @@ async def test_a_listener_that_leaves_hears_what_is_on_its_way_and_then_nothing(
     assert len(got) == 100
 
 
+async def test_listeners_retire_when_nothing_is_on_its_way(bus: BusConnection) -> None:
+    got: list[bytes] = []
+    first, second = (bus.listen(subject, lambda s, r, payload, h: got.append(payload)) for subject in ("y.a", "y.b"))
+    bus.send("y.a", [b"1"])
+    bus.retire([first])
+    bus.send("y.b", [b"2"])
+    bus.retire([second])
+    bus.retire([])
+    await until(lambda: len(got) == 2, "what was on its way")
+    await until(lambda: not bus._sinks, "both have closed")
+
+
 async def test_a_queue_group_shares(bus: BusConnection) -> None:
     first: list[bytes] = []
     second: list[bytes] = []
