@@ -249,6 +249,14 @@ class Ground:
                     await self.see(f"{node} leads", lambda seen: seen.leader == node, 3.0)
         await self.whole()
 
+    async def restore(self) -> None:
+        """Take back whatever a fault that failed half-way has left."""
+        for relay in self.relays.values():
+            await relay.heal()
+        for node in self.cluster.nodes.values():
+            node.send(signal.SIGCONT)
+        await self.start([name for name, node in self.cluster.nodes.items() if not node.running])
+
     def kill_at_once(self, names: Iterable[str]) -> None:
         """SIGKILL to all of them; ``start`` reaps them."""
         for name in names:
