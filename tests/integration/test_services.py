@@ -24,6 +24,7 @@ from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.snapshot import Snapshot
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
+from sidecar.cli.status import gather
 from sidecar.devcluster import DevCluster
 from sidecar.embedded import spawn
 from tests.examples.bank import Bank
@@ -298,3 +299,24 @@ async def _another(service: Running, first: str) -> str:
 
 async def _beyond(service: Running, count: int) -> bool:
     return (await service.bench.client.bounds(service.outputs)).end_offset > count
+
+
+async def test_everything_killed_at_once_comes_back_to_the_same_state_and_outputs(run: Any) -> None:
+    service: Running = await run("ratelimiter")
+    bench = service.bench
+    await service.publish(730)
+    await bench.until(lambda: _beyond(service, 100), "outputs flow")
+    for node in NODES:
+        service.kill(node)
+        bench.cluster.nodes[node].kill()
+    for node in NODES:
+        bench.cluster.nodes[node].start()
+        service.start(node)
+    for node in NODES:
+        bench.cluster.nodes[node].wait_ready()
+    await bench.until(service.leads, "a service leads again")
+    await service.check()
+    (partition,) = (await gather(bench.client, service.stream))["partitions"]
+    said = {node: (s["role"], s["position"], s["lag"]) for node, (s,) in partition["services"].items()}
+    leader = await service.leads()
+    assert said == {node: ("LEADER" if node == leader else "FOLLOWER", service.sent, 0) for node in NODES}

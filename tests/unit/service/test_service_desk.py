@@ -1,0 +1,136 @@
+"""The sidecar's shell around the sessions: frames of anybody, replies to inboxes only, and events for the replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.replica import events
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
+from sidecar.services import PartitionServices, ServiceDesk
+
+
+class World:
+    """A bus, a replica and timers, as far as services need them."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.fed: list[events.Event] = []
+        self.counters: Counter[str] = Counter()
+        self.replica: Any = SimpleNamespace(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=1, high_watermark=9)
+        log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=12)
+        bus: Any = SimpleNamespace(send=self._send, listen=self._listen)
+        timers: Any = SimpleNamespace(set=lambda *_: None, cancel=lambda *_: None)
+        key = PartitionKey("s", "u1", 0)
+        self.services = PartitionServices(bus, key, "n1", 3, ReplicationConfig(), timers, log, self.replica, self.fed.append)
+        find = {("s", 0): self.services}
+        ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
+
+    def _send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
+        self.sent.append((subject, b"".join(pieces)))
+
+    def _listen(self, subject: str, sink: Any) -> Any:
+        assert subject == "liftpy.service.n1"
+        self.say = lambda payload, reply=b"_INBOX.x": sink(subject.encode(), reply, payload, b"")
+        return SimpleNamespace(close=lambda: None)
+
+    def become(self, role: str, phase: str, epoch: int) -> None:
+        self.replica.role, self.replica.phase, self.replica.leader_epoch = role, phase, epoch
+        self.services.role_changed()
+
+    def last(self, kind: Any) -> Any:
+        subject, frame = self.sent[-1]
+        assert subject == "_INBOX.x"
+        return frames.decode(frame, kind)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def hello(**fields: Any) -> bytes:
+    return frames.encode(pb.ServiceHello(**{"service": "bank", "stream": "s", "instance": 5, **fields}))
+
+
+def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) -> None:
+    world.say(hello(position=4))
+    assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    world.services.replay(12)
+    assert world.fed == [events.ReplayProgressed(4)]
+    order = world.last(pb.JoinLog)
+    assert order.stopPosition == 10
+    world.say(hello(position=7))
+    assert world.fed[-1] == events.ReplayProgressed(7)
+    assert not any(isinstance(event, events.ReplayFinished) for event in world.fed)
+    ack = pb.ServiceAck(service="bank", stream="s", instance=5, ackId=order.ackId, position=10, streamUid="u1")
+    world.say(frames.encode(ack))
+    assert world.fed[-1] == events.ReplayFinished(12)
+    world.become("LEADER", "LEADER_READY", 2)
+    assert world.last(pb.JoinLog).role == pb.SERVICE_LEADER
+    world.become("LEADER", "LEADER_NO_LEASE", 2)
+    assert world.last(pb.JoinLog).role == pb.SERVICE_FOLLOWER
+    (report,) = world.services.report()
+    assert (report["service"], report["position"], report["lag"]) == ("bank", 10, 0)
+
+
+@pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])
+def test_without_services_and_for_a_leader_that_was_no_candidate_nothing_waits(world: World, role: str) -> None:
+    if role == "LEADER":
+        world.say(hello())
+    world.become(role, "LEADER_REPLAY", 2)
+    world.services.replay(12)
+    assert world.fed == [events.ReplayFinished(12)]
+
+
+def test_what_is_no_frame_for_a_service_is_counted_and_answered_by_nothing(world: World) -> None:
+    bad = [
+        b"",
+        b"x" * 50,
+        envelope.encode(MessageType.SERVICE_HELLO, b"\xff\xff"),
+        frames.encode(client_pb2.ReadRequest()),
+        frames.encode(pb.JoinLog()),
+    ]
+    for payload in bad:
+        world.say(payload)
+    assert world.sent == []
+    assert world.counters["bad frame"] == len(bad)
+
+
+@pytest.mark.parametrize("reply", [b"", b"orders.new", b"liftpy.control", b"_INBOX.*"])
+def test_only_inboxes_are_answered(world: World, reply: bytes) -> None:
+    world.say(hello(), reply)
+    assert (world.sent, world.counters["reply refused"]) == ([], 1)
+    assert world.services.report() == []
+
+
+def test_a_partition_that_is_not_here_is_told_and_a_goodbye_needs_no_answer(world: World) -> None:
+    world.say(hello(stream="other"))
+    refusal = world.last(pb.ServiceRefusal)
+    assert (refusal.reason, refusal.node, refusal.stream) == (pb.ServiceRefusal.NO_SUCH_PARTITION, "n1", "other")
+    world.say(hello())
+    world.say(hello(leaving=True), b"")
+    assert world.services.report() == []
+    assert len(world.sent) == 2
+
+
+def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) -> None:
+    world.say(hello())
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    world.services.replay(12)
+    order = world.last(pb.JoinLog)
+    world.say(
+        frames.encode(pb.ServiceAck(service="bank", stream="s", instance=5, ackId=order.ackId, position=10, streamUid="u0"))
+    )
+    assert world.fed == []
