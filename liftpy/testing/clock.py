@@ -5,10 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from liftpy.invariants import check
+
 MS = 1_000_000
 S = 1_000_000_000
 START_NS = 1_000 * S
 """Not zero, so that a forgotten default stands out."""
+MAX_EVENTS_AT_ONCE = 100_000
+"""More at one instant: something calls itself again and again without waiting."""
 
 
 class Timer:
@@ -33,6 +37,8 @@ class Clock:
         """Callbacks that have run."""
         self._heap: list[tuple[int, int, Timer]] = []
         self._scheduled = 0
+        self._moved_at = 0
+        """``events`` when time last moved."""
 
     def at(self, at_ns: int, callback: Callable[[], None]) -> Timer:
         """Call ``callback`` at ``at_ns``, or now if that has passed."""
@@ -52,8 +58,10 @@ class Clock:
             callback = timer.callback
             if callback is None:
                 continue
-            self.now_ns = at_ns
+            if at_ns > self.now_ns:
+                self.now_ns, self._moved_at = at_ns, self.events
             self.events += 1
+            check(self.events - self._moved_at < MAX_EVENTS_AT_ONCE, "L6", "time stands still at", self.now_ns)
             timer.callback = None
             callback()
             return True

@@ -157,7 +157,8 @@ class Stage:
         self.cluster.network.gate = self._gate_network
         self.cluster.group.gate = self._gate_group
         self._ends_whole = ends_whole
-        self._holds: list[Held] = []
+        self.holds: list[Held] = []
+        """Everything that is, or was, held back."""
         self._wants_reader = reader
         self.author = Author(self.cluster, "p0")
 
@@ -184,7 +185,7 @@ class Stage:
 
     def become_whole(self) -> None:
         """Everything is healed; then L1-L5, L8, and nothing is lost."""
-        for held in self._holds:
+        for held in self.holds:
             held.drop()
         self.cluster.heal()
         self.cluster.become_whole()
@@ -482,7 +483,7 @@ class Stage:
         On the metadata path, ``sender`` is the node that asks and ``receiver`` the node that is answered or told.
         """
         held = Held(frozenset(kinds), sender, receiver, at_most)
-        self._holds.append(held)
+        self.holds.append(held)
         return held
 
     @contextmanager
@@ -501,7 +502,7 @@ class Stage:
         return self._keep(what, sender, receiver, what, arrive)
 
     def _keep(self, kind: str, sender: str, receiver: str, message: Any, arrive: Callable[[], None]) -> bool:
-        for held in self._holds:
+        for held in self.holds:
             if held.takes(kind, sender, receiver):
                 held.messages.append(message)
                 held.kept.append(arrive)
@@ -521,7 +522,7 @@ class Stage:
         response = self.command(pb.ControlRequest(electLeader=request))
         assert response.error == pb.ControlResponse.OK, response.detail
         if wait:
-            self.until(lambda: self.is_open(node))
+            self.wait_for_leader(node)
 
     def is_open(self, node: str) -> bool:
         """Whether ``node`` is the recorded leader, and takes publishes."""

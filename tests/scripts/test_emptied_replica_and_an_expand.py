@@ -1,8 +1,8 @@
 """An emptied replica registers while an expand that names it is in flight (KIP-841, KIP-903).
 
-c has caught up, and the leader asks the metadata group to let it in. Before the request arrives, c's disk is replaced, and c registers
-anew. The request was true when it was made, and nothing about the partition has changed since: only c's incarnation has. Let in, c
-counts as a copy of what it does not have.
+c has caught up, and the leader asks the metadata group to let it in. Before the request arrives, c's disk is replaced, and c
+registers anew. The request was true when it was made, and nothing about the partition has changed since: only c's incarnation
+has. Let in, c counts as a copy of what it does not have.
 
 Shows C6, C12, D3, D19, D24.
 """

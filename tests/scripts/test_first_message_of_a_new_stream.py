@@ -1,8 +1,9 @@
 """The first message of a new stream, and the leader dies.
 
-Everything is empty: HW is -1, the followers have no epoch, the old leader's whole log is one uncommitted record. Liftbridge answers
-"-1" both for "this log is empty" and for "no such epoch", and takes its own log end for the end of an epoch that it never had; so the
-old leader keeps its record under the new one's. Here epoch 0 means "none", and such a log is thrown away as a whole.
+Everything is empty: HW is -1, the followers have no epoch, the old leader's whole log is one uncommitted record. Liftbridge
+answers "-1" both for "this log is empty" and for "no such epoch", and takes its own log end for the end of an epoch that it
+never had; so the old leader keeps its record under the new one's. Here epoch 0 means "none", and such a log is thrown away as
+a whole.
 
 Shows D2, D12, D13, D27.
 """

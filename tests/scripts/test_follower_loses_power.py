@@ -1,7 +1,7 @@
 """A follower loses power, stays in the ISR, and then the leader dies.
 
-What the follower acknowledged must be on its disk, for after the power cut it may be the one that leads (NATS #7564: an ack before the
-flush). What it had only in its page cache is gone; nobody was told of it.
+What the follower acknowledged must be on its disk, for after the power cut it may be the one that leads (NATS #7564: an ack
+before the flush). What it had only in its page cache is gone; nobody was told of it.
 
 Shows D1, D3, D21, C7.
 """

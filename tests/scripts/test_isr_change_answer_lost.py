@@ -1,8 +1,8 @@
 """The answer to an ISR change is lost, and the leader goes on with the smaller set (KIP-497).
 
 The leader asked for c to join. The metadata group recorded it, but neither the answer nor the image reaches the leader. If it
-commits with the old, smaller ISR, c may be elected without those records. So from the request on, until the image shows a higher
-Epoch, everyone who may have become a member counts (the maximal ISR); and "no answer" is not "no".
+commits with the old, smaller ISR, c may be elected without those records. So from the request on, until the image shows a
+higher Epoch, everyone who may have become a member counts (the maximal ISR); and "no answer" is not "no".
 
 Shows D2, D3, D6, C8.
 """

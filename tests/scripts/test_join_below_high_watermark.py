@@ -1,8 +1,8 @@
 """Joining the ISR: not below HW, and not at HW but below the epoch's start (KAFKA-7128).
 
-A follower that joins too early may be elected, and lacks what is committed. Being "caught up lately" is not enough (Liftbridge), and a
-new leader's own HW is not enough either: it lags behind the true one until it has passed the start of its epoch. Joining asks
-for a fetch in this LeaderEpoch, at or past HW AND at or past the epoch's start.
+A follower that joins too early may be elected, and lacks what is committed. Being "caught up lately" is not enough
+(Liftbridge), and a new leader's own HW is not enough either: it lags behind the true one until it has passed the start of its
+epoch. Joining asks for a fetch in this LeaderEpoch, at or past HW AND at or past the epoch's start.
 
 Shows C6, D3, D19.
 """

@@ -1,8 +1,8 @@
 """The last replica standing (KIP-966).
 
-The ISR has shrunk to one node, and that node fails. Whoever comes back first must not lead if it lacks committed records. If the last
-one comes back whole, it leads; if its disk is gone, nobody leads until the operator decides, in plain words and on record. A system
-that elects from all replicas, or lets the emptied one lead again, loses acknowledged data in silence.
+The ISR has shrunk to one node, and that node fails. Whoever comes back first must not lead if it lacks committed records. If
+the last one comes back whole, it leads; if its disk is gone, nobody leads until the operator decides, in plain words and on
+record. A system that elects from all replicas, or lets the emptied one lead again, loses acknowledged data in silence.
 
 Shows C3, C5, C7, C10, C11, C12, D1, D20.
 """

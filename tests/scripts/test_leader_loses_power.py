@@ -1,8 +1,9 @@
 """The leader loses power with records that are on no disk, and is back before anyone noticed.
 
-Its log is shorter than it was, and the same offsets will be given again. If it went on in the same LeaderEpoch, two different records
-would share (epoch, offset), and no comparison of epochs could ever tell them apart (KIP-966). So a process that starts gets a new
-LeaderEpoch for what it leads; and a record that is not flushed is neither sent to followers nor acknowledged.
+Its log is shorter than it was, and the same offsets will be given again. If it went on in the same LeaderEpoch, two different
+records would share (epoch, offset), and no comparison of epochs could ever tell them apart (KIP-966). So a process that
+starts gets a new LeaderEpoch for what it leads; and a record that is not flushed is neither sent to followers nor
+acknowledged.
 
 Shows C1, D1, D5, D21.
 """

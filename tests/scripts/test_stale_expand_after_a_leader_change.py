@@ -1,8 +1,8 @@
 """A stale expand arrives after a change of leader.
 
-a asks the metadata group to let c into the ISR; the request is long on its way. Meanwhile b leads, and c has not followed it. If the
-request were judged when it was made, or by anything but compare-and-set inside apply on (leader, LeaderEpoch, Epoch), c would be
-in the ISR without what b has committed, and could be elected.
+a asks the metadata group to let c into the ISR; the request is long on its way. Meanwhile b leads, and c has not followed it.
+If the request were judged when it was made, or by anything but compare-and-set inside apply on (leader, LeaderEpoch, Epoch),
+c would be in the ISR without what b has committed, and could be elected.
 
 Shows C4, C5, D3, D19.
 """

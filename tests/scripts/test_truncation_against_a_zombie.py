@@ -1,11 +1,11 @@
 """Truncation against a zombie (KIP-320).
 
-A leader that was replaced and does not know it still listens on `.offset`, beside its successor. A replica that asks where its last
-epoch ends, and takes the zombie's word for it, keeps records that the new leader does not have. So the question names the
-LeaderEpoch that the asker follows, and only the leader of exactly that epoch answers; the zombie refuses.
+A leader that was replaced and does not know it still listens on `.offset`, beside its successor. A replica that asks where
+its last epoch ends, and takes the zombie's word for it, keeps records that the new leader does not have. So the question
+names the LeaderEpoch that the asker follows, and only the leader of exactly that epoch answers; the zombie refuses.
 
-c fetched a record from a that nobody else has, and died. a loses its metadata path, b leads. c comes back and asks; a's answer comes
-first.
+c fetched a record from a that nobody else has, and died. a loses its metadata path, b leads. c comes back and asks; a's
+answer comes first.
 
 Shows D5, D11, D12, D17.
 """

@@ -1,9 +1,9 @@
 """Truncation never uses HW (KIP-101): neither loss nor divergence.
 
-The old rule of Kafka, and Liftbridge's when nobody answers: a follower that starts cuts its log to its own HW. Its HW is one round trip
-behind the leader's, so it may cut a record that is committed. If the leader dies before the follower has fetched it again, the follower
-leads without it: LOSS. And a log that is not cut, because HW says that all is well, may hold another record at the same offset than
-the new leader's: DIVERGENCE. Here the epoch cache of the leader alone says where to cut.
+The old rule of Kafka, and Liftbridge's when nobody answers: a follower that starts cuts its log to its own HW. Its HW is one
+round trip behind the leader's, so it may cut a record that is committed. If the leader dies before the follower has fetched
+it again, the follower leads without it: LOSS. And a log that is not cut, because HW says that all is well, may hold another
+record at the same offset than the new leader's: DIVERGENCE. Here the epoch cache of the leader alone says where to cut.
 
 Shows D2, D4, D5, D9, D10, D12.
 """

@@ -347,7 +347,8 @@ def _finish_with_candidate(partition: Any) -> Any:
 
 # ---- who may speak ---------------------------------------------------------------------------------------------------------
 def no_lease() -> Patches:
-    return [method(Lease, "is_current", lambda self, now_ns: True)]
+    return [method(Lease, "is_current", lambda self, now_ns: True),
+            method(Lease, "until_ns", lambda self, now_ns: now_ns + 1_000_000_000)]  # fmt: skip
 
 
 def lease_on_an_old_image() -> Patches:

@@ -1,0 +1,56 @@
+"""A late response after a cut (KAFKA-18991).
+
+c asks a for what follows offset 2; the answer is long on its way. Meanwhile a dies, b leads another epoch, c cuts and follows
+b. Then a's answer comes, and it fits exactly on the end of c's log. Appended, it would put a record of a dead epoch where b's
+log has another one. An answer counts only for the one request that is waited for.
+
+Shows D5, D15, D16.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.stage import Stage
+
+KILLS = ("stale response accepted",)
+
+
+def test_the_answer_of_a_dead_leader_fits_exactly_and_is_dropped() -> None:
+    with Stage(min_isr=1) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        s.hold("data", receiver=b)
+        late = s.hold("data", receiver=c)
+        lost = s.send()
+        s.until(lambda: any(answer.batches for answer in late.messages))
+        s.crash(a)
+        s.wait_for_leader(b, c)
+        follower = ({b, c} - {s.leader}).pop()
+        assert s.end(follower) == 3
+        late.release()
+        assert s.end(c) == 3
+        s.run(0.1)
+        for held in s.holds:
+            held.release()
+        s.publish(2)
+        s.settle()
+        assert s.counted("dropped answer: stale request") + s.counted("dropped answer: not following") >= 1
+        assert s.ids(b) == s.ids(c)
+        assert not set(lost.ids) & set(s.ids(c))
+
+
+def test_the_answer_comes_after_its_time_out() -> None:
+    """The same within one epoch: the request timed out, was sent again and answered; then the first answer comes too."""
+    with Stage() as s:
+        _, _, c = s.leader, *s.followers
+        s.publish(2)
+        s.settle()
+        late = s.hold("data", receiver=c, at_most=1)
+        sent = s.send(records=3)
+        assert s.outcome(sent) == "acked"
+        s.settle()
+        before = s.counted("dropped answer: stale request")
+        assert late.messages[0].batches
+        late.release()
+        assert s.counted("dropped answer: stale request") == before + 1
+        assert s.end(c) == 5

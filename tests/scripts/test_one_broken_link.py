@@ -1,0 +1,42 @@
+"""One follower's broken link deposes nobody.
+
+b can't reach the leader and says so, again and again. c can. If any one report sufficed, a single bad cable would turn the
+leadership round and round; so more than half of the ISR's followers must report, and a witness counts once, however often it
+speaks. The leader lets b go from the ISR, and writes on.
+
+Shows C9, L1, L8.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scripts.stage import Stage
+
+
+@pytest.mark.parametrize("direction", ["both", "to the leader", "from the leader"])
+def test_it_is_the_follower_that_goes(direction: str) -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        epoch = s.leader_epoch
+        s.publish(2)
+        one, other = (a, b) if direction == "from the leader" else (b, a)
+        s.cut(one, other, both=direction == "both")
+        s.send()
+        s.until(lambda: s.isr == {a, c}, within_s=10)
+        s.always(lambda: s.leader == a and s.leader_epoch == epoch, 20)
+        assert s.counted("reportLeader OK") + s.counted("reportLeader STALE") >= 1, "b has reported"
+        s.publish(3)
+        s.mend(a, b)
+        s.until(lambda: s.isr == {a, b, c})
+        assert s.leader_epoch == epoch
+
+
+def test_two_of_two_depose() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        s.cut(a, b)
+        s.cut(a, c)
+        assert s.wait_for_leader(b, c) != a
+        s.publish(2)
