@@ -37,6 +37,7 @@ from liftpy.testing.network import Noise
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.batch import parse_header
 
 _TRACE_LINES_SHOWN = 60
 
@@ -398,6 +399,21 @@ class Stage:
         """The files of ``node``'s replica; to be damaged while it is down, by ``storage(node).files[name].data``."""
         folders = self.cluster.nodes[node].disk.folders
         return folders[f"{STREAM}-{self.cluster.key.uid}-0"]
+
+    def flip_bit(self, node: str, offset: int) -> None:
+        """One bit in the body of the batch with ``offset`` changes on ``node``'s disk, while it is down."""
+        assert not self.cluster.nodes[node].up, f"{node} runs"
+        self._note(f"a bit flips at offset {offset} on {node}")
+        for name, file in self.storage(node).files.items():
+            position = 0
+            while name.endswith(".log") and position < len(file.data):
+                header = parse_header(memoryview(bytes(file.data)), position)
+                if header.base_offset <= offset <= header.last_offset:
+                    file.data[position + header.size_bytes - 1] ^= 1
+                    self.cluster.nodes[node].lost_data = True
+                    return
+                position += header.size_bytes
+        raise AssertionError(f"{node} has no offset {offset}")
 
     def pause(self, node: str) -> None:
         """The process stands still (SIGSTOP): what comes for it waits, its flushes go on."""

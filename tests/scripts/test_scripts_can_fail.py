@@ -41,8 +41,11 @@ def _cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
     for mark in getattr(test, "pytestmark", ()):
         names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else list(mark.args[0])
         axes.append([dict(zip(names, value if len(names) > 1 else (value,), strict=True)) for value in mark.args[1]])
+    wanted = set(inspect.signature(test).parameters)
     for combination in itertools.product(*axes):
-        yield {name: value for part in combination for name, value in part.items()}
+        case = {name: value for part in combination for name, value in part.items()}
+        if set(case) == wanted:  # one that needs fixtures is about something else
+            yield case
 
 
 @pytest.mark.parametrize(("path", "name"), PAIRS, ids=[f"{path.stem[5:]}-{name}" for path, name in PAIRS])

@@ -1,0 +1,69 @@
+"""A bit flips on a disk: of a follower, of the leader, in the metadata group's journal.
+
+A batch in the middle of a log does not match its CRC any more. The records behind it are whole, but the node can no longer
+say that it holds everything it acknowledged: it leaves the ISR by its own word, and gets the bytes again from those that have
+them. The leader is no exception; it gives the leadership away before anybody reads a wrong byte. A member of the metadata
+group with a damaged journal has nobody whom it may ask in silence: it does not start.
+
+Shows C7, D1, D3, R3, S2, S3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import CorruptionError
+from sidecar.raft.journal import GroupJournal
+from tests.scripts.stage import Stage
+
+KILLS = ("lossy restart stays in the ISR",)
+
+
+def test_on_a_follower() -> None:
+    with Stage(min_isr=1) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(6)
+        s.settle()
+        s.crash(c)
+        s.flip_bit(c, 2)
+        s.isolate(c)
+        s.start(c)
+        s.until(lambda: s.isr == {a, b})
+        assert s.counted("damage found") == 1
+        s.crash(a)
+        s.reconnect(c)
+        assert s.wait_for_leader(b, c) == b
+        s.until(lambda: s.isr == {b, c})
+        assert s.ids(c) == s.ids(b) == [1, 2, 3, 4, 5, 6]
+
+
+def test_on_the_leader() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(6)
+        s.settle()
+        s.crash(a)
+        s.flip_bit(a, 2)
+        s.start(a)  # long before its session ends
+        s.until(lambda: a not in s.isr)
+        assert s.wait_for_leader(b, c) != a
+        s.publish(1)
+        s.until(lambda: s.isr == {a, b, c})
+        assert s.ids(a) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("entry", [1, 3])
+def test_in_the_journal_of_the_metadata_group(tmp_path: Path, entry: int) -> None:
+    path = tmp_path / "journal"
+    journal = GroupJournal(path)
+    for index in range(1, 6):
+        journal.add(b"request %d" % index, index, 1)
+        journal.sync()
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"request %d" % entry)] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CorruptionError):
+        GroupJournal(path)

@@ -1,0 +1,109 @@
+"""No space is left: on the leader, on a follower, for the metadata group.
+
+A leader that can't write says so, once, to those who ask (a negative ack means that the message is nowhere), and does not go
+on as if it could: another leads. A follower that can't write falls behind, and the ISR goes on without it; nothing that is
+acknowledged depends on it. What cannot be stored was never stored: no half batch is left. A member of the metadata group that
+can't store its journal stops, for the group may not count on it.
+
+Shows A2, D20, S4, S8, M2, M4.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import StorageError
+from sidecar.raft.journal import GroupJournal
+from tests.scripts.stage import Stage
+
+
+def test_on_the_leader() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        s.fill_disk(a)
+        refused = [s.send(), s.send()]
+        s.until(lambda: s.role(a) == "FAILED")
+        refused.append(s.send())
+        assert s.outcomes(refused) == ["NO_SPACE", "timed out", "no responders"], "it says so once, and listens no more"
+        assert s.shadow(a).log_end_offset == 3
+        s.wait_for_leader(b, c)
+        s.publish(3)
+        s.free_disk(a)
+        s.restart(a)
+        s.until(lambda: s.isr == {a, b, c})
+        s.settle()
+        assert not {i for one in refused for i in one.ids} & set(s.ids(a))
+
+
+def test_there_is_room_for_one_more() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(1)
+        size = s.storage(a).used_bytes()
+        s.publish(1)
+        s.fill_disk(a, 2 * (s.storage(a).used_bytes() - size) - 1)
+        assert s.outcomes([s.send(), s.send()])[1] == "NO_SPACE", "what fits is stored, what does not is refused"
+        assert s.shadow(a).log_end_offset == 3
+        s.wait_for_leader(b, c)
+        s.publish(1)
+
+
+def test_on_a_follower() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        epoch = s.leader_epoch
+        s.publish(3)
+        s.settle()
+        s.fill_disk(c)
+        s.send()
+        s.until(lambda: s.role(c) == "FAILED")
+        s.until(lambda: s.isr == {a, b})
+        s.publish(3)
+        assert s.leader_epoch == epoch
+        s.free_disk(c)
+        s.restart(c)
+        s.until(lambda: s.isr == {a, b, c})
+        assert s.ids(c) == s.ids(a)
+
+
+def test_a_flush_error_is_final() -> None:
+    """The page cache may hold what the disk refused: the process does not ask the same disk again, and nobody is told."""
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.fail_next_flush(a)
+        lost = s.send()
+        s.until(lambda: s.role(a) == "FAILED")
+        s.wait_for_leader(b, c)
+        s.publish(1)
+        assert s.outcome(lost) == "timed out"
+
+
+def test_for_the_metadata_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    journal = GroupJournal(path)
+    journal.add(b"kept", 1, 1)
+    journal.sync()
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        journal.add(b"lost", 2, 1)
+        journal.setCurrentTerm(7, "n2")
+        with pytest.raises(StorageError):  # the driver stops the member: no message leaves that shows entry, term or vote
+            journal.sync()
+    dead = tmp_path / "what the next process finds"
+    dead.write_bytes(path.read_bytes())
+    journal.close()
+    again = GroupJournal(dead)
+    assert [again[i][0] for i in range(len(again))] == [b"kept"]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (0, None)
+    again.close()

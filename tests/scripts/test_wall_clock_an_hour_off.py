@@ -1,0 +1,59 @@
+"""The wall clocks are an hour off, either way.
+
+Leases, sessions and time-outs run on each node's monotonic clock, and no two nodes' clocks are ever compared; the wall clock
+is only what stands in a batch's timestamp. So nobody is deposed, nothing waits, and a change of leader makes timestamps jump
+by two hours and offsets not at all.
+
+Shows D1, D15, D22, L1, R3.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from liftpy.testing.clock import S
+from liftpy.wire.batch import split_batches
+from tests.scripts.stage import Stage
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_nothing_hangs_on_it(hours: int) -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        epoch = s.leader_epoch
+        s.publish(2)
+        s.wall_clock(a, 3600 * hours)
+        s.wall_clock(b, -3600 * hours)
+        s.publish(2)
+        s.always(lambda: s.leader_epoch == epoch and s.isr == {a, b, c}, 10)
+        took_s = s.now_s
+        s.crash(a)
+        s.wait_for_leader(b, c)
+        assert s.now_s - took_s < 5
+        if s.leader != b:
+            s.move_leader(b)
+        s.publish(2)
+        s.start(a)
+        s.until(lambda: s.isr == {a, b, c})
+        s.settle()
+        log = s.replica(c).log
+        batches = split_batches(memoryview(b"".join(log.read(0, 1 << 20).chunks)))
+        jumps = [
+            round((two.header.timestamp_ns - one.header.timestamp_ns) / S / 3600) for one, two in itertools.pairwise(batches)
+        ]
+        assert jumps == [0, hours, 0, -2 * hours, 0]
+        assert [batch.base_offset for batch in batches] == list(range(6))
+
+
+def test_it_jumps_while_the_leader_leads() -> None:
+    with Stage() as s:
+        a = s.leader
+        epoch = s.leader_epoch
+        for offset_s in (0, 3600, -3600, 0):
+            s.wall_clock(a, offset_s)
+            s.publish(1)
+            s.run(3)
+        assert (s.leader, s.leader_epoch) == (a, epoch)
+        assert s.ids(a) == [1, 2, 3, 4]
