@@ -27,7 +27,7 @@ from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import SnapshotStore
+from liftpy.service.store import ServiceLock, SnapshotStore
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -58,7 +58,6 @@ class ServiceHost:
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
         """When the last JoinLog came, monotonic seconds."""
-        self._store: SnapshotStore | None = None
         self._emitter: Emitter | None = None
         self._feeder: Feeder | None = None
         self._refusal = ""
@@ -71,6 +70,14 @@ class ServiceHost:
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Run until ``stop``; raise the LiftError that ends it otherwise (a failed or diverged service, fenced, storage)."""
+        settings = self._settings
+        lock = ServiceLock(settings.data, settings.service, settings.stream, settings.partition)
+        try:
+            await self._run()
+        finally:
+            lock.close()
+
+    async def _run(self) -> None:
         subscription = await self._transport.connection.subscribe(self._inbox, cb=self._arrived)
         self._spawn(self._heartbeats())
         self._spawn(self._serve())
@@ -85,8 +92,6 @@ class ServiceHost:
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()
                 await self._transport.settle()
-            if self._store is not None:
-                self._store.close()
 
     def stop(self) -> None:
         """End ``run`` in good order."""
@@ -114,9 +119,8 @@ class ServiceHost:
         assert order is not None
         settings = self._settings
         identity = Identity(settings.service, settings.stream, order.streamUid, settings.partition)
-        self._store = store = SnapshotStore(
-            settings.data, identity, kept=settings.snapshots_kept, max_bytes=settings.max_snapshot_bytes
-        )
+        kept, max_bytes = settings.snapshots_kept, settings.max_snapshot_bytes
+        store = SnapshotStore(settings.data, identity, kept=kept, max_bytes=max_bytes)
         outbox = None
         if settings.output_stream:
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
@@ -146,6 +150,9 @@ class ServiceHost:
 
     # ---- orders ----------------------------------------------------------------------------------------------------------
     async def _arrived(self, message: Any) -> None:
+        if not message.data:  # NATS: nobody listens there
+            self._refusal = f"node {self._settings.node} is not there"
+            return
         try:
             kind, body = envelope.decode(message.data)
             if kind is MessageType.JOIN_LOG:

@@ -1,6 +1,6 @@
-"""Where a service process keeps its snapshots: one folder per service and partition, one file per snapshot, locked.
+"""Where a service process keeps its snapshots: one folder per service and partition, one file per snapshot.
 
-<data>/<service>/<stream>-<uid>/<partition>/lock                 one process per folder
+<data>/<service>/<stream>-<partition>.lock                       one process at a time, taken before it registers
 <data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
 
 A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay.
@@ -23,8 +23,27 @@ logger = logging.getLogger("liftpy.service")
 _SUFFIX = ".snapshot"
 
 
+class ServiceLock:
+    """Held by the one process of a service over a partition; raises FolderLockedError when another one holds it."""
+
+    def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
+        path = data / service / f"{stream}-{partition}.lock"
+        with _storage_errors("open", path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FolderLockedError(f"{path} is held by another process of this service; stop it first") from None
+
+    def close(self) -> None:
+        """Release it."""
+        os.close(self._lock)
+
+
 class SnapshotStore:
-    """The snapshots of one service over one partition. Raises FolderLockedError when another process has them."""
+    """The snapshots of one service over one partition; used by whoever holds the ServiceLock."""
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
@@ -33,12 +52,6 @@ class SnapshotStore:
         self._max_bytes = max_bytes
         with _storage_errors("open", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise FolderLockedError(f"{self.folder} is in use by another process of this service; stop it first") from None
 
     def positions(self) -> list[int]:
         """Positions of the snapshots, ascending."""
@@ -104,10 +117,6 @@ class SnapshotStore:
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:020d}{_SUFFIX}"
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self._lock)
 
 
 @contextlib.contextmanager

@@ -140,6 +140,20 @@ def _show(found: dict[str, Any]) -> None:
             lag,
         )
     console.print(table)
+    _show_services(console, found["partitions"])
+
+
+def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
+    """Nothing where there are none."""
+    table = Table("service", "partition", "node", "role", "position", "lag", "outputs", "problem", title="services")
+    for p in partitions:
+        for node, services in p["services"].items():
+            for s in services:
+                outputs = f"{s['emitted_end']}/{s['output_count']}"
+                where = f"{p['stream']}/{p['partition']}"
+                table.add_row(s["service"], where, node, s["role"], str(s["position"]), str(s["lag"]), outputs, s["problem"])
+    if table.row_count:
+        console.print(table)
 
 
 def _known(value: int | None) -> str:

@@ -47,6 +47,10 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_waiting_acks", "Publishers that wait for an ack.", value=waiting)
         uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in partitions if p["role"] == "LEADER")
         yield GaugeMetricFamily("liftpy_uncommitted_records", "Records of led partitions above HW.", value=uncommitted)
+        services = [service for p in partitions for service in p.get("services", ())]
+        yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))
+        lag = max((service["lag"] for service in services), default=0)
+        yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
         yield from self._nats(report["nats"])
         events = CounterMetricFamily("liftpy_events", "Refused frames and other rare events, by kind.", labels=["kind"])
         for kind, count in sorted(report["counters"].items()):

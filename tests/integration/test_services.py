@@ -240,7 +240,14 @@ async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_a
     await service.publish(120)
     service.start(leading)
     await service.check()
-    assert await bench.until(service.leads, "a service leads again")
+    leading = await bench.until(service.leads, "a service leads again")
+    first_one = service.processes[leading]
+    service.start(leading)  # a second copy, by mistake
+    assert await asyncio.to_thread(service.processes[leading].wait, 20) == 1
+    assert first_one.poll() is None
+    first_one.terminate()
+    assert await asyncio.to_thread(first_one.wait, 10) == 0
+    assert await service.said(leading) == {}  # it said goodbye
 
 
 async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_candidate_leads(run: Any) -> None:

@@ -116,11 +116,16 @@ class Node:
                     self.task.result()
                 await asyncio.sleep(0.002)
 
+    async def stored(self, *positions: int) -> None:
+        """A snapshot is written by a thread, after the position has moved."""
+        async with asyncio.timeout(5):
+            while self.store.positions() != list(positions):
+                await asyncio.sleep(0.002)
+
     async def close(self) -> None:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-        self.store.close()
 
 
 @pytest.fixture
@@ -148,13 +153,14 @@ async def test_it_is_fed_to_the_stop_and_goes_on_when_there_is_none(node: Node) 
     node.feeder.stop_at(None)
     await node.at(35)
     assert node.services[0].values == [f"v{n}" for n in range(35)]
-    assert node.store.positions() == [20, 30]
+    await node.stored(20, 30)
 
 
 async def test_the_next_process_goes_on_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
     log.append(25)
     await node.start()
     await node.at(25)
+    await node.stored(10, 20)
     await node.close()
     again = Node(log, tmp_path)
     log.append(2)
@@ -163,7 +169,6 @@ async def test_the_next_process_goes_on_from_the_snapshot(node: Node, log: FakeL
     await again.at(27)
     assert again.services[0].values == [*node.services[0].values, "v25", "v26"]
     await again.close()
-    node.store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
 
 
 async def test_a_state_on_records_that_were_cut_goes_back_below_the_cut(node: Node) -> None:
@@ -176,7 +181,7 @@ async def test_a_state_on_records_that_were_cut_goes_back_below_the_cut(node: No
     await node.at(37)
     assert len(node.services) > 1
     assert node.services[-1].values == [f"v{n}" for n in range(17)] + [f"w{n}" for n in range(17, 37)]
-    assert node.store.newest() is not None
+    await node.stored(20, 30)
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 
@@ -189,7 +194,7 @@ async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> 
     node.feeder.cut_at(15)
     await node.at(15)
     assert node.services[-1].values == [f"v{n}" for n in range(15)]
-    assert node.store.positions() == [10]
+    await node.stored(10)
 
 
 async def test_the_same_log_in_another_epoch_moves_nothing(node: Node) -> None:
@@ -249,7 +254,7 @@ async def test_a_log_that_begins_after_the_state_is_data_loss_and_not_a_guess(no
 async def test_retention_up_to_the_very_state_is_fine(node: Node, log: FakeLog, tmp_path: Path) -> None:
     log.append(20)
     await node.start()
-    await node.at(20)
+    await node.stored(10, 20)
     await node.close()
     log.log_start = 20
     again = Node(log, tmp_path)
@@ -257,4 +262,3 @@ async def test_retention_up_to_the_very_state_is_fine(node: Node, log: FakeLog, 
     log.append(3)
     await again.at(23)
     await again.close()
-    node.store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)

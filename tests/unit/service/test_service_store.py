@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
 from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import SnapshotStore
+from liftpy.service.store import ServiceLock, SnapshotStore
 
 WHO = Identity("bank", "orders", "u7", 0)
 
@@ -26,19 +26,19 @@ def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
     assert first.newest() is None
     for position in (10, 20, 30):
         first.save(snapshot(position), emitted_end=100)
-    first.close()
     second = store(tmp_path)
     assert second.newest() == snapshot(30)
     assert second.positions() == [20, 30]
     assert second.newest(lambda s: s.position < 30) == snapshot(20)
 
 
-def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:
-    first = store(tmp_path)
+def test_a_service_over_a_partition_is_one_process(tmp_path: Path) -> None:
+    first = ServiceLock(tmp_path, "bank", "orders", 0)
     with pytest.raises(FolderLockedError):
-        store(tmp_path)
+        ServiceLock(tmp_path, "bank", "orders", 0)
+    ServiceLock(tmp_path, "bank", "orders", 1).close()
     first.close()
-    store(tmp_path).close()
+    ServiceLock(tmp_path, "bank", "orders", 0).close()
 
 
 def test_the_snapshot_below_the_outputs_that_are_not_written_is_kept(tmp_path: Path) -> None:
