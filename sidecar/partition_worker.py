@@ -187,11 +187,12 @@ class PartitionWorker:
     def may_serve_reads(self) -> bool:
         """In the ISR, with a log that works, and with an HW of the current epoch [R7, D8].
 
-        A candidate answers too, up to the HW that it has: its services replay from it before it can be the leader.
+        A candidate answers too, of an unclean election even outside of the ISR, up to the HW that it has: its services
+        replay from it before it can be the leader.
         """
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
-        serves = self.replica.may_serve_committed() or self.replica.role == "CANDIDATE"
-        return in_isr and not self.executor.storage_failed and serves
+        serves = (in_isr and self.replica.may_serve_committed()) or self.replica.role == "CANDIDATE"
+        return serves and not self.executor.storage_failed
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
