@@ -23,6 +23,7 @@ from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.devcluster import DevCluster, LineSink
 from sidecar.embedded import NatsServer
+from sidecar.ending import end_tasks
 from tests.system.faults.check import partition_folder
 from tests.system.faults.relay import Relay
 
@@ -111,9 +112,7 @@ class Ground:
         """Stop everything and remove its files."""
         for relay in self.relays.values():
             await relay.heal()
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await end_tasks(self._watchers)
         if self.client is not None:
             await self.client.close()
         if self.cluster is not None:
