@@ -160,21 +160,21 @@ class ShippedNet(Network):
         random.seed(seed)
         pysyncobj.syncobj.monotonicTime = self.clock
         self.conf = conf
+        self._transports: dict[str, _Wire] = {}
         self.results: list[tuple[Any, str]] = []
         for name in ids:
             self.start(name)
 
     def start(self, name: str, **conf: Any) -> Shipped:
-        transport = _Wire(self, name)
+        transport = self._transports[name] = _Wire(self, name)
         node = self.up[name] = Shipped(name, self.members, transport, **{**self.conf, **conf})
-        node.transport = transport
         for other in self.members:
             if other != name:
                 transport._onNodeConnected(Node(other))
         return node
 
     def receive(self, sender: str, receiver: str, message: Any) -> None:
-        self.up[receiver].transport._onMessageReceived(Node(sender), message)
+        self._transports[receiver]._onMessageReceived(Node(sender), message)
 
     def tick(self, name: str) -> None:
         self.up[name].doTick(0)
@@ -185,11 +185,11 @@ class ShippedNet(Network):
     def split(self, *groups: str) -> None:
         """Only members of the same group reach each other; both sides know at once. One group: healed."""
         side = {name: number for number, group in enumerate(groups) for name in group}
-        for one, node in self.up.items():
+        for one in self.up:
             for other in self.members:
                 if one != other:
-                    together = side.get(one) == side.get(other)
-                    (node.transport._onNodeConnected if together else node.transport._onNodeDisconnected)(Node(other))
+                    together, end = side.get(one) == side.get(other), self._transports[one]
+                    (end._onNodeConnected if together else end._onNodeDisconnected)(Node(other))
                     if not together:
                         self.wires[one, other].clear()
         self.lose = lambda sender, receiver, _: side.get(sender) != side.get(receiver)
