@@ -100,7 +100,8 @@ class Executor:
         self._do[type(effect)](effect)
 
     # ---- the log ------------------------------------------------------------------------------------------------------
-    def _failed(self, error: StorageError, token: int = 0) -> None:
+    def failed(self, error: StorageError, token: int = 0) -> None:
+        """The log can't be worked with any more: tell the replica."""
         self.storage_failed = True
         self._t.counters["storage failures"] += 1
         logger.error("%s: storage failed: %s", self._t.key, error)
@@ -111,7 +112,7 @@ class Executor:
         try:
             self._t.log.append(batch, time.time_ns())
         except StorageError as error:
-            self._failed(error, effect.token)
+            self.failed(error, effect.token)
             return
         self._t.ingest.appended(effect, len(batch))
         self._t.flusher.appended()
@@ -123,7 +124,7 @@ class Executor:
         try:
             self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns())
         except StorageError as error:
-            self._failed(error)
+            self.failed(error)
             return
         self._t.flusher.appended()
 
@@ -144,7 +145,7 @@ class Executor:
             self._t.flusher.settle()
             cut()
         except StorageError as error:
-            self._failed(error)
+            self.failed(error)
             return
         self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
@@ -155,7 +156,7 @@ class Executor:
             self._t.flusher.settle()
             self._t.log.drop_prefix(effect.log_start_offset)
         except StorageError as error:
-            self._failed(error)
+            self.failed(error)
             return
         if self._t.log.log_start_offset != before:
             self._t.feed(events.LogStartMoved(self._t.log.log_start_offset))
@@ -169,7 +170,7 @@ class Executor:
             self._t.flusher.settle()
             self._t.log.persist_epoch(effect.leader_epoch)
         except StorageError as error:
-            self._failed(error)
+            self.failed(error)
             return
         self._t.feed(events.LeaderEpochPersisted(effect.leader_epoch))
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from liftpy.errors import LiftError
+from liftpy.errors import CorruptionError, LiftError
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 
@@ -75,6 +75,9 @@ class Housekeeping:
             await _in_daemon_thread(compaction.run)
             worker.flusher.settle()
             dropped = worker.log.complete_compaction(compaction)
+        except CorruptionError as error:
+            worker.log.met_damage(error)
+            return
         except LiftError as error:
             logger.warning("%s: compaction: %s", worker.key, error)
             return

@@ -46,6 +46,8 @@ logger = logging.getLogger("liftpy.node")
 FLUSH_THREADS = 4
 HARD_STOP_S = 12.0
 _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
+EXIT_TO_REPAIR = 75
+"""Exit code of a node that wants to be started again, to recover a log that it found damaged."""
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 
@@ -65,6 +67,8 @@ class Node:
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._hand_over = False
+        self._repairs = False
+        """It stops in order to recover a damaged log."""
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
@@ -125,6 +129,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             fatal=self.fatal,
+            repair=self.repair,
             folder=folder,
             identity=identity,
         )
@@ -152,9 +157,19 @@ class Node:
             logger.critical("node %s stops: %s", self.settings.node_id, error)
         self._stopping.set()
 
+    def repair(self, reason: str) -> None:
+        """Stop, with leaderships handed over but no clean-stop marker, and come back: recovery sets aside what is damaged, and
+        the replica is fetched anew."""
+        if self._failure is None and not self._repairs:
+            leave_the_process_in(HARD_STOP_S)
+            self._repairs = self._hand_over = True
+            logger.error("node %s restarts to repair %s", self.settings.node_id, reason)
+        self._stopping.set()
+
     def request_stop(self, *, hand_over: bool) -> None:
         """Stop cleanly: with leaderships handed over first (SIGTERM), or at once, as the whole cluster goes (SIGINT)."""
         self._hand_over = hand_over
+        self._repairs = False
         self._stopping.set()
 
     async def wait(self) -> None:
@@ -188,14 +203,16 @@ class Node:
             await self._bus.close()
         await self.status.close()
         self._timers.close()
-        if self._identity is not None and clean:
+        if self._identity is not None and clean and not self._repairs:
             self._identity.end_cleanly()
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         took_s = time.monotonic() - began
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
-        return 0 if self._failure is None else 1
+        if self._failure is not None:
+            return 1
+        return EXIT_TO_REPAIR if self._repairs else 0
 
 
 async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:

@@ -16,7 +16,7 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 
 from liftpy.config import FlushMode, StreamConfig
-from liftpy.errors import LiftError, StorageError
+from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -59,6 +59,8 @@ class NodeTools:
     pool: Pool
     counters: Counter[str]
     fatal: Callable[[Exception], None]
+    repair: Callable[[str], None]
+    """Have the node stop and come back, because a log must be recovered; takes the reason."""
     folder: DataFolder
     identity: Identity
 
@@ -112,6 +114,7 @@ class PartitionWorker:
         )
         self.executor = Executor(self._tools(node))
         self._driver.execute = self.executor.execute
+        log.on_damage = self._damaged
 
     def _tools(self, node: NodeTools) -> Tools:
         return Tools(
@@ -153,9 +156,13 @@ class PartitionWorker:
         self.feed(events.LogFlushed(end_offset))
 
     def _flush_failed(self, error: StorageError) -> None:
-        self.executor.storage_failed = True
-        logger.error("%s: flush failed, the log is closed: %s", self.key, error)
-        self.feed(events.StorageFailed(str(error)))
+        self.executor.failed(error)
+
+    def _damaged(self, error: CorruptionError) -> None:
+        """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
+        if not self.executor.storage_failed:
+            self.executor.failed(error)
+            self._node.repair(f"{self.key}: {error}")
 
     # ---- what reads and status ask -----------------------------------------------------------------------------------
     @property

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from liftpy.config import FlushMode, StreamConfig
-from liftpy.errors import LogClosedError, OffsetOutOfRangeError, StorageError
+from liftpy.errors import CorruptionError, LogClosedError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
 from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
@@ -46,6 +47,8 @@ class Log:
         self.epochs = EpochCache()
         self.on_advance: Callable[[], None] | None = None
         """Called after each append, rise of the HW, or cut: tailing readers look again."""
+        self.on_damage: Callable[[CorruptionError], None] | None = None
+        """Called when a read meets bytes that are not what was written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
         for segment in segments:
@@ -250,7 +253,11 @@ class Log:
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
         self._must_be_readable(from_offset)
-        result = read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
+        try:
+            result = read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
         return without_past(result, from_offset) if self.config.compaction else result
 
     def read_backwards(self, before_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
@@ -261,13 +268,32 @@ class Log:
         """
         self._must_be_readable(before_offset)
         before = min(before_offset, self._limit(end_offset))
-        return read_backwards(self.segments, before, max_bytes, self.log_start_offset)
+        try:
+            return read_backwards(self.segments, before, max_bytes, self.log_start_offset)
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
         self._must_be_open()
-        found = first_offset_at(self.segments, timestamp_ns)
+        try:
+            found = first_offset_at(self.segments, timestamp_ns)
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
         return self.log_end_offset if found is None else max(found, self.log_start_offset)
+
+    def met_damage(self, error: CorruptionError) -> None:
+        """A read has met damage: without its index the next recovery walks the segment, finds the damage too, and sets it
+        aside [S3]. Until then this replica must not stay in the ISR: ``on_damage`` is told."""
+        with suppress(StorageError):  # then the next reader meets it again
+            for segment in self.segments:
+                if segment.damaged:
+                    self.storage.remove(index_name(segment.base_offset))
+            self.storage.sync_folder()
+        if self.on_damage is not None:
+            self.on_damage(error)
 
     def _limit(self, end_offset: int | None) -> int:
         return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)

@@ -56,6 +56,8 @@ class Segment:
     """Every batch in it was written, or walked with its CRC, by this process."""
     checked_blocks: set[int] = field(default_factory=set)
     """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
+    damaged: bool = False
+    """A check has failed."""
     made_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 
@@ -116,7 +118,11 @@ class Segment:
             if self.entries[number].position >= end:
                 break
             if number not in self.checked_blocks:
-                self._check_block(number)
+                try:
+                    self._check_block(number)
+                except CorruptionError:
+                    self.damaged = True
+                    raise
                 self.checked_blocks.add(number)
 
     def _check_block(self, number: int) -> None:

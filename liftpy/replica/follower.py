@@ -55,6 +55,8 @@ class Following(Enum):
 
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.IDLE, Following.FETCH_BACKOFF})
 """Where the log is known to be a prefix of the leader's."""
+_QUIET_ROUNDS = 10
+"""After so many idle waits without news a partition is quiet."""
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
 """Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
 
@@ -70,6 +72,7 @@ class FollowerRole(Role):
         self.following = Following.RECONCILING
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
+        self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
         self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
         self._asks_again = False  # while CUTTING: the logs may not agree yet
@@ -107,6 +110,9 @@ class FollowerRole(Role):
     def _failed(self, now_ns: int, out: Effects) -> None:
         """Ask again later. No guess at the log takes the place of an answer [D9]."""
         self._request_ended(out)
+        if self._quiet_rounds >= _QUIET_ROUNDS:  # quiet no more: the leader's silence counts as it does in a busy partition
+            self._quiet_rounds = 0
+            self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
         fetching = self.following in _AGREED
         self._now(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF, out)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
@@ -193,6 +199,7 @@ class FollowerRole(Role):
         self.shared.backoff.succeeded()
         self._leader_high_watermark = event.high_watermark
         if event.spans:
+            self._quiet_rounds = 0
             self._now(Following.FLUSHING, out)
             self.log.append_spans(event.spans)
             out.append(AppendFetched(event.token, self.log.newest_offset))
@@ -232,11 +239,21 @@ class FollowerRole(Role):
             self._fetch(now_ns, out)
             return
         self._now(Following.IDLE, out)
-        self.shared.deadlines.set(Deadline.FETCH, now_ns + nanoseconds(self.shared.config.max_idle_wait_s), out)
+        self._quiet_rounds += 1
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
+
+    def _idle_wait_ns(self) -> int:
+        """A partition that has been quiet for a while is looked at less often: a node may follow a thousand of them. Half the lag
+        time, so that the follower stays in the ISR; a wake-up ends the wait as ever."""
+        config = self.shared.config
+        if self._quiet_rounds < _QUIET_ROUNDS:
+            return nanoseconds(config.max_idle_wait_s)
+        return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s / 2))
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
         self._woken = True
+        self._quiet_rounds = 0
         if self.following is Following.IDLE:
             self._fetch(now_ns, out)
 
@@ -284,7 +301,9 @@ class FollowerRole(Role):
         self._heard_ns = now_ns
 
     def _leader_timeout_ns(self) -> int:
-        return nanoseconds(self.shared.config.max_leader_timeout_s)
+        """Silence for so long is reported; a longer idle wait makes it longer, or a quiet leader would be."""
+        config = self.shared.config
+        return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """A request timed out, a wait ended, or the leader is to be looked at."""

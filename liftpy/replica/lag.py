@@ -5,6 +5,8 @@ Constraint: who joins holds everything that is or may be committed, or an electi
 at or past HW AND at or past the epoch's start, by a fetch in this LeaderEpoch under the incarnation that is live now [C6, D19].
 (A new leader's own HW lags behind the true one until HW passes the epoch's start: at or past HW alone is not enough.)
 Algorithm: leave when fenced, or not caught up for ``max_lag_time_s``, or (off by default) more than ``max_lag_records`` behind;
+or ask for what they had acknowledged, which the disk then has lost (a flipped bit in the last batch looks like a torn write, and
+recovery cuts it);
 join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
 
 With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
@@ -30,6 +32,11 @@ def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns:
     return log_end_offset - 1 - progress.position > max_lag_records
 
 
+def has_lost(progress: Progress, high_watermark: int) -> bool:
+    """Whether a member of the ISR no longer holds what HW was raised by: HW is the least that the members acknowledged [D3]."""
+    return progress.position is not None and progress.position < high_watermark
+
+
 def may_join(progress: Progress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
     """Whether a replica outside the ISR holds all that may be committed. ``live_incarnation`` 0: fenced or unknown."""
     if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
@@ -49,13 +56,15 @@ def wanted_isr(
     now_ns: int,
     max_lag_ns: int,
     max_lag_records: int,
-    least_count: int = 1,
+    by_quorum: bool = False,
+    replica_count: int = 1,
 ) -> frozenset[str]:
-    """The ISR as it should be now; the leader is always in it [C3]. No smaller than ``least_count`` by anyone's leaving."""
+    """The ISR as it should be now; the leader is always in it [C3]. ``by_quorum``: never less than a majority of the replicas."""
+    least_count = replica_count // 2 + 1 if by_quorum else 1
     wanted = {leader}
     for replica, progress in followers.items():
         lagging = is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records)
-        if lagging or replica not in live:
+        if lagging or replica not in live or (not by_quorum and has_lost(progress, high_watermark)):
             continue
         if replica in isr or (progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)):
             wanted.add(replica)

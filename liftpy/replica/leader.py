@@ -181,8 +181,13 @@ class LeaderRole(Role):
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self.service.answer(event, out)
-        if event.replica not in self.shared.state.isr:
+        lost = not self._commits_by_quorum and lag.has_lost(self.service.followers[event.replica], self.log.high_watermark)
+        if lost or event.replica not in self.shared.state.isr:
             self._review_isr(now_ns, out)
+
+    @property
+    def _commits_by_quorum(self) -> bool:
+        return self.shared.state.commit_policy is CommitPolicy.QUORUM
 
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""
@@ -239,7 +244,8 @@ class LeaderRole(Role):
             now_ns=now_ns,
             max_lag_ns=nanoseconds(config.max_lag_time_s),
             max_lag_records=config.max_lag_records,
-            least_count=len(state.replicas) // 2 + 1 if state.commit_policy is CommitPolicy.QUORUM else 1,
+            by_quorum=self._commits_by_quorum,
+            replica_count=len(state.replicas),
         )
         if wanted == state.isr and not change.unsettled:
             return

@@ -285,7 +285,8 @@ class Checkers:
         check(ghost.leaders.setdefault(effect.leader_epoch, me) == me, "C1", where, "and", ghost.leaders[effect.leader_epoch])
         recorded = self.cluster.leader_of_epoch.get((replica.key, effect.leader_epoch))
         check(recorded == replica.node_id, "C1", where, "leads, recorded is", recorded)
-        if not self._is_lost_by_command(replica):
+        superseded = self._truth(replica.key).leader_epoch > effect.leader_epoch  # it has been paused; it may not speak [D22]
+        if not superseded and not self._is_lost_by_command(replica):
             complete = ghost.holds_committed(self.shadow(replica), log.flushed_end_offset)
             check(complete, "D2", where, "leads to", log.flushed_end_offset, "but", ghost.high_watermark, "is committed")
         self.cluster.counters["leaderships"] += 1

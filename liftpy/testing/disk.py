@@ -12,6 +12,7 @@ from collections.abc import Callable
 from liftpy.errors import StorageError
 from liftpy.log.memory import MemoryStorage
 from liftpy.testing.clock import MS
+from liftpy.wire.batch import SIGNATURE, SIGNATURE_POSITION
 
 Keep = Callable[[str, int, int], int]
 """(file name, bytes that are synced, bytes that are written) -> bytes that a power cut leaves."""
@@ -25,6 +26,8 @@ class Disk:
         self.incarnation = 0
         """Durable: of the process that ran last on this disk, 0 for an empty one."""
         self.clean_stop = False
+        self.doubtful = False
+        """Durable: a log was found damaged, and the metadata group may not have been told."""
         self.flush_ns = MS
         """Latency of one flush."""
         self.fail_syncs = 0
@@ -54,16 +57,23 @@ class Disk:
         """Replaced by a new one."""
         self.folders.clear()
         self.incarnation = 0
-        self.clean_stop = False
+        self.clean_stop = self.doubtful = False
 
     def flip_bit(self, name: str) -> bool:
-        """One bit of a partition's log changes at rest; False if there is nothing to change."""
+        """One bit of a partition's log changes at rest; False if there is nothing to change.
+
+        Never one of the last batch: nobody could tell that from a torn write, which recovery cuts.
+        """
         storage = self.folders.get(name)
         logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
         if storage is None or not logs:
             return False
-        data = storage.files[self._rng.choice(logs)].data
-        data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+        chosen = self._rng.choice(logs)
+        data = storage.files[chosen].data
+        end = len(data) if chosen != logs[-1] else max(data.rfind(SIGNATURE) - SIGNATURE_POSITION, 0)
+        if end == 0:
+            return False
+        data[self._rng.randrange(end)] ^= 1 << self._rng.randrange(8)
         return True
 
     def set_capacity(self, free_bytes: int | None) -> None:

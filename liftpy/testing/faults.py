@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KINDS = (
     "kill", "power", "empty", "pause", "cut", "cut-metadata", "cut-link", "slow-consumer", "reconnect", "metadata-down",
     "slow-disk", "flush-error", "full-disk", "hang-promotion", "retention", "wall-clock", "power-all", "transfer",
+    "flip",
 )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ class Plan:
 PROFILES: dict[str, tuple[str, ...]] = {
     "": KINDS,
     "elections": ("kill", "pause", "cut", "cut-link", "transfer", "hang-promotion", "cut-metadata", "slow-disk"),
-    "disks": ("kill", "power", "empty", "slow-disk", "flush-error", "full-disk", "power-all", "retention", "cut"),
+    "disks": ("kill", "power", "empty", "flip", "slow-disk", "flush-error", "full-disk", "power-all", "retention", "cut"),
     "metadata": ("kill", "cut-metadata", "metadata-down", "pause", "transfer", "empty", "cut"),
 }
 """Which kinds of fault a plan draws from: some bugs need many of one sort."""
@@ -208,6 +209,18 @@ def _empty(cluster: Cluster, fault: Fault) -> bool:
     return _down(cluster, fault, power=True, empty=True)
 
 
+def _flip(cluster: Cluster, fault: Fault) -> bool:
+    """A crash, and one bit of what the node has on disk changes meanwhile."""
+    node = cluster.nodes[fault.node]
+    if not node.up or not _others_hold_all(cluster, fault.node):
+        return False
+    cluster.crash(fault.node, power=fault.draw < 0.5)
+    flipped = [name for name in sorted(node.disk.folders) if node.disk.flip_bit(name)]
+    node.lost_data = node.lost_data or bool(flipped)
+    cluster.clock.after(fault.for_ns, node.start)
+    return bool(flipped)
+
+
 def _power_all(cluster: Cluster, fault: Fault) -> bool:
     for node_id in sorted(cluster.nodes):
         _down(cluster, replace(fault, node=node_id, for_ns=fault.for_ns // 3), power=True)
@@ -326,5 +339,5 @@ _STRIKES = {
     "kill": _kill, "power": _power, "empty": _empty, "pause": _pause, "cut": _cut, "cut-metadata": _cut_metadata,
     "cut-link": _cut_link, "slow-consumer": _slow_consumer, "reconnect": _reconnect, "metadata-down": _metadata_down,
     "slow-disk": _slow_disk, "flush-error": _flush_error, "full-disk": _full_disk, "hang-promotion": _hang_promotion,
-    "retention": _retention, "wall-clock": _wall_clock, "power-all": _power_all, "transfer": _transfer,
+    "retention": _retention, "wall-clock": _wall_clock, "power-all": _power_all, "transfer": _transfer, "flip": _flip,
 }  # fmt: skip

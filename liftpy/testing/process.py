@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from liftpy.testing.cluster import Cluster
 
 _REGISTER_RETRY_NS = 300 * MS
+_RESTART_NS = 500 * MS
 _PROPOSE_TIMEOUT_NS = 1 * S
 
 
@@ -61,6 +63,11 @@ class SimNode:
         if self.process is None:
             self.process = Process(self)
             self.process.start()
+
+    def restart(self) -> None:
+        """The process ends, and its supervisor starts it again."""
+        self.cluster.crash(self.node_id, power=False)
+        self.cluster.clock.after(_RESTART_NS, self.start)
 
     def stop_process(self) -> None:
         """The process is gone at once."""
@@ -114,12 +121,17 @@ class Process:
     # ---- registration ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Open the logs, see what they lost, register."""
-        must_leave = False
+        disk = self.disk
         for name in sorted(self.disk.folders):
-            self._logs[name], report = self._opened(name)
-            must_leave = must_leave or report.must_leave_isr
+            try:
+                self._logs[name], report = self._opened(name)
+            except NoSpaceError:  # nothing can be set aside: the process ends, and its supervisor tries again
+                self.cluster.counters["start refused: no space"] += 1
+                self.node.restart()
+                return
+            disk.doubtful = disk.doubtful or report.must_leave_isr
             self.cluster.counters["damage found"] += bool(report.damage)
-        self._register(not must_leave, self.cluster.group.new_operation_id())
+        self._register(not disk.doubtful, self.cluster.group.new_operation_id())
 
     def _register(self, complete: bool, operation_id: bytes) -> None:
         if self.incarnation:
@@ -142,7 +154,7 @@ class Process:
             return
         self.incarnation = self.disk.incarnation = response.node.incarnation
         self.lost_data, self.node.lost_data = self.node.lost_data, False
-        self.disk.clean_stop = False
+        self.disk.clean_stop = self.disk.doubtful = False
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)
         self.cluster.group.send_image(self.node_id)
@@ -163,6 +175,8 @@ class Process:
             replica = self.replicas.get(key)
             if replica is None:
                 replica = self._open(stream, partition)
+                if self.dead:
+                    return
             elif key not in changed and not changes.nodes:
                 continue
             replica.feed(ev.PartitionChanged(partition_state(stream, partition), live))
@@ -175,7 +189,13 @@ class Process:
             log, _ = self._opened(name)
         replica = SimReplica(self, stream, partition, log)
         self.replicas[replica.key] = replica
-        self.cluster.checkers.opened(replica)
+        try:
+            self.cluster.checkers.opened(replica)
+        except CorruptionError:  # the first reader meets it; the log has made sure that the next recovery does too
+            self.cluster.counters["damage met by a reader"] += 1
+            self.node.lost_data = True
+            self.node.restart()
+            return replica
         replica.open()
         return replica
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sidecar.settings import NodeSettings, load_node_settings
+
+_REPAIR_AT_MOST_EVERY_S = 5.0
+"""So that a disk that reads wrongly again and again does not make a node do nothing but restart."""
 
 
 @click.command()
@@ -40,13 +45,19 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """
     settings = load_node_settings(config, flags)
     _configure_logging(settings)
-    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.node import EXIT_TO_REPAIR, run_node  # late: brings nats-py and PySyncObj
+
+    began = time.monotonic()
 
     def say_ready(facts: dict[str, Any]) -> None:
         if as_json:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
-    return _run(run_node(settings, say_ready))
+    code = _run(run_node(settings, say_ready))
+    if code == EXIT_TO_REPAIR:
+        time.sleep(max(0.0, began + _REPAIR_AT_MOST_EVERY_S - time.monotonic()))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # the same process for its supervisor
+    return code
 
 
 def _run(main: Any) -> int:

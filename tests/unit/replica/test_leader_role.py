@@ -228,6 +228,25 @@ def test_a_follower_that_is_fenced_leaves_at_once() -> None:
     assert leader.only(do.ProposeIsr).isr == frozenset("ab")
 
 
+def test_a_follower_that_asks_for_what_it_had_acknowledged_has_lost_it_and_leaves_at_once() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+    leader.fetch("b", 1)
+    assert leader.only(do.ProposeIsr).isr == frozenset("ac")
+
+
+def test_by_quorum_a_follower_below_the_watermark_may_stay() -> None:
+    leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 1)
+    assert leader.replica.high_watermark == 2
+    assert not leader.has(do.ProposeIsr)
+
+
 def test_a_follower_joins_by_a_fetch_of_this_epoch_and_then_counts() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
     leader.publish(1)
