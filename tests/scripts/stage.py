@@ -493,6 +493,16 @@ class Stage:
         self._note(f"mend {one} - {other}")
         self.cluster.network.cuts -= {(one, other), (other, one)}
 
+    def slow_consumer(self, *nodes: str) -> None:
+        """NATS takes the nodes for slow consumers: everything for them is dropped, and nobody is told."""
+        self._note(f"{nodes} are slow consumers")
+        self.cluster.network.slow.update(nodes)
+
+    def keeps_up(self, *nodes: str) -> None:
+        """They are no slow consumers any more."""
+        self._note(f"{nodes} keep up again")
+        self.cluster.network.slow.difference_update(nodes)
+
     def hold(self, *kinds: str, sender: str = "", receiver: str = "", at_most: int | None = None) -> Held:
         """Keep messages of these kinds (``KINDS``) from their receivers until ``release`` or ``drop``.
 

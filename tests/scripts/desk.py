@@ -1,0 +1,166 @@
+"""Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
+
+The shipped ``Ingest``, ``PendingAcks``, ``ReplicationService`` and ``ReadService`` over a real ``Log`` in memory; the bus is
+a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.ingest import Ingest
+from sidecar.bus.reads import ReadService
+from sidecar.bus.replication import ReplicationService
+from sidecar.timers import Timers
+
+SUBJECT = "shop.orders"
+EPOCH = 1
+
+
+class FakeBus:
+    """What is listened to, and what is sent; it refuses what is larger than ``max_payload``, as the connection does."""
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.max_payload = max_payload
+        self.sinks: dict[str, Callable[..., None]] = {}
+        self.sent: list[tuple[str, bytes]] = []
+        self.errors: Counter[str] = Counter()
+
+    def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
+        self.sinks[subject] = sink
+        return FakeListener(self, subject)
+
+    def deliver(self, subject: str, payload: bytes, reply: str = "", headers: bytes = b"") -> bool:
+        sink = self.sinks.get(subject)
+        if sink is not None:
+            sink(subject.encode(), reply.encode(), payload, headers)
+        return sink is not None
+
+    def send(self, subject: str, pieces: Sequence[bytes], reply: str = "", *, keep: bool = False) -> bool:
+        payload = b"".join(bytes(piece) for piece in pieces)
+        if len(payload) > self.max_payload:
+            self.errors["larger than max_payload"] += 1
+            return False
+        self.sent.append((subject, payload))
+        return True
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            head, _, rest = line.partition(b"\r\n")
+            _, subject, size = head.split()
+            self.sent.append((subject.decode(), rest[: int(size)]))
+
+    def retire(self, listeners: Sequence[Any]) -> None:
+        for listener in listeners:
+            listener.close()
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        raise AssertionError(f"a message raised past its handler: {error!r}") from error
+
+    def take(self, prefix: str) -> list[bytes]:
+        """What was sent to ``prefix`` and to subjects under it, once."""
+        found = [entry for entry in self.sent if entry[0] == prefix or entry[0].startswith(f"{prefix}.")]
+        self.sent = [entry for entry in self.sent if entry not in found]
+        return [payload for _, payload in found]
+
+
+class FakeListener:
+    def __init__(self, bus: FakeBus, subject: str) -> None:
+        self._bus, self._subject = bus, subject
+
+    def close(self) -> None:
+        self._bus.sinks.pop(self._subject, None)
+
+    leave = close
+
+
+class Desk:
+    """``uid``: of the stream. ``may_answer``: whether the leader's lease is current. Has to be made on an event loop."""
+
+    def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_answer: bool = True, **config: Any) -> None:
+        self.bus = bus or FakeBus()
+        shell: Any = self.bus
+        self.key = PartitionKey("orders", uid, 0)
+        self.log, _ = Log.open(MemoryStorage(), StreamConfig())
+        self.subjects = Subjects()
+        self.counters: Counter[str] = Counter()
+        self.fetches: list[ev.FetchReceived] = []
+        inboxes = InboxRule(("_INBOX.",))
+        self.acks = PendingAcks(shell, "orders", 0, SUBJECT)
+        self.may_answer = may_answer
+        self.ingest = Ingest(
+            shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
+            log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
+        )  # fmt: skip
+        self.replication = ReplicationService(shell, self.subjects, self.key, inboxes, self.fetches.append, self.counters)
+        source: Any = _Source(self)
+        self.reads = ReadService(shell, self.subjects, self.key, "n1", source, inboxes, Timers(), self.counters)
+        self.ingest.start()
+        self.replication.start()
+
+    def _append(self, event: ev.PublishesReceived) -> None:
+        effect = do.AppendBatch(event.token, self.log.log_end_offset, EPOCH, event.received_wall_ns)
+        batch = self.ingest.seal(effect)
+        self.log.append(batch)
+        self.ingest.appended(effect, len(batch))
+
+    def publish(self, payload: bytes, inbox: str = "", headers: bytes = b"") -> None:
+        """A message on the data subject; ``inbox`` is its reply subject."""
+        self.bus.deliver(SUBJECT, payload, f"_INBOX.{inbox}" if inbox else "", headers)
+
+    async def turn(self) -> None:
+        """Let the loop run what has been scheduled."""
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def commit(self) -> None:
+        """Everything is flushed, replicated and committed, and publishers are told."""
+        flush = self.log.begin_flush()
+        if flush is not None:
+            flush.run()
+            self.log.complete_flush(flush)
+        self.log.raise_high_watermark(self.log.newest_offset)
+        self.acks.release(AckPolicy.ALL, self.log.high_watermark, EPOCH, 0)
+
+    def answers(self, inbox: str) -> list[dict[str, Any]]:
+        """What the publisher behind ``inbox`` was told since the last look."""
+        return [json.loads(payload) for payload in self.bus.take(f"_INBOX.{inbox}")]
+
+    def batches(self) -> list[RecordBatch]:
+        """Everything in the log."""
+        end = self.log.log_end_offset
+        return split_batches(memoryview(b"".join(self.log.read(0, 1 << 30, end_offset=end).chunks))) if end else []
+
+    def values(self) -> list[bytes | None]:
+        """Of every record in the log."""
+        return [value for batch in self.batches() for value in batch.values()]
+
+
+class _Source:
+    """What a leader's reads know of it."""
+
+    compacted, leads, may_answer_latest, may_serve_reads, leader, leader_epoch = False, True, True, True, "n1", EPOCH
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    @property
+    def log(self) -> Log:
+        return self._desk.log
+
+    @property
+    def high_watermark(self) -> int:
+        return self._desk.log.high_watermark

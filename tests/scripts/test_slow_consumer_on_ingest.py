@@ -1,0 +1,67 @@
+"""A slow consumer on ingest.
+
+Publishers are faster than the leader. Two queues can run over. NATS's, which drops what the leader is too slow to take, in
+silence: then the publisher gets no ack, and an ack is all that may be believed; the followers' fetches are dropped as well,
+and if it lasts they elect another leader. And the leader's own, which is bounded in records and bytes: beyond the bound a
+publisher that waits is told at once (OVERLOADED), one that does not is dropped and counted, and memory stays where it is.
+
+Shows A1, A2, L4, L7.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.desk import Desk
+from tests.scripts.stage import Stage
+
+
+def test_nats_drops_in_silence_and_nothing_is_acknowledged() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        epoch = s.leader_epoch
+        s.publish(2)
+        s.slow_consumer(a)
+        lost = [s.send() for _ in range(3)]
+        s.run(1)
+        s.keeps_up(a)
+        kept = s.publish(2)
+        assert s.outcomes(lost) == ["timed out"] * 3
+        assert s.counted("dropped by a slow consumer") >= 3
+        assert s.ids(a) == [1, 2, *(i for one in kept for i in one.ids)]
+        assert s.leader_epoch == epoch, "a second is not enough to depose it"
+
+        s.slow_consumer(a)
+        assert s.wait_for_leader(b, c) != a
+        s.publish(1)
+
+
+async def test_beyond_the_bound_those_who_wait_are_told_at_once() -> None:
+    desk = Desk(ingest_queue_records=16)
+    for number in range(20):  # one read of the socket brings them all
+        desk.publish(b"%d" % number, f"p{number}")
+    await desk.turn()
+    refused = [number for number in range(20) if desk.answers(f"p{number}")]
+    assert len(refused) == 4
+    assert desk.log.log_end_offset == 16
+    for number in range(20, 30):  # the log is not committed yet: the publishers that wait are bounded too
+        desk.publish(b"%d" % number, f"p{number}")
+    await desk.turn()
+    assert all(desk.answers(f"p{number}")[0]["error"]["err_code"] == 10167 for number in range(20, 30))
+    assert desk.ingest.counters.overloaded == 14
+
+    desk.commit()
+    told = {number: desk.answers(f"p{number}") for number in range(16)}
+    assert [told[number][0]["seq"] for number in range(16)] == list(range(1, 17)), "who was not refused is acknowledged, once"
+    desk.publish(b"again", "p99")
+    await desk.turn()
+    desk.commit()
+    assert desk.answers("p99")[0]["seq"] == 17
+    assert desk.values() == [b"%d" % number for number in range(16)] + [b"again"]
+
+
+async def test_without_a_lease_it_drops_and_does_not_speak() -> None:
+    desk = Desk(ingest_queue_records=16, may_answer=False)
+    for number in range(20):
+        desk.publish(b"x", f"p{number}")
+    await desk.turn()
+    assert desk.bus.sent == []
+    assert desk.ingest.counters.overloaded == 4
