@@ -12,8 +12,11 @@ from typing import Any
 import pysyncobj.syncobj
 import pytest
 
+from liftpy.config import ReplicationConfig
+from liftpy.wire.subjects import Subjects
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import FAIL_REASON, check_library
+from sidecar.raft.member import RaftMember
 from tests.simulation.raft.group_simulation import Member
 from tests.unit.raft.shipped import REASONS, Network
 
@@ -109,3 +112,9 @@ def our_net(folder: Path, ids: str = "abc", seed: int = 1) -> Iterator[OurNet]:
         finally:
             for member in net.up.values():
                 member.journal.abandon()
+
+
+def bare_member(folder: Path) -> RaftMember:
+    """A controller on ``folder``, opened but not started: it has no connection."""
+    nothing: Any = None
+    return RaftMember("a", ("a", "b", "c"), folder, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError
-from liftpy.wire.subjects import Subjects
-from sidecar.raft.member import RaftMember
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.ours import OurNet, bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 
 
@@ -245,11 +242,6 @@ def test_ours_a_restart_after_a_compaction_loses_nothing(tmp_path: Path) -> None
         assert net.run(lambda: net.values(near) == before)
 
 
-def _member(folder: Path) -> RaftMember:
-    nothing: Any = None
-    return RaftMember("a", ("a", "b", "c"), folder, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)
-
-
 async def test_ours_a_damaged_or_lost_dump_stops_the_start(tmp_path: Path) -> None:
     snapshot = encode_snapshot_file(SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b", "c"), b""))
     assert decode_snapshot_file(snapshot).last[1] == 9
@@ -259,7 +251,7 @@ async def test_ours_a_damaged_or_lost_dump_stops_the_start(tmp_path: Path) -> No
         net.crash(near)
     (tmp_path / near / "snapshot").write_bytes(snapshot[:-1])
     with pytest.raises(CorruptionError, match="damaged"):
-        _member(tmp_path / near)
+        bare_member(tmp_path / near)
     (tmp_path / near / "snapshot").unlink()
     with pytest.raises(CorruptionError, match="lost its snapshot"):
-        _member(tmp_path / near)
+        bare_member(tmp_path / near)
