@@ -260,7 +260,8 @@ class Checkers:
             or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
         ]
         min_isr = replica.replica.state.min_isr
-        check(len(holders) >= min_isr, "D21", where, "acknowledges", key, "flushed on", holders, "only")
+        held = len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch  # then: they held it when it was committed
+        check(held, "D21", where, "acknowledges", key, "flushed on", holders, "only")
         ghost.acked_all[last_offset] = key
 
     def _may_speak(self, replica: SimReplica, where: str) -> None:
@@ -274,6 +275,11 @@ class Checkers:
         opened = self.ghost(replica.key).opened_epoch
         check(replica.replica.leader_epoch >= opened, "D22", where, "speaks, though epoch", opened, "has opened")
         check(own_fence_seen, "D22", where, "speaks on image", process.image.index, "but was fenced at", fenced_at)
+
+    def disk_lost(self) -> None:
+        """A fault takes away what a disk had flushed."""
+        for key, ghost in self.ghosts.items():
+            ghost.disk_lost_in_epoch = self._truth(key).leader_epoch
 
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
     def role_changed(self, replica: SimReplica, effect: do.RoleChanged) -> None:

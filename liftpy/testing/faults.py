@@ -173,6 +173,7 @@ def _down(cluster: Cluster, fault: Fault, power: bool, empty: bool = False) -> b
     cluster.crash(fault.node, power=power)
     if empty:
         node.disk.empty()
+        cluster.checkers.disk_lost()
         node.lost_data = True
     cluster.clock.after(fault.for_ns, node.start)
     return True
@@ -217,6 +218,7 @@ def _flip(cluster: Cluster, fault: Fault) -> bool:
     cluster.crash(fault.node, power=fault.draw < 0.5)
     flipped = [name for name in sorted(node.disk.folders) if node.disk.flip_bit(name)]
     node.lost_data = node.lost_data or bool(flipped)
+    cluster.checkers.disk_lost()
     cluster.clock.after(fault.for_ns, node.start)
     return bool(flipped)
 

@@ -78,6 +78,8 @@ class PartitionGhost:
     """Last offset of every batch at or below the true HW -> its key: the one true log."""
     lasts: list[int] = field(default_factory=list)
     """Keys of ``committed``, ascending."""
+    disk_lost_in_epoch: int = -1
+    """LeaderEpoch in which a fault last took away what a disk had flushed."""
     high_watermark: int = -1
     """The true HW: the highest that any node ever had."""
     leaders: dict[int, tuple[str, int]] = field(default_factory=dict)

@@ -140,7 +140,7 @@ async def test_nats_goes_away_and_comes_back(fragile: Any, stream_name: str) -> 
 
 def flip_a_bit_of_the_first_segment(bench: Any, node: str, name: str) -> None:
     """In a sealed one: recovery trusts its index, so only a read can find it."""
-    folders = [path for path in bench.cluster.data.glob(f"**/{node}/**/streams/{name}-*/0")]
+    folders = list(bench.cluster.data.glob(f"**/{node}/**/streams/{name}-*/0"))
     assert len(folders) == 1, folders
     logs = sorted(folders[0].glob("*.log"))
     assert len(logs) > 2
