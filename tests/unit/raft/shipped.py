@@ -160,13 +160,13 @@ class ShippedNet(Network):
         random.seed(seed)
         pysyncobj.syncobj.monotonicTime = self.clock
         self.conf = conf
-        self._transports: dict[str, _Wire] = {}
+        self.transports: dict[str, _Wire] = {}
         self.results: list[tuple[Any, str]] = []
         for name in ids:
             self.start(name)
 
     def start(self, name: str, **conf: Any) -> Shipped:
-        transport = self._transports[name] = _Wire(self, name)
+        transport = self.transports[name] = _Wire(self, name)
         node = self.up[name] = Shipped(name, self.members, transport, **{**self.conf, **conf})
         for other in self.members:
             if other != name:
@@ -174,7 +174,7 @@ class ShippedNet(Network):
         return node
 
     def receive(self, sender: str, receiver: str, message: Any) -> None:
-        self._transports[receiver]._onMessageReceived(Node(sender), message)
+        self.transports[receiver]._onMessageReceived(Node(sender), message)
 
     def tick(self, name: str) -> None:
         self.up[name].doTick(0)
@@ -188,7 +188,7 @@ class ShippedNet(Network):
         for one in self.up:
             for other in self.members:
                 if one != other:
-                    together, end = side.get(one) == side.get(other), self._transports[one]
+                    together, end = side.get(one) == side.get(other), self.transports[one]
                     (end._onNodeConnected if together else end._onNodeDisconnected)(Node(other))
                     if not together:
                         self.wires[one, other].clear()
