@@ -124,6 +124,10 @@ class Feeder:
             logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
             await asyncio.to_thread(self._store.drop_above, cut)
             await self.restart(0)
+            if outbox is not None:
+                outbox.compare_again()
+            if self._emitter is not None:
+                self._emitter.look_again()
             return True
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from liftpy.errors import LiftError
-from liftpy.service.base import Headers, Role, Service, ServiceFailedError
+from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.log_timers import LogTimers
-from liftpy.service.outbox import MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.service.outbox import ID_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.wire.batch import Record
 
@@ -125,8 +125,11 @@ class ServiceMachine:
             self._source = None
         self.position = record.offset + 1
         self.last_epoch = record.leader_epoch
-        if self.outbox is not None and self.role is Role.FOLLOWER:
-            self.outbox.trim()
+        if self.outbox is not None:
+            if self.outbox.diverged:
+                raise DivergedError(f"{self.identity}: {self.outbox.diverged}")
+            if self.role is Role.FOLLOWER:
+                self.outbox.trim()
 
     def _fire(self, now_ns: int) -> None:
         fired = 0
@@ -176,6 +179,9 @@ class ServiceMachine:
             raise ServiceFailedError(
                 f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_RECORD} come from one record"
             )
+        names = [name for name, _ in headers]
+        if len(set(names)) != len(names) or any(name.startswith(ID_HEADER) for name in names):
+            raise ServiceFailedError(f"an output's header names are unique, and none begins with {ID_HEADER}")
         source.index += 1
         self.outbox.add(output)
 

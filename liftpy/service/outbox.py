@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import crc32c
+
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError
 from liftpy.wire.batch import Record
@@ -76,6 +78,10 @@ class Outbox:
         """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
         self.restarted_at = 0
         """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
+        self.diverged = ""
+        """What was produced here and is not what was written; '' as long as there is no such thing."""
+        self._ahead: dict[int, int] = {}
+        """Number -> digest of outputs that were read before they were produced here; at most ``max_records``."""
 
     @property
     def first_kept(self) -> int:
@@ -106,9 +112,17 @@ class Outbox:
     def add(self, output: Output) -> None:
         """Keep the next output, unless it is written already."""
         self.output_count = output.number + 1
+        theirs = self._ahead.pop(output.number, None)
+        if theirs is not None and theirs != _digest(self.id_of(output), output.key, output.value):
+            self.diverged = self.diverged or _differs(output.number)
         if output.number >= self.emitted_end:
             self._kept.append(output)
             self._kept_bytes += output.size_bytes
+
+    def compare_again(self) -> None:
+        """The log was cut: what was written since the state's beginning may be of records that are gone. Read it again."""
+        self._ahead.clear()
+        self.emitted_end = min(self.emitted_end, self.output_count)
 
     def trim(self) -> None:
         """FOLLOWER: drop the oldest down to the bounds."""
@@ -149,13 +163,26 @@ class Outbox:
                 f"offset {record.offset} of the output stream holds {theirs or 'a foreign record'}, not output {number} of "
                 f"{self.source}: the output stream must belong to this service alone, and be empty when it begins"
             )
+        digest = _digest(theirs, record.key, record.value or b"")
         if self._kept and self._kept[0].number == number:
             own = self._kept[0]
-            same = (own.value, own.key or None, self.id_of(own)) == (record.value, record.key or None, theirs)
-            if not same:
-                raise DivergedError(f"output {number} differs from the one that was written: the service is not deterministic")
+            if _digest(self.id_of(own), own.key, own.value) != digest:
+                raise DivergedError(_differs(number))
+        elif number >= self.output_count and len(self._ahead) < self._max_records:
+            self._ahead[number] = digest
         self.written(number + 1)
 
     def id_of(self, output: Output) -> str:
         """The output's deterministic id: stream uid/partition/offset/index."""
         return f"{self.source}/{output.offset}/{output.index}"
+
+
+def _digest(output_id: str, key: bytes | None, value: bytes) -> int:
+    return crc32c.crc32c(value, crc32c.crc32c(b"%b %d " % (key or b"", len(key or b"")), crc32c.crc32c(output_id.encode())))
+
+
+def _differs(number: int) -> str:
+    return (
+        f"output {number} differs from the one that was written: the service is not deterministic, or the log was cut below a "
+        "record whose outputs were written (unclean election)"
+    )

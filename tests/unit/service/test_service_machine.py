@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 from liftpy.wire.batch import Record
 
 WHO = Identity("ledger", "s", "uid1", 0)
@@ -212,3 +212,21 @@ def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they
     taken = machine.skip_to(25)
     assert ([s.position for s in taken], machine.position) == ([20], 25)
     assert machine.skip_to(5) == []
+
+
+@pytest.mark.parametrize("headers", [[("a", b""), ("a", b"")], [("Lift-Output", b"x")], [("Lift-Output-Number", b"1")]])
+def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list[tuple[str, bytes]]) -> None:
+    service, machine = started()
+    service.on_record = lambda record: service.emit(b"x", headers=headers)  # type: ignore[method-assign]
+    with pytest.raises(ServiceFailedError, match="header names"):
+        machine.apply([record(0)])
+
+
+def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_catches_everything() -> None:
+    _, machine = started()
+    assert machine.outbox is not None
+    machine.outbox.learned(
+        Record(0, 0, None, b"theirs", (("Lift-Output", b"uid1/0/0/0"), ("Lift-Output-Number", b"0")), "", None, 1)
+    )
+    with pytest.raises(DivergedError, match="output 0"):
+        machine.apply([record(0, b"e:ours")])

@@ -115,3 +115,25 @@ def test_any_senders_in_any_order_write_every_output_once_in_order(seed: int) ->
         if len(log) == total:
             break
     assert numbers(log) == list(range(total))
+
+
+def test_outputs_read_before_they_are_produced_are_compared_when_they_are() -> None:
+    outbox = Outbox("u/0")
+    outbox.learned(written(0))
+    outbox.learned(written(1, value=b"theirs"))
+    outbox.add(output(0))
+    assert outbox.diverged == ""
+    outbox.add(output(1, b"ours"))
+    assert "output 1 differs" in outbox.diverged
+
+
+def test_after_a_cut_what_was_written_is_read_and_compared_again() -> None:
+    outbox = filled(6)
+    for number in range(5):
+        outbox.learned(written(number))
+    outbox.restart(2)
+    outbox.compare_again()
+    assert outbox.emitted_end == 2
+    outbox.learned(written(2))
+    outbox.add(output(2, b"of other records"))
+    assert "output 2 differs" in outbox.diverged
