@@ -18,7 +18,10 @@ from liftpy.errors import CorruptionError
 from sidecar.raft.journal import GroupJournal
 from tests.scripts.stage import Stage
 
-KILLS = ("lossy restart stays in the ISR",)
+KILLS = (
+    "lossy restart stays in the ISR",
+    "a damaged journal is cut",
+)
 
 
 def test_on_a_follower() -> None:

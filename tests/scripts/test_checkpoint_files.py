@@ -16,7 +16,10 @@ import pytest
 from liftpy.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME
 from tests.scripts.stage import Stage
 
-KILLS = ("truncate by HW",)
+KILLS = (
+    "truncate by HW",
+    "a damaged checkpoint stops the node",
+)
 
 DAMAGES = ("empty", "torn", "old", "garbage", "gone")
 

@@ -21,6 +21,8 @@ from liftpy.wire._pb import client_pb2
 from tests.scripts.desk import Desk, FakeBus
 from tests.scripts.stage import Stage
 
+KILLS = ("a stream is its name",)
+
 
 def _read(desk: Desk, progress: ReadProgress) -> list[bytes | None]:
     desk.bus.deliver(desk.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")

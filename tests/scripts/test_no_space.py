@@ -13,12 +13,20 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from liftpy.errors import StorageError
 from sidecar.raft.journal import GroupJournal
 from tests.scripts.stage import Stage
+
+KILLS = (
+    "stored though there is no space",
+    "silent when there is no space",
+    "flush error forgotten",
+    "the journal ignores errors",
+)
 
 
 def test_on_the_leader() -> None:
@@ -85,7 +93,7 @@ def test_a_flush_error_is_final() -> None:
         assert s.outcome(lost) == "timed out"
 
 
-def test_for_the_metadata_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_the_metadata_group(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"kept", 1, 1)
@@ -94,8 +102,7 @@ def test_for_the_metadata_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "write", full)
+    with patch.object(os, "write", full):
         journal.add(b"lost", 2, 1)
         journal.setCurrentTerm(7, "n2")
         with pytest.raises(StorageError):  # the driver stops the member: no message leaves that shows entry, term or vote

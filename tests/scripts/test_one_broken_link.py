@@ -13,6 +13,8 @@ import pytest
 
 from tests.scripts.stage import Stage
 
+KILLS = ("one report deposes",)
+
 
 @pytest.mark.parametrize("direction", ["both", "to the leader", "from the leader"])
 def test_it_is_the_follower_that_goes(direction: str) -> None:

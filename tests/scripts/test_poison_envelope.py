@@ -18,6 +18,11 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, replication_pb2
 from tests.scripts.desk import Desk
 
+KILLS = (
+    "poison raises",
+    "any reply subject",
+)
+
 MESSAGE = frames.encode(client_pb2.Message(value=b"in an envelope", key=b"k"))
 
 POISON = {

@@ -19,6 +19,11 @@ from liftpy.wire.batch import split_batches
 from tests.scripts.desk import Desk, FakeBus
 from tests.scripts.stage import Stage
 
+KILLS = (
+    "an empty answer when it does not fit",
+    "batches of any size",
+)
+
 
 def _fetch(desk: Desk, offset: int) -> list[bytes]:
     """A follower's fetch that acknowledges ``offset``, and what it gets."""

@@ -1,23 +1,27 @@
 """A script proves something only if it can fail: each names, in ``KILLS``, the classical bugs that it must notice.
 
-Every such bug is brought back (``tests.simulation.mutants.catalogue``), and at least one test of the script has to break.
+Every such bug is brought back (``tests.simulation.mutants.catalogue``, ``more_mutants``), and at least one test of the script has to
+break.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.simulation.mutants.catalogue import MUTANTS
+from tests.scripts import more_mutants
+from tests.simulation.mutants import catalogue
 
-BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+BY_NAME = {mutant.name: mutant for mutant in (*catalogue.MUTANTS, *more_mutants.MUTANTS)}
 PAIRS = []
 
 
@@ -44,7 +48,10 @@ def _cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
     wanted = set(inspect.signature(test).parameters)
     for combination in itertools.product(*axes):
         case = {name: value for part in combination for name, value in part.items()}
-        if set(case) == wanted:  # one that needs fixtures is about something else
+        if wanted - set(case) == {"tmp_path"}:
+            with TemporaryDirectory() as folder:
+                yield case | {"tmp_path": Path(folder)}
+        elif wanted == set(case):
             yield case
 
 
@@ -56,7 +63,7 @@ def test_the_bug_is_noticed(path: Path, name: str) -> None:
         for test in tests:
             for case in _cases(test):
                 try:
-                    test(**case)
-                except Exception:
+                    asyncio.run(test(**case)) if inspect.iscoroutinefunction(test) else test(**case)
+                except (Exception, pytest.fail.Exception):
                     return
     pytest.fail(f"{path.name} does not notice '{name}'")

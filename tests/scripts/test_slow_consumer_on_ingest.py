@@ -13,6 +13,11 @@ from __future__ import annotations
 from tests.scripts.desk import Desk
 from tests.scripts.stage import Stage
 
+KILLS = (
+    "ingest without bounds",
+    "overloaded and silent",
+)
+
 
 def test_nats_drops_in_silence_and_nothing_is_acknowledged() -> None:
     with Stage() as s:

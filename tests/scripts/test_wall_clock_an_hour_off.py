@@ -17,6 +17,8 @@ from liftpy.testing.clock import S
 from liftpy.wire.batch import split_batches
 from tests.scripts.stage import Stage
 
+KILLS = ("leases on the wall clock",)
+
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_nothing_hangs_on_it(hours: int) -> None:

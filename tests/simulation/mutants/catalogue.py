@@ -271,16 +271,21 @@ def gap_accepted() -> Patches:
 
 # ---- the ISR ---------------------------------------------------------------------------------------------------------------
 def join_by_time_only() -> Patches:
-    return [method(lag, "may_join", lambda progress, live, hw, start: True)]
+    return [method(lag, "may_join", lambda progress, live, hw, start: True), _never_lost()]
 
 
 def join_without_high_watermark() -> Patches:
     return [method(lag, "may_join", lambda p, live, hw, start: p.position is not None and p.position + 1 >= start),
-            method(lag, "is_lagging", lambda *a: False), *_eager()]  # fmt: skip
+            method(lag, "is_lagging", lambda *a: False), _never_lost(), *_eager()]  # fmt: skip
 
 
 def join_without_epoch_start() -> Patches:
     return [method(lag, "may_join", lambda p, live, hw, start: p.position is not None and p.position >= hw), *_eager()]
+
+
+def _never_lost() -> Any:
+    """Whoever is below HW is kept out by this net too."""
+    return method(lag, "has_lost", lambda progress, high_watermark: False)
 
 
 def _eager() -> Patches:

@@ -1,0 +1,190 @@
+"""Mutants for scripts whose bugs ``tests.simulation.mutants`` has no use for: the shell's, and those that seeds rarely meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from liftpy.client import progress
+from liftpy.cluster.decisions import elections
+from liftpy.errors import CorruptionError, LiftError
+from liftpy.log import recovery
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica.waiting import FailedRole
+from liftpy.testing.process import Process
+from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire import frames
+from sidecar.bus import publishes
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.ingest import Ingest
+from sidecar.bus.reads import ReadService
+from sidecar.bus.replication import ReplicationService
+from sidecar.raft.journal import GroupJournal
+from tests.simulation.mutants.catalogue import Mutant, Patches, method
+
+
+def one_report_deposes() -> Patches:
+    return [method(elections, "_most_have_reported", lambda *args: True)]
+
+
+def leases_on_the_wall_clock() -> Patches:
+    heard = Process._heard
+
+    def by_the_wall(self: Process, granted: bool, index: int, sent_ns: int) -> None:
+        heard(self, granted, index, sent_ns + self.node.wall_offset_ns)
+
+    return [method(Process, "_heard", by_the_wall)]
+
+
+def stored_though_there_is_no_space() -> Patches:
+    def swallow(self: SimReplica, error: Exception, token: int = 0) -> None:
+        self._tokens.pop(token, None)
+
+    return [method(SimReplica, "_storage_failed", swallow)]
+
+
+def silent_when_there_is_no_space() -> Patches:
+    def drop(self: FailedRole, event: Any, now_ns: int, out: list) -> None:
+        out.append(do.DropPublishes(event.token))
+
+    return [method(FailedRole, "publishes_received", drop)]
+
+
+def flush_error_forgotten() -> Patches:
+    real = Log.complete_flush
+    return [method(Log, "complete_flush", lambda self, flush, error=None: real(self, flush))]
+
+
+def checkpoint_is_not_checked() -> Patches:
+    real = recovery.decode_checkpoint
+
+    def strict(data: bytes | None) -> Any:
+        found = real(data)
+        if data is not None and found is None:
+            raise CorruptionError("a small file is damaged")
+        return found
+
+    return [method(recovery, "decode_checkpoint", strict)]
+
+
+def damaged_journal_is_cut() -> Patches:
+    real = GroupJournal._load
+
+    def load(self: GroupJournal) -> None:
+        try:
+            real(self)
+        except CorruptionError:
+            pass
+
+    return [method(GroupJournal, "_load", load)]
+
+
+def journal_ignores_errors() -> Patches:
+    real = GroupJournal.sync
+
+    def sync(self: GroupJournal) -> None:
+        try:
+            real(self)
+        except LiftError:
+            pass
+
+    return [method(GroupJournal, "sync", sync)]
+
+
+def ingest_without_bounds() -> Patches:
+    def submit(self: Ingest, messages: list) -> None:
+        now, self._config = self._config, _Boundless()  # type: ignore[assignment]
+        try:
+            real(self, messages)
+        finally:
+            self._config = now
+
+    real = Ingest._submit
+    return [method(Ingest, "_submit", submit)]
+
+
+class _Boundless:
+    ingest_queue_records = 1 << 40
+
+
+def overloaded_is_silent() -> Patches:
+    return [method(Ingest, "_overload", lambda self, messages: None)]
+
+
+def expected_sequence_ignored() -> Patches:
+    return [method(Ingest, "_as_expected", lambda self, columns, messages: True)]
+
+
+def empty_answer_when_it_does_not_fit() -> Patches:
+    real = ReplicationService.send_response
+
+    def send(self: ReplicationService, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
+        reply = self._tokens.get(effect.token)
+        before = self._bus.errors["larger than max_payload"]
+        real(self, effect, log, high_watermark)
+        if reply is not None and self._bus.errors["larger than max_payload"] > before:
+            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+
+    return [method(ReplicationService, "send_response", send)]
+
+
+def batches_of_any_size() -> Patches:
+    real = Ingest.__init__
+
+    def init(self: Ingest, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self._largest_bytes = self._batch_bytes = 1 << 30
+
+    return [method(Ingest, "__init__", init)]
+
+
+def poison_raises() -> Patches:
+    real = publishes.Reader._take_envelope
+
+    def take(self: publishes.Reader, columns: Any, index: int, message: Any, headers: Any, now: int) -> None:
+        before = self.poison_envelopes
+        real(self, columns, index, message, headers, now)
+        if self.poison_envelopes > before:
+            raise ValueError("poison")
+
+    return [method(publishes.Reader, "_take_envelope", take)]
+
+
+def any_reply_subject() -> Patches:
+    return [method(InboxRule, "allows", lambda self, subject: bool(subject))]
+
+
+def a_stream_is_its_name() -> Patches:
+    real = ReadService._why_not
+
+    def by_name(self: ReadService, request: Any) -> Any:
+        request.streamUid = ""
+        return real(self, request)
+
+    check_head = progress.check_head
+
+    def any_uid(head: Any, uid: str, *rest: Any) -> None:
+        check_head(head, "", *rest)
+
+    return [method(ReadService, "_why_not", by_name), method(progress, "check_head", any_uid)]
+
+
+MUTANTS: Sequence[Mutant] = (
+    Mutant("one report deposes", "C9", one_report_deposes),
+    Mutant("leases on the wall clock", "D22", leases_on_the_wall_clock),
+    Mutant("stored though there is no space", "S8", stored_though_there_is_no_space),
+    Mutant("silent when there is no space", "S8", silent_when_there_is_no_space),
+    Mutant("flush error forgotten", "S4; fsyncgate", flush_error_forgotten),
+    Mutant("a damaged checkpoint stops the node", "S5", checkpoint_is_not_checked),
+    Mutant("a damaged journal is cut", "M2", damaged_journal_is_cut),
+    Mutant("the journal ignores errors", "S4", journal_ignores_errors),
+    Mutant("ingest without bounds", "L7", ingest_without_bounds),
+    Mutant("overloaded and silent", "L4", overloaded_is_silent),
+    Mutant("expected sequence ignored", "A3", expected_sequence_ignored),
+    Mutant("an empty answer when it does not fit", "Liftbridge", empty_answer_when_it_does_not_fit),
+    Mutant("batches of any size", "D23", batches_of_any_size),
+    Mutant("poison raises", "A6", poison_raises),
+    Mutant("any reply subject", "A5", any_reply_subject),
+    Mutant("a stream is its name", "R9", a_stream_is_its_name),
+)
