@@ -260,7 +260,9 @@ class Checkers:
             or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
         ]
         min_isr = replica.replica.state.min_isr
-        held = len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch  # then: they held it when it was committed
+        held = (
+            len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch
+        )  # then: they held it when it was committed
         check(held, "D21", where, "acknowledges", key, "flushed on", holders, "only")
         ghost.acked_all[last_offset] = key
 

@@ -17,6 +17,7 @@ from liftpy.invariants import check
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
 from liftpy.testing.clock import MS, Clock, S
+from liftpy.testing.disk import Disk
 from liftpy.testing.faults import Nemesis, Plan
 from liftpy.testing.group import Group
 from liftpy.testing.network import Network
@@ -31,8 +32,9 @@ STREAM = "orders"
 class Cluster:
     """One simulated cluster with one stream of one partition."""
 
-    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+    def __init__(self, plan: Plan, trace: Trace | None = None, make_disk: Callable[[str], Disk] = Disk) -> None:
         self.plan = plan
+        self.make_disk = make_disk
         self.seed = plan.seed
         self.config = plan.config
         self.stream_config = replace(plan.stream_config, commit_policy=plan.policy, min_isr=plan.min_isr)

@@ -47,7 +47,7 @@ class SimNode:
     def __init__(self, cluster: Cluster, node_id: str) -> None:
         self.cluster = cluster
         self.node_id = node_id
-        self.disk = Disk(f"{cluster.seed}/{node_id}/disk")
+        self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{node_id}/disk")
         self.wall_offset_ns = 0
         self.process: Process | None = None
         self.lost_data = False

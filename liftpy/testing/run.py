@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from liftpy.errors import InvariantError
 from liftpy.testing.cluster import Cluster
+from liftpy.testing.disk import Disk
 from liftpy.testing.faults import Fault, Plan, draw_plan
 from liftpy.testing.trace import Trace
 
@@ -42,10 +43,10 @@ class Outcome:
         return f"{head}\n{self.details}\nfaults:\n{faults}"
 
 
-def run_plan(plan: Plan, events: int, *, trace: bool = False) -> Outcome:
-    """Run ``plan`` for about ``events`` events of chaos, then heal."""
+def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callable[[str], Disk] = Disk) -> Outcome:
+    """Run ``plan`` for about ``events`` events of chaos, then heal. ``make_disk``: from a seed."""
     kept = Trace() if trace else None
-    cluster = Cluster(plan, kept)
+    cluster = Cluster(plan, kept, make_disk)
     start_ns = cluster.clock.now_ns
     violation, details = None, ""
     try:
