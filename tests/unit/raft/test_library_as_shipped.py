@@ -1,6 +1,10 @@
 """What PySyncObj 0.3.17 does as shipped (red, each in a process of its own), and what this project's driver does instead.
 
 These tests describe the library. Should one fail with a newer version, the guard in ``sidecar/raft`` may be able to go.
+Here: an apply or a callback that raises (point 6), and the flush and the pickle of its journal. The others:
+
+    1 disk            2, 3, 4 consensus   5 snapshot
+    7, 8 membership   9, 10 apply
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 import pytest
 
 from liftpy.errors import StorageError
+from sidecar.raft.driver import Driver
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import RaftCore, check_library, settings
 from sidecar.raft.transport import SessionTransport
@@ -68,6 +73,12 @@ class _Raising:
         raise ValueError(entry)
 
 
+class _Counting(_Raising):
+    def apply(self, entry: bytes, index: int) -> bytes:
+        self.calls += 1
+        return b"done"
+
+
 def _alone(folder: Path, machine: Any) -> RaftCore:
     check_library()
     journal = GroupJournal(folder / "journal", flush=False)
@@ -88,6 +99,25 @@ def test_ours_an_apply_that_raises_is_tried_once_and_stops_the_process(tmp_path:
         core.doTick(0.005)
     assert machine.calls == 1
     assert isinstance(core.failure, ValueError)
+
+
+async def test_ours_a_callback_that_raises_stops_the_process_with_the_command_applied_once(tmp_path: Path) -> None:
+    machine = _Counting()
+    core = _alone(tmp_path, machine)
+    failures: list[Exception] = []
+    transport = core._SyncObj__transport
+    driver = Driver(core, transport, core.log, lambda *_: None, lambda: None, failures.append)
+
+    def bad(*_: Any) -> None:
+        raise KeyError
+
+    core.propose(b"once", bad)
+    for _ in range(20):
+        driver.tick()
+    assert machine.calls == 1
+    assert driver.stopped
+    assert [type(failure) for failure in failures] == [KeyError]
+    core.log.close()
 
 
 def test_shipped_a_pickle_in_the_journals_meta_file_is_executed(tmp_path: Path) -> None:

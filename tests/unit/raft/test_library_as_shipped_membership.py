@@ -119,16 +119,16 @@ def open_port(folder: Path) -> Any:
 
     from pysyncobj import SyncObj, SyncObjConf
 
+    asked: list[Any] = []
+    bound: list[Any] = []
+
     class Socket(socket.socket):
         """Writes down where the library wants to listen, and listens on the loopback instead."""
 
-        asked: list[Any] = []
-        bound: list[Any] = []
-
         def bind(self, address: Any) -> None:
-            self.asked.append(address)
+            asked.append(address)
             super().bind(("127.0.0.1", 0))
-            self.bound.append(self.getsockname())
+            bound.append(self.getsockname())
 
     class Evil:
         def __reduce__(self) -> Any:
@@ -138,14 +138,14 @@ def open_port(folder: Path) -> Any:
     node = SyncObj("127.0.0.1:4321", ["127.0.0.1:4322"], SyncObjConf(autoTick=False))
     socket.socket = real  # type: ignore[misc]
     body = zlib.compress(pickle.dumps(Evil(), 2))
-    with socket.create_connection(Socket.bound[0], 5) as stranger:
+    with socket.create_connection(bound[0], 5) as stranger:
         stranger.sendall(struct.pack("i", len(body)) + body)
         ticks = 0
         while not (folder / "executed").exists() and ticks < 200:
             node.doTick(0.02)
             ticks += 1
     node.destroy()
-    return Socket.asked, (folder / "executed").exists()
+    return asked, (folder / "executed").exists()
 
 
 def test_shipped_it_listens_on_all_interfaces_and_executes_what_anybody_sends(tmp_path: Path) -> None:
