@@ -44,6 +44,8 @@ class Partitions:
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._changed_meanwhile: set[PartitionKey] = set()
+        """Of the busy ones: their state in the image has changed."""
         self._deleted_uids: set[str] = set()
         """Streams whose deletion was seen; their folders may go."""
         self._leading: dict[PartitionKey, PartitionWorker] = {}
@@ -108,7 +110,8 @@ class Partitions:
 
     def _reconcile(self, key: PartitionKey) -> None:
         if key in self._busy:
-            return  # its task looks at the image again before it ends
+            self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
+            return
         worker, wanted = self._workers.get(key), self._wanted(key)
         if worker is not None and wanted is not None:
             self._tell(worker)
@@ -119,6 +122,9 @@ class Partitions:
 
     def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
+        if key in self._changed_meanwhile and not self._stopping:
+            self._changed_meanwhile.discard(key)
+            self._reconcile(key)
         if not done.cancelled() and done.exception() is not None:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
