@@ -6,11 +6,13 @@
         s.until(lambda: s.leader in "n2 n3")
         assert s.isr == {"n2", "n3"}
 
-The real ``Replica``, ``Log`` and metadata state machine run; every invariant that ``liftpy.testing.checkers`` knows is checked after
-every step. When the block ends, everything is healed and the cluster has to become whole: leader, full ISR, HW at the log's end,
-readers drained, nothing lost [L1-L5, L8, D1, D24]; ``ends_whole=False`` where the story ends otherwise. A failure prints the trace.
+The real ``Replica``, ``Log`` and metadata state machine run; every invariant that ``liftpy.testing.checkers`` knows is
+checked after every step. When the block ends, everything is healed and the cluster has to become whole: leader, full ISR, HW
+at the log's end, readers drained, nothing lost [L1-L5, L8, D1, D24]; ``ends_whole=False`` where the story ends otherwise. A
+failure prints the trace.
 
-Times are virtual: five minutes of a cluster take milliseconds. A script is deterministic: the same steps give the same trace.
+Faults are in ``strikes``. Times are virtual: five minutes of a cluster take milliseconds. A script is deterministic: the same
+steps give the same trace.
 """
 
 from __future__ import annotations
@@ -18,129 +20,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from liftpy.cluster.image import PartitionImage, PartitionStatus
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig, StreamConfig
-from liftpy.errors import InvariantError
-from liftpy.log.memory import MemoryStorage
-from liftpy.replica import events as ev
-from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
-from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
+from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Reader
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
 from liftpy.testing.faults import Plan
 from liftpy.testing.ghost import PartitionGhost, Shadow
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadRequest, ReadResponse
+from liftpy.testing.messages import ReadRequest, ReadResponse
 from liftpy.testing.network import Noise
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.batch import parse_header
+from tests.scripts.props import KINDS, Author, Held, Sent
+from tests.scripts.strikes import Strikes
 
 _TRACE_LINES_SHOWN = 60
 
-KINDS: dict[type, str] = {
-    Publish: "publish", Ack: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
-    EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.WokenUp: "wake",
-    ReadRequest: "read", ReadResponse: "read answer",
-}  # fmt: skip
-"""What ``hold`` calls a message of the data path. On the metadata path it is the request's field name in ``ControlRequest``
-(``changeIsr``, ``reportLeader``, ``registerNode``...), or that with " answer" behind it, or ``heartbeat``, ``heartbeat answer``,
-``image``."""
 
-
-class Sent:
-    """One publish, and what its publisher knows of it."""
-
-    def __init__(self, number: int, ids: tuple[int, ...]) -> None:
-        self.number = number
-        self.ids = ids
-        """Of its messages; the checkers and ``Stage.ids`` know them by these."""
-        self.ack: Ack | None = None
-        self.timed_out = False
-
-    @property
-    def acked(self) -> bool:
-        """A positive ack came."""
-        return self.ack is not None and not self.ack.reason
-
-    @property
-    def outcome(self) -> str:
-        """'acked', the reason of a negative ack, 'no responders', 'timed out', or 'waiting'."""
-        if self.ack is not None:
-            return self.ack.reason or "acked"
-        return "timed out" if self.timed_out else "waiting"
-
-
-class Author(Publisher):
-    """A publisher that speaks when the script says so, and remembers every answer."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        super().__init__(cluster, name, f"{STREAM}.0", MS)
-        self.stopped = True
-        self.sent: dict[int, Sent] = {}
-
-    def send(self, policy: AckPolicy = AckPolicy.ALL, records: int = 1) -> Sent:
-        """Publish ``records`` messages as one batch."""
-        first = len(self.cluster.publishes) + 1
-        number = self.publish(policy, records)
-        self.sent[number] = Sent(number, tuple(range(first, first + records)))
-        return self.sent[number]
-
-    def _answered(self, number: int, policy: AckPolicy, ack: Any) -> None:
-        if number in self.waiting:
-            self.sent[number].ack = ack if isinstance(ack, Ack) else Ack("", str(ack))
-        super()._answered(number, policy, ack)
-
-    def _timed_out(self, number: int) -> None:
-        self.sent[number].timed_out = number in self.waiting
-        super()._timed_out(number)
-
-
-@dataclass
-class Held:
-    """Messages that a script keeps from their receivers (``Stage.hold``); in order."""
-
-    kinds: frozenset[str]
-    sender: str
-    receiver: str
-    at_most: int | None
-    """How many are kept; None: all."""
-    open: bool = True
-    """Whether more are kept."""
-    kept: list[Callable[[], None]] = field(default_factory=list)
-    messages: list[Any] = field(default_factory=list)
-    """The data path's messages; on the metadata path the names of what was kept."""
-
-    @property
-    def count(self) -> int:
-        """How many were kept so far."""
-        return len(self.messages)
-
-    def takes(self, kind: str, sender: str, receiver: str) -> bool:
-        """Whether this message is to be kept."""
-        full = self.at_most is not None and self.count >= self.at_most
-        return (
-            self.open and not full and kind in self.kinds
-            and self.sender in ("", sender) and self.receiver in ("", receiver)
-        )  # fmt: skip
-
-    def release(self) -> None:
-        """Let everything in now, and keep nothing more. What was for a process that is gone is lost."""
-        self.open = False
-        kept, self.kept = self.kept, []
-        for arrive in kept:
-            arrive()
-
-    def drop(self) -> None:
-        """Lose what was kept, and keep nothing more."""
-        self.open = False
-        self.kept.clear()
-
-
-class Stage:
+class Stage(Strikes):
     """See the module. ``settings`` are those of ``ReplicationConfig``; ``stream`` those of ``StreamConfig``."""
 
     def __init__(
@@ -355,154 +256,7 @@ class Stage:
             self.cluster.clock.step()
         return answers[0] if answers and isinstance(answers[0], ReadResponse) else None
 
-    # ---- processes and disks ---------------------------------------------------------------------------------------------
-    def crash(self, *nodes: str) -> None:
-        """The processes are gone at once; what they wrote stays in the page cache (a kill)."""
-        for node in nodes:
-            self._note(f"{node} is killed")
-            self.cluster.crash(node, power=False)
-
-    def power_off(self, *nodes: str, tail: str = "lost") -> None:
-        """The machines are gone; of what was not flushed the disk keeps nothing ('lost'), a part ('torn') or all ('kept')."""
-        for node in nodes:
-            self._note(f"{node} loses power")
-            disk = self.cluster.nodes[node].disk
-            keep = {"lost": lambda n, s, w: s, "torn": lambda n, s, w: (s + w) // 2, "kept": lambda n, s, w: w}[tail]
-            self._cut_power(node, disk, keep)
-
-    def _cut_power(self, node: str, disk: Any, keep: Callable[[str, int, int], int]) -> None:
-        if self.cluster.nodes[node].up:
-            self.cluster.nodes[node].stop_process()
-            disk.cut_power(keep)
-
-    def start(self, *nodes: str) -> None:
-        """Start the processes, if they don't run."""
-        for node in nodes:
-            self._note(f"{node} is started")
-            self.cluster.nodes[node].start()
-
-    def restart(self, node: str) -> None:
-        """Kill and start; wait until it has registered and hosts its replica again."""
-        self.crash(node)
-        self.start(node)
-        self.until(lambda: self.role(node) != "DOWN")
-
-    def empty_disk(self, node: str) -> None:
-        """The disk of a node that is down is replaced by an empty one."""
-        machine = self.cluster.nodes[node]
-        assert not machine.up, f"{node} runs"
-        self._note(f"{node} gets an empty disk")
-        machine.disk.empty()
-        machine.lost_data = True
-
-    def storage(self, node: str) -> MemoryStorage:
-        """The files of ``node``'s replica; to be damaged while it is down, by ``storage(node).files[name].data``."""
-        folders = self.cluster.nodes[node].disk.folders
-        return folders[f"{STREAM}-{self.cluster.key.uid}-0"]
-
-    def flip_bit(self, node: str, offset: int) -> None:
-        """One bit in the body of the batch with ``offset`` changes on ``node``'s disk, while it is down."""
-        assert not self.cluster.nodes[node].up, f"{node} runs"
-        self._note(f"a bit flips at offset {offset} on {node}")
-        for name, file in self.storage(node).files.items():
-            position = 0
-            while name.endswith(".log") and position < len(file.data):
-                header = parse_header(memoryview(bytes(file.data)), position)
-                if header.base_offset <= offset <= header.last_offset:
-                    file.data[position + header.size_bytes - 1] ^= 1
-                    self.cluster.nodes[node].lost_data = True
-                    return
-                position += header.size_bytes
-        raise AssertionError(f"{node} has no offset {offset}")
-
-    def pause(self, node: str) -> None:
-        """The process stands still (SIGSTOP): what comes for it waits, its flushes go on."""
-        process = self.cluster.nodes[node].process
-        assert process is not None
-        self._note(f"{node} is paused")
-        process.paused = True
-
-    def resume(self, node: str, *, timers_first: bool = False) -> None:
-        """The process goes on; everything that waited comes at once, messages before timers or after them."""
-        process = self.cluster.nodes[node].process
-        assert process is not None
-        self._note(f"{node} is resumed")
-        process.resume(timers_first=timers_first)
-
-    def slow_disk(self, node: str, latency_ms: float) -> None:
-        """Every flush that begins from now on takes about this long; 1 is the usual."""
-        self.cluster.nodes[node].disk.flush_ns = round(latency_ms * MS)
-
-    def fail_next_flush(self, node: str) -> None:
-        """The next flush reports an error."""
-        self.cluster.nodes[node].disk.fail_syncs = 1
-
-    def fill_disk(self, node: str, free_bytes: int = 0) -> None:
-        """No space but for ``free_bytes``."""
-        self._note(f"{node}'s disk is full")
-        self.cluster.nodes[node].disk.set_capacity(free_bytes)
-
-    def free_disk(self, node: str) -> None:
-        """There is space again."""
-        self.cluster.nodes[node].disk.set_capacity(None)
-
-    def wall_clock(self, node: str, offset_s: float) -> None:
-        """The node's wall clock is off by this much."""
-        self.cluster.nodes[node].wall_offset_ns = round(offset_s * S)
-
-    # ---- the network -----------------------------------------------------------------------------------------------------
-    def isolate(self, *nodes: str) -> None:
-        """No data path: cut off from NATS for streams, while the metadata path goes on."""
-        self._note(f"{nodes} lose the data path")
-        self.cluster.network.down.update(nodes)
-
-    def reconnect(self, *nodes: str) -> None:
-        """The data path is back."""
-        self._note(f"{nodes} have the data path back")
-        self.cluster.network.down.difference_update(nodes)
-
-    def cut_metadata(self, *nodes: str) -> None:
-        """No metadata path: heartbeats, requests and images are lost."""
-        self._note(f"{nodes} lose the metadata path")
-        self.cluster.group.cut.update(nodes)
-
-    def mend_metadata(self, *nodes: str) -> None:
-        """The metadata path is back."""
-        self._note(f"{nodes} have the metadata path back")
-        self.cluster.group.cut.difference_update(nodes)
-
-    def partition_off(self, *nodes: str) -> None:
-        """Neither path."""
-        self.isolate(*nodes)
-        self.cut_metadata(*nodes)
-
-    def rejoin(self, *nodes: str) -> None:
-        """Both paths are back."""
-        self.reconnect(*nodes)
-        self.mend_metadata(*nodes)
-
-    def cut(self, sender: str, receiver: str, *, both: bool = True) -> None:
-        """Nothing passes from ``sender`` to ``receiver`` on the data path, nor (``both``) the other way."""
-        self._note(f"cut {sender} -> {receiver}, both={both}")
-        self.cluster.network.cuts.add((sender, receiver))
-        if both:
-            self.cluster.network.cuts.add((receiver, sender))
-
-    def mend(self, one: str, other: str) -> None:
-        """The link is whole in both directions."""
-        self._note(f"mend {one} - {other}")
-        self.cluster.network.cuts -= {(one, other), (other, one)}
-
-    def slow_consumer(self, *nodes: str) -> None:
-        """NATS takes the nodes for slow consumers: everything for them is dropped, and nobody is told."""
-        self._note(f"{nodes} are slow consumers")
-        self.cluster.network.slow.update(nodes)
-
-    def keeps_up(self, *nodes: str) -> None:
-        """They are no slow consumers any more."""
-        self._note(f"{nodes} keep up again")
-        self.cluster.network.slow.difference_update(nodes)
-
+    # ---- messages held back ------------------------------------------------------------------------------------------
     def hold(self, *kinds: str, sender: str = "", receiver: str = "", at_most: int | None = None) -> Held:
         """Keep messages of these kinds (``KINDS``) from their receivers until ``release`` or ``drop``.
 
@@ -574,10 +328,3 @@ class Stage:
     def drop_prefix(self, node: str, log_start_offset: int) -> None:
         """Retention on ``node``: the log starts there."""
         self.replica(node).drop_prefix(log_start_offset)
-
-    def _note(self, text: str) -> None:
-        self.trace.note(f"*** {text}")
-
-
-BROKEN = (InvariantError, AssertionError)
-"""What a script that fails raises."""
