@@ -74,6 +74,7 @@ class FollowerRole(Role):
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
         self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
+        self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
         self._asks_again = False  # while CUTTING: the logs may not agree yet
 
@@ -287,7 +288,10 @@ class FollowerRole(Role):
         """CommitPosition: as good as an answer's HW, once the logs agree. It also heals a lost wake-up."""
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
+        first_sign = not self._met
         self._heard(now_ns)
+        if first_sign:
+            self._ask_anew(now_ns, out)
         if not self.agrees:
             return
         self._learn_high_watermark(event.high_watermark, out)
@@ -297,8 +301,16 @@ class FollowerRole(Role):
         if event.high_watermark > self.log.newest_offset:
             self.woken_up(now_ns, out)
 
+    def _ask_anew(self, now_ns: int, out: Effects) -> None:
+        """The leader listens now. What was asked before may have reached nobody but the leader before, who stands still: a time-out
+        would be waited for in vain. Once per leadership, so that frequent notices never overtake an answer."""
+        if self.following in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
+            self._ask(now_ns, out)
+        elif self.following in (Following.FETCHING, Following.FETCH_BACKOFF):
+            self._fetch(now_ns, out)
+
     def _heard(self, now_ns: int) -> None:
-        self._heard_ns = now_ns
+        self._heard_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
         """Silence for so long is reported; a longer idle wait makes it longer, or a quiet leader would be."""
@@ -321,7 +333,7 @@ class FollowerRole(Role):
         """Report a leader that has been silent too long; not when it was this process that stood still."""
         timeout_ns = self._leader_timeout_ns()
         if late_ns > timeout_ns // 4:
-            self._heard(now_ns)
+            self._heard_ns = now_ns
         silent_ns = now_ns - self._heard_ns
         if silent_ns < timeout_ns:
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)

@@ -137,6 +137,7 @@ def test_after_a_restart_it_reconciles_before_it_fetches() -> None:
     assert not follower.has(do.SendFetch)
     follower.step(ev.NoticeReceived("a", 5, 1, 0, 13, 0))
     assert follower.replica.high_watermark == 5, "HW does not rise before the cut"
+    query = follower.only(do.SendEpochQuery)
     follower.step(ev.EpochOffsetAnswered(query.request_id, 2, 11, 5, 0))
     assert follower.only(do.TruncateLog).end_offset == 10
     assert not follower.has(do.SendFetch)
@@ -214,6 +215,28 @@ def test_a_notice_raises_the_watermark_and_moves_the_log_start() -> None:
     assert follower.sent() == [do.RaiseHighWatermark(9), do.DropLogPrefix(5)]
     follower.step(ev.NoticeReceived("a", 1, 1, 0, 12, 5))
     assert follower.has(do.SendFetch), "it lacks records: a wake-up was lost"
+
+
+def test_the_first_sign_of_a_leader_makes_the_follower_ask_anew_and_only_the_first() -> None:
+    follower = Stepped("b").follows()
+    lost = follower.only(do.SendFetch)
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, -1, 0))
+    again = follower.only(do.SendFetch)
+    assert again.request_id > lost.request_id
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, -1, 0))
+    assert not follower.has(do.SendFetch), "the second one may be on its way"
+    follower.fire(Deadline.REQUEST)
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, -1, 0))
+    assert not follower.has(do.SendFetch)
+
+
+def test_a_question_that_reached_only_the_leader_before_is_asked_again_when_the_new_one_speaks() -> None:
+    follower = Stepped("b").opened(10, 5, ((1, 0),))
+    follower.told(state(leader="c", leader_epoch=2))
+    lost = follower.only(do.SendEpochQuery)
+    follower.step(ev.NoticeReceived("c", 2, 1, 10, 9, 0))
+    assert follower.only(do.SendEpochQuery).request_id > lost.request_id
+    assert follower.replica.high_watermark == 5
 
 
 def test_a_notice_of_another_epoch_is_ignored() -> None:
