@@ -3,7 +3,7 @@
     with Stage() as s:                      # n1, n2, n3 under virtual time; one stream of one partition; a reader that reads on
         s.publish(5)                        # five messages, each acknowledged ALL
         s.power_off(s.leader)               # faults are struck by hand; nothing happens by chance
-        s.until(lambda: s.leader in "n2 n3")
+        s.wait_for_leader("n2", "n3")
         assert s.isr == {"n2", "n3"}
 
 The real ``Replica``, ``Log`` and metadata state machine run; every invariant that ``liftpy.testing.checkers`` knows is
