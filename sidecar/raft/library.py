@@ -25,6 +25,8 @@ from sidecar.raft.journal import GroupJournal
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "settings"]
 
 SUPPORTED_VERSION = "0.3.17"
+MAX_APPEND_BYTES = 64 * 1024 * 1024
+"""Of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
 _REGULAR = b"\x00"
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
@@ -111,7 +113,7 @@ def settings(
         autoTick=False,
         autoTickPeriod=0.02,
         appendEntriesUseBatch=True,
-        appendEntriesBatchSizeBytes=64 * 1024 * 1024,
+        appendEntriesBatchSizeBytes=MAX_APPEND_BYTES,
         appendEntriesPeriod=0.1,
         raftMinTimeout=0.5,
         raftMaxTimeout=1.0,

@@ -36,7 +36,7 @@ from sidecar.raft.feed import FeedPublisher
 from sidecar.raft.forwarding import Forwarder, error_response
 from sidecar.raft.group import Watcher
 from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.presence import Presence
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
@@ -295,8 +295,11 @@ class RaftMember:
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
         request.timeNs = time.time_ns()
+        command = request.SerializeToString()
+        if len(command) >= MAX_APPEND_BYTES - 1:  # the library puts a byte in front
+            return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
         try:
-            answer, reason = await asyncio.wait_for(self._driver.propose(request.SerializeToString()), timeout_s)
+            answer, reason = await asyncio.wait_for(self._driver.propose(command), timeout_s)
         except TimeoutError:
             return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "no answer from the group in time")
         if reason == FAIL_REASON.SUCCESS and answer is not None:

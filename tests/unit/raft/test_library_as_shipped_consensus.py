@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.raft.ours import our_net
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft import member as member_module
+from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 
 # ---- 2: acknowledged loss on a perfect FIFO network with one leader crash -----------------------------------------------
@@ -236,3 +238,15 @@ def test_ours_the_same_follower_catches_up(tmp_path: Path, batch_size: int) -> N
         assert net.run(lambda: len(net.values(lead)) == 200, 5)
         assert net.counter(lead, "conflicts cut") >= 1
         assert net.values(lead) == net.values(near) == net.values(far)
+
+
+async def test_ours_an_entry_beyond_a_whole_batch_is_refused_before_the_library_would_cut_it_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_module, "MAX_APPEND_BYTES", 4096)
+    member = bare_member(tmp_path)
+    request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))
+    response = await member._order(request, 5.0)
+    assert response.error == pb.ControlResponse.INVALID
+    assert "too large" in response.detail
+    member._journal.close()
