@@ -43,7 +43,7 @@ class Acked:
 
 
 class Load:
-    """``workers`` messages in flight at most, each followed by a pause of ``pace_s``."""
+    """``workers`` messages in flight at most, each followed by a pause of ``pace_s``; about ``attempt_s`` is waited for an ack."""
 
     def __init__(self, url: str, stream: str, subject: str, *, workers: int, pace_s: float, attempt_s: float) -> None:
         self._url = url
@@ -73,7 +73,7 @@ class Load:
     def resume(self) -> None:
         """Publish (again)."""
         self._publishing = True
-        self._tasks = [asyncio.create_task(self._publish()) for _ in range(self._workers)]
+        self._tasks = [asyncio.create_task(self._publish(worker)) for worker in range(self._workers)]
 
     async def pause(self) -> None:
         """Send nothing more; acks are still taken."""
@@ -114,7 +114,8 @@ class Load:
         times = [ack.acked_at for ack in self.acked[max(index - 1, 0) :] if ack.acked_at <= until]
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=until - since)
 
-    async def _publish(self) -> None:
+    async def _publish(self, worker: int) -> None:
+        patience_s = self._attempt_s * (0.5 + worker / self._workers)  # or all would try again at the same moments
         while self._publishing:
             number = self._next_number
             self._next_number += 1
@@ -125,9 +126,10 @@ class Load:
             self._sent[number] = (time.monotonic(), answer)
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._connection.publish(self._subject, frames.encode(message), reply=f"{self._inbox}.{number}")
-            await asyncio.wait((answer,), timeout=self._attempt_s)
+            await asyncio.wait((answer,), timeout=patience_s)
             if not answer.done():
                 self.counters["unanswered"] += 1
+                answer.cancel()  # marks it as given up; an ack still counts
             elif answer.result():
                 await asyncio.sleep(self._pace_s)
             else:
@@ -142,10 +144,10 @@ class Load:
             return
         stored = self._take(number, sent_at, now, message)
         del self._sent[number]
-        if not answer.done():
-            answer.set_result(stored)
-        if now - sent_at > self._attempt_s:
+        if answer.done():
             self.counters["late acks" if stored else "late refusals"] += 1
+        else:
+            answer.set_result(stored)
 
     def _take(self, number: int, sent_at: float, now: float, message: Any) -> bool:
         if message.headers and message.headers.get("Status") == "503":
