@@ -137,6 +137,8 @@ class ReplicationConfig:
     ingest_queue_records: int = 262_144
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
+    preferred_leaders_every: float = 0.0
+    """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
 
     def __post_init__(self) -> None:
         _bounded(self, {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")})
@@ -149,6 +151,7 @@ class ReplicationConfig:
                 "ingest_queue_records": (16, 1 << 26),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
+                "preferred_leaders_every": (0, 86_400.0),
             },
         )
         if not self.heartbeat_s < self.lease_s < self.session_s:

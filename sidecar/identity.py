@@ -7,8 +7,9 @@ the data folder, which marks that a log with a flush policy other than ``always`
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.errors import ConfigError, StorageError
@@ -68,12 +69,18 @@ class Identity:
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
             raise ConfigError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
-        self._stored = stored or NodeIdentity(node_id)
+        self._stored = stored or NodeIdentity(node_id, folder_id=secrets.token_hex(8))
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
+
+    def count_start(self) -> tuple[str, int]:
+        """Make durable that one more process starts here; return (id of the folder, number of the start)."""
+        self._stored = replace(self._stored, starts=self._stored.starts + 1)
+        self._folder.store_identity(self._stored)
+        return self._stored.folder_id, self._stored.starts
 
     def begin(self, incarnation: int) -> None:
         """This process is ``incarnation`` now; from here on only a clean stop makes the marker good again."""
-        self._stored = NodeIdentity(self._node_id, incarnation, self._stored.clean_incarnation)
+        self._stored = replace(self._stored, incarnation=incarnation)
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
@@ -84,7 +91,7 @@ class Identity:
 
     def end_cleanly(self) -> None:
         """Everything acknowledged is on disk and nothing will be written any more [S9]."""
-        self._folder.store_identity(NodeIdentity(self._node_id, self._stored.incarnation, self._stored.incarnation))
+        self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
         try:
             self._lazy.unlink(missing_ok=True)
             sync_folder(self._folder.path)

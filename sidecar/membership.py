@@ -26,7 +26,7 @@ _REGISTER_TIMEOUT_S = 5.0
 _REGISTER_RETRY_S = 0.2
 _ANNOUNCE_EVERY = 25
 _IMAGE_WAIT_S = 0.02
-_FINAL = (pb.ControlResponse.INVALID,)
+_FINAL = (pb.ControlResponse.INVALID, pb.ControlResponse.STALE)
 
 
 class Membership:
@@ -46,8 +46,13 @@ class Membership:
         self.incarnation = 0
         group.watch(self._image_changed)
 
-    async def register(self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str) -> int:
-        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
+    async def register(
+        self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str, start: tuple[str, int]
+    ) -> int:
+        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will.
+
+        ``start``: (id of the data folder, number of this start on it).
+        """
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
             previousIncarnation=previous_incarnation,
@@ -57,6 +62,8 @@ class Membership:
             weight=self._settings.weight,
             version=__version__,
             statusAddress=status_address,
+            folderId=start[0],
+            start=start[1],
         )
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0

@@ -99,6 +99,7 @@ class Node:
             clean_stop=previous.clean_stop and not damaged,
             flushed_always=previous.flushed_always and not damaged,
             status_address=self.status.url,
+            start=identity.count_start(),
         )
         identity.begin(self.incarnation)
         self._build(bus, self.group, folder, identity)

@@ -232,6 +232,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
         min_isr=found.min_isr,
         commit_policy=found.commit_policy,
         candidate=found.candidate,
+        leaderships=found.leaderships,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
-from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
 from liftpy.errors import (
@@ -125,6 +125,23 @@ class Admin:
         request = cluster_pb2.ControlRequest()
         request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
         await self._ask(request)
+
+    async def elect_leader(
+        self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
+    ) -> PartitionImage:
+        """Move an Online partition to ``node_id`` ('': its preferred leader), or elect a leader of an Offline one.
+
+        ``unclean``: of an Offline one only, also a replica that may lack committed records: they are lost then. Returns the
+        partition as it was decided: the candidate is not the leader yet. Raises NotFoundError, ConfigError (not possible as
+        things are; the text says why), StaleRequestError, UnavailableError.
+        """
+        if node_id:
+            check_name(node_id, "node")
+        request = cluster_pb2.ControlRequest()
+        request.electLeader.CopyFrom(
+            cluster_pb2.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition, node=node_id, unclean=unclean)
+        )
+        return codec.partition_from_pb((await self._ask(request)).partition)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""

@@ -18,7 +18,7 @@ from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
-from liftpy.cluster.image import StreamImage
+from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError, ProtocolError
 from liftpy.ids import check_name
@@ -107,6 +107,12 @@ class Client:
     async def stream(self, name: str) -> StreamImage:
         """One stream; raises NotFoundError."""
         return (await self._admin.describe()).stream(check_name(name, "stream"))
+
+    async def elect_leader(
+        self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
+    ) -> PartitionImage:
+        """Move a partition's leadership, or elect a leader of an Offline partition; see ``Admin.elect_leader``."""
+        return await self._admin.elect_leader(await self.stream(stream), partition, node_id, unclean=unclean)
 
     async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader and its group; ``linearizable``: certainly as of now, behind a barrier."""

@@ -67,6 +67,8 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         fenced=node.fenced,
         sessionTimeNs=node.session_time_ns,
         previousIncarnation=node.previous_incarnation,
+        folderId=node.folder_id,
+        start=node.start,
     )
 
 
@@ -82,6 +84,8 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         fenced=message.fenced,
         session_time_ns=message.sessionTimeNs,
         previous_incarnation=message.previousIncarnation,
+        folder_id=message.folderId,
+        start=message.start,
     )
 
 
@@ -101,6 +105,7 @@ def partition_to_pb(partition: PartitionImage) -> pb.Partition:
         incomplete=partition.incomplete,
         deposed=partition.deposed,
         lastLeader=partition.last_leader,
+        leaderships=partition.leaderships,
     )
 
 
@@ -121,6 +126,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         incomplete=names.strings(message.incomplete),
         deposed=names.string(message.deposed),
         last_leader=names.string(message.lastLeader),
+        leaderships=message.leaderships,
     )
 
 

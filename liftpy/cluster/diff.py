@@ -75,6 +75,7 @@ class PartitionFacts:
     """The effective one: at least 1, never more than there are replicas."""
     commit_policy: CommitPolicy
     candidate: str
+    leaderships: int
 
 
 def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
@@ -90,6 +91,7 @@ def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
         min_isr=stream.config.effective_min_isr(len(partition.replicas)),
         commit_policy=stream.config.commit_policy,
         candidate=partition.candidate,
+        leaderships=partition.leaderships,
     )
 
 

@@ -103,8 +103,14 @@ class Draft:
 
     def change(self, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
         """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
-        last_leader = partition.leader or partition.last_leader
-        changed = replace(partition, epoch=self.next_epochs(), last_leader=last_leader)
+        old = stream.partitions[partition.partition]
+        begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
+        changed = replace(
+            partition,
+            epoch=self.next_epochs(),
+            last_leader=partition.leader or partition.last_leader,
+            leaderships=old.leaderships + begins,
+        )
         self.add(PartitionChanged(stream.name, stream.uid, changed))
         return changed
 

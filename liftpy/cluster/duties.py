@@ -1,4 +1,4 @@
-"""What the metadata leader does besides ordering the log: sessions and election clocks behind one door. Pure.
+"""What the metadata leader does besides ordering the log: sessions, election clocks and preferred leaders behind one door. Pure.
 
 The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
 about each request before it goes into the log, and proposes what ``due`` returns. Nothing here is kept over a change of
@@ -13,6 +13,7 @@ from typing import assert_never
 from liftpy.cluster.controller import describe
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.preferred import PreferredLeaders
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -42,22 +43,28 @@ class MetadataDuties:
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
         self._sessions = Sessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
+        self._preferred = PreferredLeaders(config.preferred_leaders_every)
+        self._image = ClusterImage()
         self._leading = False
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """This controller leads the group, and ``image`` holds everything that was committed before."""
         self._leading = True
+        self._image = image
+        self._preferred.lead(now_ns)
         self._sessions.lead(image, now_ns)
         self._timers.lead(image, now_ns)
 
     def resign(self) -> None:
         """This controller does not lead the group any more."""
         self._leading = False
+        self._preferred.resign()
         self._sessions.resign()
         self._timers.resign()
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """An entry was applied."""
+        self._image = image
         self._sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
 
@@ -96,10 +103,12 @@ class MetadataDuties:
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """What to propose now."""
-        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns))
+        moves = self._preferred.due(self._image, now_ns)
+        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns), *moves)
         return [control_request(message) for message in proposals]
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
-        deadlines = (self._sessions.next_deadline_ns(), self._timers.next_deadline_ns())
+        machines = (self._sessions, self._timers, self._preferred)
+        deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

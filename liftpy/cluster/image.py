@@ -47,6 +47,9 @@ class NodeImage:
     previous_incarnation: int = 0
     """What its data folder held when it registered. A process that dies before it stores its new incarnation comes
     back with this one, having acknowledged nothing in between."""
+    folder_id: str = ""
+    start: int = 0
+    """The process is the ``start``-th one on the data folder ``folder_id``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class PartitionImage:
     last_leader: str = ""
     """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
     with the commit policy ``quorum`` too."""
+    leaderships: int = 0
+    """How many there have been, the current one included: so that a replica knows when it has missed one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from liftpy.replica.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, 
 from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
-from liftpy.replica.succession import Succession
 
 _REPORTS_PER_TIMEOUT = 4
 
@@ -25,9 +24,7 @@ class CandidateRole(Role):
 
     def __init__(self, shared: Shared, now_ns: int) -> None:
         super().__init__(shared, "LEADER_LOG_REPLICATION")
-        until_ns = now_ns + nanoseconds(shared.config.lease_s)
-        succession = Succession(shared.last_leader, shared.node_id, shared.live, until_ns)
-        self.service = FetchService(shared, self.leader_epoch, now_ns, succession)
+        self.service = FetchService(shared, self.leader_epoch, now_ns)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 

@@ -11,29 +11,24 @@ from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendFetchR
 from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
 from liftpy.replica.progress import Progress
 from liftpy.replica.role import Effects, Shared
-from liftpy.replica.succession import Succession
 from liftpy.replica.waiters import Waiters
 
 
 class FetchService:
     """The followers of one LeaderEpoch, and their requests."""
 
-    def __init__(self, shared: Shared, leader_epoch: int, now_ns: int, succession: Succession | None = None) -> None:
+    def __init__(self, shared: Shared, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
         self._log = shared.log
         self._leader_epoch = leader_epoch
         self.followers: dict[str, Progress] = {}
         """Every other replica; positions of this LeaderEpoch only [D6]."""
         self.waiters = Waiters()
-        self.succession = succession
-        """None: nobody led before, or it was this node."""
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
         """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
         state, live = self._shared.state, self._shared.live
-        if self.succession is not None:
-            self.succession.live_changed(live)
         others = [replica for replica in state.replicas if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
             del self.followers[replica]
@@ -64,12 +59,12 @@ class FetchService:
 
     def asked(self, replica: str, leader_epoch: int) -> None:
         """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""
-        if self.succession is not None and leader_epoch == self._leader_epoch:
-            self.succession.asked_by(replica)
+        if leader_epoch == self._leader_epoch:
+            self._shared.succession.asked_by(replica)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
         """Whether nobody who led before may still speak."""
-        return self.succession is None or self.succession.is_over(now_ns)
+        return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, out: Effects) -> None:
         """Send what follows ``event.offset``; HW is the one at that time."""

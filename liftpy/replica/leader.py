@@ -80,8 +80,8 @@ class LeaderRole(Role):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
             self._open(now_ns, out)
             self._advance(now_ns, out)
-        elif self.service.succession is not None:
-            self.shared.deadlines.set(Deadline.PROMOTION, self.service.succession.until_ns, out)
+        else:
+            self.shared.deadlines.set(Deadline.PROMOTION, self.shared.succession.until_ns(), out)
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())

@@ -32,3 +32,5 @@ class PartitionState:
     min_isr: int
     commit_policy: CommitPolicy = CommitPolicy.ISR
     candidate: str = ""
+    leaderships: int = 0
+    """How many there have been, the current one included."""

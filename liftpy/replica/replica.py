@@ -36,6 +36,7 @@ from liftpy.replica.local_log import LocalLog
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
+from liftpy.replica.succession import Succession
 from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
 
 
@@ -44,7 +45,9 @@ class Replica:
 
     def __init__(self, node_id: str, incarnation: int, config: ReplicationConfig, seed: int = 0) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
-        self._shared = Shared(node_id, incarnation, config, Lease(nanoseconds(config.lease_s)), backoff)
+        lease_ns = nanoseconds(config.lease_s)
+        succession = Succession(node_id, lease_ns)
+        self._shared = Shared(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
         self._role: Role = WaitingRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -223,9 +226,8 @@ class Replica:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
         old, shared.state, shared.live = shared.state, state, dict(event.incarnations)
+        shared.succession.partition_changed(state, shared.live, now_ns)
         role = self._role_for(state, now_ns)
-        if state.status is PartitionStatus.ONLINE:
-            shared.last_leader = state.leader
         if isinstance(self._role, FailedRole):
             return
         if role is None:

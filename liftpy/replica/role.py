@@ -30,6 +30,7 @@ from liftpy.replica.events import (
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.replica.succession import Succession
 
 Effects = list[Effect]
 
@@ -50,14 +51,13 @@ class Shared:
     config: ReplicationConfig
     lease: Lease
     backoff: Backoff
+    succession: Succession
     log: LocalLog = field(default_factory=LocalLog)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
     state: PartitionState = NO_STATE
     """The partition as of the last PartitionChanged; epoch 0: none yet."""
-    last_leader: str = ""
-    """Leader of the last state with status ONLINE; '': none was seen by this process."""
     next_request_id: int = 1
     """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request."""
 

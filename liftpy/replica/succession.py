@@ -1,41 +1,66 @@
-"""Succession: a new leader says nothing while the one before it may still speak [A2, D22, R4].
+"""Succession: a new leader says nothing while one before it may still speak [A2, D22, R4].
 
 Goal: one speaker at a time. A leader that was deposed while its session lasted (by reports of its followers, or moved by command) and
 that does not know it yet may acknowledge, refuse and answer "latest" until its lease ends.
-Constraint: its lease can only come from answers made before the change that proposed the successor was recorded: later ones
-count only with the image that shows the change. So it has ended ``lease_s`` after the successor heard of its own proposal.
-Algorithm: the successor opens at once if the old leader's session has ended (fenced, or another incarnation), or if it asks for
-something in the new epoch (then it has stepped down); else when ``lease_s`` is over. The usual fail-over, by a session
-that ended, waits for nothing; a planned transfer waits for one round trip.
+Constraint: its lease can only come from answers made before the change that deposed it was recorded: later ones count only with
+the image that shows the change. So it has ended ``lease_s`` after anybody heard of that change.
+Algorithm: every replica remembers whose leaderships have ended, each for ``lease_s`` from when it heard. It does not take the next
+leader's word for it: leaderships may change faster than leases end, and a leader that was deposed before it opened knows
+nothing of the one before. The metadata counts the leaderships of a partition; where this replica has missed one (it was down, or
+heard only of the last of several changes), any other replica may have been the leader. A suspect is cleared when its session has
+ended (fenced, or another incarnation), or when it asks for something in the new epoch: then it has stepped down.
+So the usual fail-over, by a session that ended, waits for nothing; a planned transfer waits for one round trip.
+
+Worked example: a leads in epoch 1 and is cut off from the metadata; the leadership is moved to c (epoch 2) and at once on to b
+(epoch 3). c follows b and asks it at once, but a may speak for ``lease_s`` after b heard of epoch 2: b waits for a.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from liftpy.replica.partition import PartitionState, PartitionStatus
+
 
 class Succession:
-    """What the successor knows of its predecessor. ``predecessor`` '': not known, so the time has to pass."""
+    """Who led before and may still speak, as one replica knows it. Times in monotonic ns."""
 
-    __slots__ = ("_incarnation", "_over", "_predecessor", "until_ns")
+    __slots__ = ("_ended", "_last", "_lease_ns", "_node_id", "_suspects")
 
-    def __init__(self, predecessor: str, node_id: str, live: Mapping[str, int], until_ns: int) -> None:
-        self._predecessor = predecessor
-        self._incarnation = live.get(predecessor)
-        self._over = predecessor == node_id or (bool(predecessor) and self._incarnation is None)
-        self.until_ns = until_ns
-        """Monotonic: no lease of the predecessor lasts longer."""
+    def __init__(self, node_id: str, lease_ns: int) -> None:
+        self._node_id = node_id
+        self._lease_ns = lease_ns
+        self._ended = 0
+        """Number of the last leadership that is known to have ended."""
+        self._last = (0, "", 0)
+        """(number of the leadership, leader, its incarnation) that was seen last."""
+        self._suspects: dict[str, tuple[int, int]] = {}
+        """Node -> (incarnation, until when it may speak)."""
+
+    def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int) -> None:
+        """The metadata shows the partition in ``state``; ``live``: node -> incarnation."""
+        online = state.status is PartitionStatus.ONLINE
+        ended = state.leaderships - online
+        if ended > self._ended:
+            number, leader, incarnation = self._last
+            seen = ended == self._ended + 1 == number
+            suspects = {leader: incarnation} if seen else {node: live.get(node, 0) for node in state.replicas}
+            for node, held in suspects.items():
+                if node != self._node_id:
+                    self._suspects[node] = (held, now_ns + self._lease_ns)
+            self._ended = ended
+        if online:
+            self._last = (state.leaderships, state.leader, live.get(state.leader, 0))
+        self._suspects = {node: held for node, held in self._suspects.items() if live.get(node, 0) == held[0] != 0}
 
     def asked_by(self, replica: str) -> None:
-        """``replica`` asked for something in the new epoch."""
-        if replica == self._predecessor:
-            self._over = True
-
-    def live_changed(self, live: Mapping[str, int]) -> None:
-        """The predecessor's session may have ended."""
-        if self._predecessor and live.get(self._predecessor) != self._incarnation:
-            self._over = True
+        """``replica`` asked for something in the newest epoch."""
+        self._suspects.pop(replica, None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether the successor may speak."""
-        return self._over or now_ns >= self.until_ns
+        """Whether a new leader may speak."""
+        return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
+
+    def until_ns(self) -> int:
+        """When it is over at the latest; 0: it is."""
+        return max((until_ns for _, until_ns in self._suspects.values()), default=0)

@@ -23,6 +23,9 @@ class Disk:
 
     def __init__(self, seed: str) -> None:
         self.folders: dict[str, MemoryStorage] = {}
+        self.starts = 0
+        """Durable: how many processes have started on it. ``folder_number``: which disk it is, an emptied one is another."""
+        self.folder_number = 0
         self.incarnation = 0
         """Durable: of the process that ran last on this disk, 0 for an empty one."""
         self.clean_stop = False
@@ -56,6 +59,8 @@ class Disk:
     def empty(self) -> None:
         """Replaced by a new one."""
         self.folders.clear()
+        self.folder_number += 1
+        self.starts = 0
         self.incarnation = 0
         self.clean_stop = self.doubtful = False
 

@@ -37,7 +37,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
     return PartitionState(
         key=found.key, replicas=found.replicas, isr=found.isr, leader=found.leader, leader_epoch=found.leader_epoch,
         epoch=found.epoch, status=PartitionStatus(found.status), min_isr=found.min_isr,
-        commit_policy=found.commit_policy, candidate=found.candidate,
+        commit_policy=found.commit_policy, candidate=found.candidate, leaderships=found.leaderships,
     )  # fmt: skip
 
 
@@ -122,6 +122,7 @@ class Process:
     def start(self) -> None:
         """Open the logs, see what they lost, register."""
         disk = self.disk
+        disk.starts += 1
         for name in sorted(self.disk.folders):
             try:
                 self._logs[name], report = self._opened(name)
@@ -141,6 +142,8 @@ class Process:
             previousIncarnation=self.disk.incarnation,
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
+            folderId=f"disk-{self.disk.folder_number}",
+            start=self.disk.starts,
         )
         self.cluster.group.propose(
             self.node_id,

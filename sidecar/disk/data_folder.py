@@ -31,6 +31,10 @@ class NodeIdentity:
     node_id: str
     incarnation: int = 0
     clean_incarnation: int = 0
+    folder_id: str = ""
+    """Drawn when the folder was made: an emptied folder is another one."""
+    starts: int = 0
+    """How many processes have started on it."""
 
     @property
     def stopped_cleanly(self) -> bool:

@@ -28,6 +28,9 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
     known = draft.image.nodes.get(request.nodeId)
+    if known is not None and request.folderId and request.folderId == known.folder_id and request.start < known.start:
+        detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
+        return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
     node = NodeImage(
         node_id=request.nodeId,
         incarnation=draft.next_incarnation(),
@@ -38,6 +41,8 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
         fenced=False,
         session_time_ns=draft.now_ns,
         previous_incarnation=request.previousIncarnation,
+        folder_id=request.folderId,
+        start=request.start,
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
@@ -103,7 +108,7 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
         check_name(request.nodeId, "node id")
     except InvalidNameError as error:
         return str(error)
-    for what in ("rack", "version", "statusAddress"):
+    for what in ("rack", "version", "statusAddress", "folderId"):
         if len(getattr(request, what)) > MAX_TEXT_LENGTH:
             return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
     if not 0 <= request.weight <= MAX_WEIGHT:

@@ -94,7 +94,16 @@ def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:
 def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionImage, ...]:
     leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
     return tuple(
-        PartitionImage(number, replicas, replicas, replicas[0], leader_epoch + number, epoch + number, last_leader=replicas[0])
+        PartitionImage(
+            number,
+            replicas,
+            replicas,
+            replicas[0],
+            leader_epoch + number,
+            epoch + number,
+            last_leader=replicas[0],
+            leaderships=1,
+        )
         for number, replicas in enumerate(placed)
     )
 

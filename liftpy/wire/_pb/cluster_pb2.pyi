@@ -51,7 +51,7 @@ class StreamConfig(_message.Message):
     def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation")
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class Node(_message.Message):
     FENCED_FIELD_NUMBER: _ClassVar[int]
     SESSIONTIMENS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FOLDERID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     rack: str
@@ -70,10 +72,12 @@ class Node(_message.Message):
     fenced: bool
     sessionTimeNs: int
     previousIncarnation: int
-    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ...) -> None: ...
+    folderId: str
+    start: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +91,7 @@ class Partition(_message.Message):
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     DEPOSED_FIELD_NUMBER: _ClassVar[int]
     LASTLEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADERSHIPS_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -100,7 +105,8 @@ class Partition(_message.Message):
     incomplete: _containers.RepeatedScalarFieldContainer[str]
     deposed: str
     lastLeader: str
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ...) -> None: ...
+    leaderships: int
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs")
@@ -151,7 +157,7 @@ class DeleteStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterNode(_message.Message):
-    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress")
+    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     CLEANSTOP_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +166,8 @@ class RegisterNode(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATUSADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FOLDERID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     previousIncarnation: int
     cleanStop: bool
@@ -168,7 +176,9 @@ class RegisterNode(_message.Message):
     weight: float
     version: str
     statusAddress: str
-    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ...) -> None: ...
+    folderId: str
+    start: int
+    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("nodeId", "incarnation")

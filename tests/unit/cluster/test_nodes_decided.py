@@ -135,3 +135,14 @@ def test_a_wrong_registration_is_refused(fields: dict[str, object]) -> None:
     message = pb.RegisterNode(**({"nodeId": "a"} | fields))  # type: ignore[arg-type]
     assert driver.ask(registerNode=message).error == Error.INVALID
     assert not driver.fsm.image.nodes
+
+
+def test_a_registration_that_outlived_its_process_does_not_depose_the_next_one() -> None:
+    driver = Driver(("b", "c"))
+    driver.register("a", folderId="f", start=1)
+    driver.register("a", folderId="f", start=3)
+    current = driver.incarnation("a")
+    late = driver.register("a", folderId="f", start=2)
+    assert late.error == Error.STALE
+    assert driver.incarnation("a") == current
+    assert driver.register("a", folderId="another disk", start=1).node.incarnation > current

@@ -27,8 +27,10 @@ def state(
     min_isr: int = 2,
     replicas: str = "abc",
     policy: CommitPolicy = CommitPolicy.ISR,
+    leaderships: int = 1,
 ) -> PartitionState:
-    return PartitionState(KEY, tuple(replicas), frozenset(isr), leader, leader_epoch, epoch, status, min_isr, policy, candidate)
+    members = tuple(replicas), frozenset(isr)
+    return PartitionState(KEY, *members, leader, leader_epoch, epoch, status, min_isr, policy, candidate, leaderships)
 
 
 class Stepped:

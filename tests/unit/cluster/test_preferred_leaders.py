@@ -1,0 +1,55 @@
+"""Preferred leaders: what could go back, and when the metadata leader moves it by itself."""
+
+from __future__ import annotations
+
+from cluster_driver import Error
+from test_elections import Cluster
+
+from liftpy.cluster.image import PartitionStatus
+from liftpy.cluster.preferred import PreferredLeaders, misplaced
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def moved(cluster: Cluster, node: str) -> None:
+    """The leadership goes to ``node`` by command, which takes it."""
+    image = cluster.fsm.image.streams["orders"]
+    assert cluster.ask(electLeader=pb.ElectLeader(stream="orders", uid=image.uid, node=node)).error == Error.OK
+    cluster.promote()
+    assert cluster.partition().leader == node
+
+
+def test_misplaced_is_what_another_leads_and_the_preferred_one_could() -> None:
+    cluster = Cluster()
+    assert misplaced(cluster.fsm.image) == []
+    moved(cluster, "b")
+    assert [(key.partition, node) for key, node in misplaced(cluster.fsm.image)] == [(0, "a")]
+    cluster.fence("a")
+    assert misplaced(cluster.fsm.image) == []
+
+
+def test_leaderships_go_back_at_the_second_look_and_never_when_switched_off() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    on, off = PreferredLeaders(10.0), PreferredLeaders(0.0)
+    for leaders in (on, off):
+        leaders.lead(0)
+    image = cluster.fsm.image
+    assert on.due(image, 9 * NS_PER_S) == []
+    assert on.due(image, 10 * NS_PER_S) == [], "seen for the first time: it may have been lost a moment ago"
+    assert [proposal.node for proposal in on.due(image, 20 * NS_PER_S)] == ["a"]
+    assert off.due(image, 10**6 * NS_PER_S) == []
+    assert off.next_deadline_ns() is None
+    on.resign()
+    assert on.due(image, 10**6 * NS_PER_S) == []
+
+
+def test_nothing_moves_while_an_election_is_under_way() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    leaders = PreferredLeaders(10.0)
+    leaders.lead(0)
+    leaders.due(cluster.fsm.image, 10 * NS_PER_S)
+    cluster.fence("b")
+    assert cluster.partition().status is not PartitionStatus.ONLINE
+    assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []

@@ -1,0 +1,73 @@
+"""Succession: of all leaders before, however fast they followed each other, none may still speak when the new one opens [D22]."""
+
+from __future__ import annotations
+
+from stepping import S, state
+
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.replica.succession import Succession
+
+LIVE = {"a": 1, "b": 1, "c": 1}
+CANDIDATE = PartitionStatus.CANDIDATE_FOUND
+
+
+def candidate(node: str, leader_epoch: int, leaderships: int) -> PartitionState:
+    return state("", leader_epoch=leader_epoch, status=CANDIDATE, candidate=node, leaderships=leaderships)
+
+
+def test_the_first_leader_waits_for_nobody() -> None:
+    succession = Succession("a", S)
+    succession.partition_changed(state("a"), LIVE, 0)
+    assert succession.is_over(0)
+
+
+def test_a_successor_waits_until_the_one_before_asks_it() -> None:
+    succession = Succession("b", S)
+    succession.partition_changed(state("a"), LIVE, 0)
+    succession.partition_changed(candidate("b", 2, 1), LIVE, 5 * S)
+    assert not succession.is_over(5 * S)
+    succession.asked_by("c")
+    assert not succession.is_over(5 * S)
+    succession.asked_by("a")
+    assert succession.is_over(5 * S)
+
+
+def test_a_lease_ends_by_itself_and_with_the_session() -> None:
+    for live in (LIVE, {"b": 1, "c": 1}, {**LIVE, "a": 2}):
+        succession = Succession("b", S)
+        succession.partition_changed(state("a"), LIVE, 0)
+        succession.partition_changed(candidate("b", 2, 1), LIVE, 0)
+        succession.partition_changed(candidate("b", 2, 1), live, 1)
+        assert succession.is_over(1) is (live is not LIVE)
+        assert succession.is_over(S)
+
+
+def test_the_word_of_a_leader_that_never_opened_does_not_clear_the_one_before_it() -> None:
+    """Seed 10303: a leads and is cut off; the leadership goes to c and at once on to b, which c follows."""
+    succession = Succession("b", S)
+    succession.partition_changed(state("a"), LIVE, 0)
+    succession.partition_changed(candidate("c", 2, 1), LIVE, 0)
+    succession.partition_changed(state("c", leader_epoch=2, leaderships=2), LIVE, 1)
+    succession.partition_changed(candidate("b", 3, 2), LIVE, 2)
+    succession.asked_by("c")
+    assert not succession.is_over(S - 1)
+    assert succession.until_ns() == S
+    assert succession.is_over(S)
+
+
+def test_after_a_leadership_that_was_missed_anybody_may_have_been_the_leader() -> None:
+    succession = Succession("b", S)
+    succession.partition_changed(state("a"), LIVE, 0)
+    succession.partition_changed(candidate("b", 9, 3), LIVE, 0)
+    succession.asked_by("a")
+    assert not succession.is_over(0)
+    succession.asked_by("c")
+    assert succession.is_over(0)
+
+
+def test_a_process_that_has_just_started_knows_nobody() -> None:
+    succession = Succession("a", S)
+    succession.partition_changed(state("a", leader_epoch=7, leaderships=3), LIVE, 0)
+    assert not succession.is_over(0)
+    succession.partition_changed(state("a", leader_epoch=7, leaderships=3), {"a": 1}, 1)
+    assert succession.is_over(1)
