@@ -24,6 +24,7 @@ COMMANDS = {
     "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars here, in the foreground."),
     "sidecar": ("sidecar.cli.sidecar", "Run one node."),
     "stream": ("sidecar.cli.stream", "Create, list, show and delete streams."),
+    "partition": ("sidecar.cli.partition", "Move leaderships, and elect a leader where there is none."),
     "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),

@@ -19,7 +19,7 @@ from sidecar.cli.consume import record_json
 from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 
 demo = importlib.import_module("sidecar.cli.demo")
-OWN = ["stream", "publish", "consume", "status", "demo"]
+OWN = ["stream", "partition", "publish", "consume", "status", "demo"]
 NOBODY = ["--nats", "nats://127.0.0.1:1"]
 
 
@@ -51,6 +51,9 @@ def test_help_says_what_and_how(words: list[str], capsys: pytest.CaptureFixture[
         ["stream", "show", "orders"],
         ["stream", "create", "orders", "--subject", "shop.orders"],
         ["stream", "delete", "orders", "--yes"],
+        ["partition", "transfer", "orders"],
+        ["partition", "elect", "orders", "--unclean", "--yes-lose-data"],
+        ["partition", "rebalance"],
         ["publish", "orders", "/dev/null"],
         ["consume", "orders"],
         ["status"],

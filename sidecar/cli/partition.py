@@ -1,0 +1,148 @@
+"""``liftpy partition``: move leaderships, and elect a leader where there is none.
+
+Each command waits until the partition is led again, or says in time that it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import click
+
+from liftpy.client import Client
+from liftpy.cluster.image import PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.preferred import misplaced
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+_POLL_S = 0.05
+
+number_argument = click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
+timeout_option = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=15.0, show_default=True, help="Seconds to wait."
+)
+
+
+@click.group()
+def partition() -> None:
+    """Move leaderships, and elect a leader where there is none."""
+
+
+@partition.command()
+@click.argument("stream")
+@number_argument
+@click.option("--to", "node", default="", metavar="NODE", help="A live member of the ISR.  [default: the preferred leader]")
+@timeout_option
+@json_option
+@connection_options
+def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: bool, target: Target) -> None:
+    """Move the leadership of STREAM's PARTITION (0) to another replica; nothing acknowledged is lost."""
+
+    async def work(client: Client) -> tuple[PartitionImage, float]:
+        image = await client.stream(stream)
+        if _find(image, number).status is not PartitionStatus.ONLINE:
+            raise ConfigError(f"{stream}/{number} has no leader to move: liftpy partition elect {stream} {number}")
+        return await _moved(client, image, number, node, timeout_s=timeout_s)
+
+    _say(stream, *with_client(target, work), as_json)
+
+
+@partition.command()
+@click.argument("stream")
+@number_argument
+@click.option("--node", default="", metavar="NODE", help="This replica.  [default: the best one]")
+@click.option("--unclean", is_flag=True, help="Also a replica that may lack committed records: they are LOST then.")
+@click.option("--yes-lose-data", is_flag=True, help="With --unclean: don't ask.")
+@timeout_option
+@json_option
+@connection_options
+def elect(
+    stream: str, number: int, node: str, unclean: bool, yes_lose_data: bool, timeout_s: float, as_json: bool, target: Target
+) -> None:
+    """Elect a leader of STREAM's PARTITION (0), which is Offline."""
+    if yes_lose_data and not unclean:
+        raise click.UsageError("--yes-lose-data is for --unclean only: a clean election loses nothing")
+    if unclean and not yes_lose_data:
+        click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
+
+    async def work(client: Client) -> tuple[PartitionImage, float]:
+        image = await client.stream(stream)
+        if _find(image, number).status is PartitionStatus.ONLINE:
+            raise ConfigError(f"{stream}/{number} is led by {_find(image, number).leader}: liftpy partition transfer moves it")
+        return await _moved(client, image, number, node, timeout_s=timeout_s, unclean=unclean)
+
+    _say(stream, *with_client(target, work), as_json)
+
+
+@partition.command()
+@click.option("--stream", "only", default=None, help="This stream only.")
+@timeout_option
+@json_option
+@connection_options
+def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
+    """Give every partition back to its preferred leader, the first of its replicas, where that is in the ISR."""
+
+    async def work(client: Client) -> list[tuple[str, PartitionImage]]:
+        state = await client.describe_cluster()
+        if only is not None:
+            state.stream(only)
+        moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]
+        moved = []
+        for key, node in moves:
+            image = state.stream(key.stream)
+            moved.append((key.stream, (await _moved(client, image, key.partition, node, timeout_s=timeout_s))[0]))
+        return moved
+
+    moved = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps({"moved": [_json(stream, image) for stream, image in moved]}))
+        return
+    for stream, image in moved:
+        click.echo(f"{stream}/{image.partition} is led by {image.leader}")
+    click.echo(f"{len(moved)} leaderships moved" if moved else "every partition that can be is led by its preferred leader")
+
+
+def _find(image: StreamImage, number: int) -> PartitionImage:
+    if number >= len(image.partitions):
+        raise NotFoundError(f"{image.name} has the partitions 0 to {len(image.partitions) - 1}")
+    return image.partitions[number]
+
+
+async def _moved(
+    client: Client, image: StreamImage, number: int, node: str, *, timeout_s: float, unclean: bool = False
+) -> tuple[PartitionImage, float]:
+    """Have it decided, and wait until the partition is led in that state or a later one; (partition, seconds that it took)."""
+    began = time.monotonic()
+    decided = await client.elect_leader(image.name, number, node, unclean=unclean)
+    while True:
+        current = _find(await client.stream(image.name), number)
+        took_s = time.monotonic() - began
+        if current.status is PartitionStatus.ONLINE and current.epoch >= decided.epoch:
+            return current, took_s
+        if took_s > timeout_s:
+            raise UnavailableError(
+                f"{image.name}/{number} is {current.status.name} after {took_s:.1f} s: liftpy status shows why"
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _json(stream: str, image: PartitionImage) -> dict[str, object]:
+    return {
+        "stream": stream,
+        "partition": image.partition,
+        "leader": image.leader,
+        "leader_epoch": image.leader_epoch,
+        "isr": list(image.isr),
+        "unclean_elected": image.unclean_elected,
+    }
+
+
+def _say(stream: str, image: PartitionImage, took_s: float, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**_json(stream, image), "took_s": round(took_s, 3)}))
+        return
+    click.echo(f"{stream}/{image.partition} is led by {image.leader} in epoch {image.leader_epoch}, after {took_s:.2f} s")

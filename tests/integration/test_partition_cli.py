@@ -1,0 +1,97 @@
+"""``liftpy partition`` against a cluster of its own: leaderships are moved, given back, and at last elected with a loss."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sidecar.devcluster import DevCluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(3, settings={"LIFTPY_REPLICATION_MAX_LAG_TIME_S": "2.5"}) as cluster:
+        yield cluster
+
+
+LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+
+
+def liftpy(cluster: DevCluster, *words: str) -> tuple[int, Any]:
+    """(exit code, the JSON on standard output or the text on standard error)."""
+    command = [*LIFTPY, *words, "--json", "--nats", cluster.nats_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, json.loads(done.stdout) if done.returncode == 0 else done.stdout + done.stderr
+
+
+def state(cluster: DevCluster, stream: str, partition: int = 0) -> dict[str, Any]:
+    code, found = liftpy(cluster, "stream", "show", stream)
+    assert code == 0, found
+    return dict(found["partitions"][partition])
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within 30 s"
+        time.sleep(0.05)
+
+
+def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
+    assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
+    first = state(cluster, "moves")
+    other = first["replicas"][1]
+    code, moved = liftpy(cluster, "partition", "transfer", "moves", "--to", other)
+    assert (code, moved["leader"]) == (0, other)
+    assert moved["leader_epoch"] > first["leader_epoch"]
+    assert state(cluster, "moves")["leader"] == other
+    code, back = liftpy(cluster, "partition", "rebalance")
+    assert [(m["partition"], m["leader"]) for m in back["moved"]] == [(0, first["replicas"][0])]
+    assert liftpy(cluster, "partition", "rebalance") == (0, {"moved": []})
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "text"),
+    [
+        (["transfer", "moves", "--to", "n9"], 2, "not among"),
+        (["transfer", "moves", "7"], 1, "partitions 0 to 2"),
+        (["transfer", "nothing"], 1, "no stream"),
+        (["elect", "moves"], 2, "transfer moves it"),
+        (["elect", "moves", "--yes-lose-data"], 2, "--unclean only"),
+    ],
+)
+def test_what_is_not_possible_is_said(cluster: DevCluster, words: list[str], exit_code: int, text: str) -> None:
+    code, said = liftpy(cluster, "partition", *words)
+    assert code == exit_code, said
+    assert text in said
+
+
+def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: DevCluster) -> None:
+    assert liftpy(cluster, "stream", "create", "lossy", "--subject", "lossy", "--replicas", "2", "--min-isr", "1")[0] == 0
+    partition = state(cluster, "lossy")
+    leader, follower = partition["replicas"]
+    cluster.nodes[follower].terminate()
+    until(lambda: state(cluster, "lossy")["isr"] == [leader], "the follower leaves the ISR")
+    publish = [*LIFTPY, "publish", "lossy", "-", "--nats", cluster.nats_url]
+    subprocess.run(publish, input=b"1\n2\n3\n", check=True, timeout=60, capture_output=True)
+    cluster.nodes[leader].kill()
+    cluster.nodes[follower].start()
+    cluster.nodes[follower].wait_ready()
+    until(lambda: state(cluster, "lossy")["status"] == "OFFLINE", "the session of the leader ends")
+    code, said = liftpy(cluster, "partition", "elect", "lossy")
+    assert code == 2
+    assert "live" in said
+    code, elected = liftpy(cluster, "partition", "elect", "lossy", "--unclean", "--yes-lose-data")
+    assert (code, elected["leader"], elected["unclean_elected"]) == (0, follower, True), elected
+    until(lambda: state(cluster, "lossy")["leader"] == follower, "the other one leads")
+    cluster.nodes[leader].start()
+    cluster.nodes[leader].wait_ready()
+    until(lambda: set(state(cluster, "lossy")["isr"]) == {leader, follower}, "both are in the ISR")
