@@ -19,7 +19,7 @@ from sidecar.raft.transport import SessionTransport
 
 logger = logging.getLogger("liftpy.raft")
 
-TICK_S = 0.03
+TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536
 _FRAMES_PER_TICK = 2_000
 

@@ -90,7 +90,7 @@ async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
     while min([len((await client.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
         await asyncio.sleep(0.2)
     print(f"{partitions} partitions are open on every node after {time.perf_counter() - began:.1f} s")
-    await asyncio.sleep(5)
+    await asyncio.sleep(15)  # until every follower has waited for nothing ten times: the partitions are quiet then
     before, began = {name: cpu_s(node.pid) for name, node in cluster.nodes.items()}, time.perf_counter()
     await asyncio.sleep(15)
     took_s = time.perf_counter() - began
