@@ -55,6 +55,7 @@ def test_a_history_is_the_same_in_memory_and_on_files(seed: int, tmp_path: Path)
     files = run_plan(plan, 3000, trace=True, make_disk=lambda name: FileDisk(name, tmp_path))
     assert memory.violation is None, memory.report()
     assert files.violation is None, files.report()
-    assert memory.trace is not None and files.trace is not None
+    assert memory.trace is not None
+    assert files.trace is not None
     assert list((tmp_path).rglob("*.log"))
     assert files.trace.lines == memory.trace.lines
