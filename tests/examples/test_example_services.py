@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,15 @@ def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[
         assert again.snapshot() == whole.snapshot()
         assert [s.encode() for s in later] == [s.encode() for s in taken if s.position > snapshot.position]
         assert outputs(again) == outputs(whole)[snapshot.output_count :]
+
+
+def test_the_readmes_service_runs_as_it_is_printed() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    printed = readme[readme.index("# counter.py") :].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(printed, "counter.py", "exec"), names)
+    first, second = names["Counter"](), names["Counter"]()
+    machine, snapshots = run(first, commands(b"a", b"b", b"a"), every=2)
+    assert outputs(machine) == [b"a: 1", b"b: 1", b"a: 2"]
+    run(second, commands(b"a", b"b", b"a")[2:], every=2, snapshot=snapshots[0])
+    assert second.take_snapshot() == first.take_snapshot() == b"a=2\nb=1"
