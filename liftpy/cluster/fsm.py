@@ -34,6 +34,8 @@ class ClusterFsm:
         """What the last apply did, in order; empty when it changed nothing but index and time."""
         self.failure_count = 0
         """Entries that ended in an unexpected error: each is a bug, answered UNKNOWN, and changed nothing."""
+        self.refused_count = 0
+        """Entries that are not a ControlRequest: somebody has put foreign bytes into the log."""
 
     @property
     def records(self) -> list[pb.Record]:
@@ -53,6 +55,7 @@ class ClusterFsm:
         try:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
+            self.refused_count += 1
             self.image = replace(before, index=index)
             return _finish(refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response, b"", index)
         now_ns = max(before.time_ns, request.timeNs)

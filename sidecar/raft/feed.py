@@ -99,6 +99,7 @@ class FeedSubscriber:
         self._forwarder = Forwarder(connection, subjects)
         self._watchers: list[Watcher] = []
         self._leader = ""
+        self._refused = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -110,6 +111,11 @@ class FeedSubscriber:
     def leader(self) -> str:
         """The metadata leader that answered last."""
         return self._leader
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Frames of the feed that could not be read."""
+        return {"feed frames refused": self._refused} if self._refused else {}
 
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
@@ -156,6 +162,7 @@ class FeedSubscriber:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)
         except LiftError:
+            self._refused += 1
             return
         before = self.image
         if self._subscription.entry_received(entry):

@@ -23,6 +23,10 @@ class Group(Protocol):
     def leader(self) -> str:
         """Node id of the metadata leader as known here, '' when there is none."""
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was refused, ended or lost on the way to the group, by kind."""
+
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
 

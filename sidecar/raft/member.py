@@ -219,8 +219,11 @@ class RaftMember:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the transport counted: sessions, refused messages, stale frames."""
-        return dict(self._transport.sessions.counters)
+        """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
+        found = dict(self._transport.sessions.counters)
+        if self._fsm.refused_count:
+            found["entries refused"] = self._fsm.refused_count
+        return found
 
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""

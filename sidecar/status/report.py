@@ -46,7 +46,7 @@ class Reporter:
             "metadata_leader": self._group.leader,
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
-            "counters": dict(self._counters),
+            "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
             "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }

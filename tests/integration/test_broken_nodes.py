@@ -83,6 +83,35 @@ async def test_the_leader_stops_and_comes_back(fragile: Any, stream_name: str, h
     await expect_everywhere(fragile, stream_name, acked + last)
 
 
+async def test_no_publish_of_the_client_fails_while_the_leader_stops_in_good_order(fragile: Any, stream_name: str) -> None:
+    await fragile.create(stream_name)
+    leader = await settle(fragile, stream_name)
+    stopping, acked = asyncio.Event(), []
+
+    async def publish(worker: int) -> None:
+        number = 0
+        while not stopping.is_set():
+            value = f"{worker} {number}".encode()
+            await fragile.client.publish(stream_name, value)
+            acked.append(value)
+            number += 1
+
+    workers = [asyncio.create_task(publish(worker)) for worker in range(8)]
+    await fragile.until(lambda: asyncio.sleep(0, len(acked) > 200), "publishes flow")
+    node = fragile.cluster.nodes[leader]
+    assert await asyncio.to_thread(node.terminate) == 0
+    after = len(acked)
+    await fragile.until(lambda: asyncio.sleep(0, len(acked) > after + 200), "publishes go on")
+    stopping.set()
+    await asyncio.gather(*workers)
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(node.wait_ready)
+    await settle(fragile, stream_name)
+    total = (await fragile.replica(await fragile.leader(stream_name), stream_name))["newest_offset"] + 1
+    for name in NODES:
+        assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
+
+
 async def test_all_nodes_are_killed_at_once_and_come_back(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"

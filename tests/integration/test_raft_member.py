@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftpy.config import ReplicationConfig
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 from sidecar.embedded import NatsServer
@@ -268,3 +269,29 @@ async def test_an_emptied_member_votes_only_after_it_caught_up(controllers: Cont
     await starting
     await until(lambda: "a" in controllers[emptied].image.nodes)
     assert (tmp_path / emptied / "member").exists()
+
+
+async def test_foreign_bytes_in_the_log_are_refused_counted_and_change_nothing(controllers: Controllers) -> None:
+    await controllers.start()
+    await controllers["a"].propose(register("a"))
+    leader = controllers[controllers.leader]
+    answer, _ = await leader._driver.propose(pickle.dumps({"nodes": ["evil"]}))
+    assert answer is not None
+    assert pb.ControlResponse.FromString(answer).error == pb.ControlResponse.INVALID
+    await until(lambda: all(controllers[name].counters.get("entries refused") == 1 for name in "abc"))
+    assert all(set(controllers[name].image.nodes) == {"a"} for name in "abc")
+
+
+async def test_a_journal_that_cannot_be_flushed_stops_the_member(url: str, tmp_path: Path) -> None:
+    group = Controllers(url, tmp_path, names="a")
+    await group.start()
+
+    def fail() -> None:
+        raise StorageError("no space left on device")
+
+    group["a"]._journal.sync = fail  # type: ignore[method-assign]
+    response = await group["a"].propose(register("a"), timeout_s=0.5)
+    assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
+    assert [str(failure) for failure in group.failures] == ["no space left on device"]
+    del group["a"]._journal.sync
+    await group.stop()
