@@ -90,6 +90,7 @@ class RaftMember:
         self._shown = self._fsm.image
         """The image that the watchers have seen."""
         self._duty_since = -1
+        self._leaving = False
         """Term in which the duties have begun, -1 while this member does not lead."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._open(compact_after_entries, flush)
@@ -154,14 +155,20 @@ class RaftMember:
             self._spawn(self._take_over(self._core.raftCurrentTerm))
         elif old == _LEADER:
             logger.info("%s does not lead the metadata group any more", self.node_id)
-            self._duty_since = -1
-            self._duties.resign()
+            self._resign()
+
+    def _resign(self) -> None:
+        """Grant no lease and propose nothing as the leader any more: also before a successor is asked for, which does not wait for
+        an election time-out and so must not have leases to wait for either."""
+        self._duty_since = -1
+        self._duties.resign()
 
     async def _take_over(self, term: int) -> None:
         """Begin the leader's duties once everything that was committed before is applied here."""
-        while self._core.leads and self._core.raftCurrentTerm == term:
+        while self._core.leads and self._core.raftCurrentTerm == term and not self._leaving:
             response = await self._order(pb.ControlRequest(barrier=pb.Barrier()), _DUTY_TIMEOUT_S)
-            if response.error == pb.ControlResponse.OK and self._core.leads and self._core.raftCurrentTerm == term:
+            still = self._core.leads and self._core.raftCurrentTerm == term and not self._leaving
+            if response.error == pb.ControlResponse.OK and still:
                 self._duty_since = term
                 self._duties.lead(self._fsm.image, time.monotonic_ns())
                 self._feed.lead()
@@ -246,11 +253,13 @@ class RaftMember:
 
     async def hand_over(self) -> None:
         """Let another member lead; denied while nobody has all entries, so it is asked for again."""
+        self._leaving = True
         deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
         ask_at = 0.0
         peers = self._transport.sessions.peers.values()
         while not self._driver.stopped and any(peer.up for peer in peers) and time.monotonic() < deadline:
             if self._core.leads and time.monotonic() >= ask_at:
+                self._resign()
                 self._core.transferLeadership()
                 self._driver.wake()
                 ask_at = time.monotonic() + _HAND_OVER_TIMEOUT_S / 5
@@ -260,7 +269,9 @@ class RaftMember:
 
     async def stop(self) -> None:
         """Hand the leadership over, flush, close."""
+        self._leaving = True
         if not self._driver.stopped and self._core.leads and len(self._members) > 1:
+            self._resign()
             self._core.transferLeadership()
             self._driver.wake()
             deadline = time.monotonic() + _TRANSFER_TIMEOUT_S
