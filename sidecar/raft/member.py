@@ -90,8 +90,9 @@ class RaftMember:
         self._shown = self._fsm.image
         """The image that the watchers have seen."""
         self._duty_since = -1
-        self._leaving = False
         """Term in which the duties have begun, -1 while this member does not lead."""
+        self._leaving = False
+        """It stops, and takes no duties any more."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._open(compact_after_entries, flush)
         self._driver = Driver(self._core, self._transport, self._journal, self._send, self._ticked, fatal)
