@@ -158,3 +158,5 @@ class ReplicationConfig:
             raise ConfigError("heartbeat_s < lease_s < session_s must hold: a leader gives up before it is replaced")
         if not self.max_idle_wait_s < self.max_lag_time_s:
             raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")
+        if not self.max_idle_wait_s < self.max_leader_timeout_s:
+            raise ConfigError("max_idle_wait_s must be below max_leader_timeout_s, or idle followers would depose their leader")

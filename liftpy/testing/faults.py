@@ -88,7 +88,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         lease_s=lease_s,
         session_s=session_s,
         max_lag_time_s=rng.choice((0.6, 1.5, 5.0)),
-        max_idle_wait_s=rng.choice((0.1, 0.2, 0.5)),
+        max_idle_wait_s=rng.choice((0.1, 0.2, 0.4)),
         max_leader_timeout_s=rng.choice((0.5, 2.0)),
         fetch_timeout_s=rng.choice((0.3, 1.0)),
         replication_max_bytes=rng.choice((4096, 16_384, 1 << 20)),
