@@ -169,6 +169,11 @@ class Process:
         """A newer image: start what is new, tell the replicas, then let the leases that waited for it run."""
         if not self.incarnation or image.index <= self.image.index:
             return
+        own = image.nodes.get(self.node_id)
+        if own is not None and own.incarnation > self.incarnation:  # the sidecar stops then; its supervisor starts it again
+            self.cluster.counters["deposed by another registration"] += 1
+            self.node.restart()
+            return
         old, self.image = self.image, image
         changes = diff(old, image)
         live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}

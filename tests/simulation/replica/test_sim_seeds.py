@@ -21,7 +21,10 @@ SEEDS = range(1, 241)
 EVENTS = 20_000
 """As many as two cores run in two to three minutes: the rest of the suite needs its time too."""
 
-CORPUS = (5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300, 302, 307, 357, 1134, 1557, 3046)
+CORPUS = (
+    5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300,
+    302, 307, 357, 1134, 1557, 3046, 10303, 11455, 12280, 12359, 14132, 15603,
+)  # fmt: skip
 """Seeds that once found something, in the code or in the simulator."""
 
 WANTED = (
