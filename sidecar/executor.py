@@ -62,6 +62,8 @@ class Executor:
     def __init__(self, tools: Tools) -> None:
         self._t = tools
         self.storage_failed = False
+        self.no_space = False
+        """It failed because the disk was full."""
         self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
         t = tools
         self._do: dict[type[Effect], Callable[[Any], None]] = {
@@ -103,6 +105,7 @@ class Executor:
     def failed(self, error: StorageError, token: int = 0) -> None:
         """The log can't be worked with any more: tell the replica."""
         self.storage_failed = True
+        self.no_space = isinstance(error, NoSpaceError)
         self._t.counters["storage failures"] += 1
         logger.error("%s: storage failed: %s", self._t.key, error)
         self._t.feed(events.StorageFailed(str(error), no_space=isinstance(error, NoSpaceError), token=token))

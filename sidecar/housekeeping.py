@@ -1,13 +1,18 @@
-"""What a node does now and then for all its logs: HW checkpoints, retention, compaction; without stalling the event loop."""
+"""What a node does now and then for all its logs: HW checkpoints, retention, compaction; without stalling the event loop.
+
+It also looks whether a disk that was full has space again: then the node restarts, because a log that failed is not gone on with.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.partition_worker import PartitionWorker
@@ -18,13 +23,19 @@ logger = logging.getLogger("liftpy.housekeeping")
 RETENTION_EVERY_S = 5.0
 _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
+SPACE_AGAIN_BYTES = 256 * 1024 * 1024
+"""Free in the data folder's file system; a node that stopped for want of space tries again then."""
+_TRIES_AGAIN_EVERY_S = 60.0
 
 
 class Housekeeping:
     """A background task; ``close`` ends it."""
 
-    def __init__(self, partitions: Partitions, checkpoint_every_s: float) -> None:
+    def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
         self._partitions = partitions
+        self._folder = folder
+        self._repair = repair
+        self._started = time.monotonic()
         self._checkpoint_every_s = checkpoint_every_s
         self._task: asyncio.Task[None] | None = None
         self._checkpointed: dict[object, int] = {}
@@ -42,6 +53,22 @@ class Housekeeping:
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_EVERY_S
                 await self._retention()
+                self._look_for_space()
+
+    def _look_for_space(self) -> None:
+        """Have the node come back with the partitions that a full disk has stopped."""
+        stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
+        if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
+            return
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            logger.warning("how much space is free in %s can't be told: %s", self._folder, error)
+            return
+        if free >= SPACE_AGAIN_BYTES:
+            self._repair(
+                f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {free >> 20} MiB are free now"
+            )
 
     async def _checkpoints(self) -> None:
         done = 0

@@ -138,7 +138,7 @@ class Node:
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters)
         self.status.listen(bus, self.subjects, self._inboxes)
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s)
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
