@@ -55,6 +55,9 @@ class Checkers:
         where = self._where(replica)
         if not replica.process.lost_data:
             check(log.log_end_offset >= old.durable_end_offset, "S1", where, log.log_end_offset, old.durable_end_offset)
+        if log.log_start_offset > ghost.log_start_offset:  # retention was stored, and the process died before it could say so
+            check(log.log_start_offset <= ghost.high_watermark + 1, "D26", where, log.log_start_offset)
+            ghost.log_start_offset = log.log_start_offset
         base = old.base_chain if log.log_start_offset == old.log_start_offset else None
         if log.log_start_offset == 0:
             base = 0
