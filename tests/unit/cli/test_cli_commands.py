@@ -16,6 +16,7 @@ import pytest
 from liftpy.wire.batch import Record, build_batch, parse_batch
 from sidecar.cli import demo_steps, main, publish
 from sidecar.cli.consume import record_json
+from sidecar.cli.demo_failover import Failover
 from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 
 demo = importlib.import_module("sidecar.cli.demo")
@@ -186,16 +187,16 @@ def test_the_demo_exits_0_only_if_everything_agrees(
         def __init__(self, *_: object, **__: object) -> None:
             super().__init__(self)
 
-    async def run_nothing(*_: object, **__: object) -> tuple[list[demo_steps.Step], dict[str, tuple[int, int]]]:
+    async def run_nothing(*_: object, **__: object) -> tuple[list[demo_steps.Step], dict[str, tuple[int, int]], Failover]:
         steps = [demo_steps.Step("first", 2, 10, 1.0), demo_steps.Step("second", 2, 10, 1.0, agrees, "offset 1: b'x'")]
-        return steps, {"UA": (2, 7)}
+        return steps, {"UA": (2, 7)}, Failover("n1", "n2", 2, 1.0, 2.0)
 
     monkeypatch.setattr(demo, "DevCluster", NoCluster)
     monkeypatch.setattr(demo, "_run", run_nothing)
-    got, out, _ = run("demo", "--records", "2", "--no-spark", capsys=capsys)
+    got, out, _ = run("demo", "--records", "8", "--no-spark", capsys=capsys)
     assert got == code
     assert ("everything agrees, record by record" in out, "NO: offset 1" in out) == (agrees, not agrees)
-    got, out, _ = run("demo", "--records", "2", "--no-spark", "--json", capsys=capsys)
+    got, out, _ = run("demo", "--records", "8", "--no-spark", "--json", capsys=capsys)
     assert (got, json.loads(out)["agrees"]) == (code, agrees)
 
 
