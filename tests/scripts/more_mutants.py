@@ -7,6 +7,7 @@ from typing import Any
 
 from liftpy.client import progress
 from liftpy.cluster.decisions import elections
+from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import recovery
 from liftpy.log.log import Log
@@ -26,6 +27,26 @@ from tests.simulation.mutants.catalogue import Mutant, Patches, method
 
 def one_report_deposes() -> Patches:
     return [method(elections, "_most_have_reported", lambda *args: True)]
+
+
+def reports_of_any_leadership_count() -> Patches:
+    real = elections.report_leader
+
+    def count(draft: Any, request: Any) -> Any:
+        found = elections._find(draft, request)
+        if isinstance(found, tuple) and found[1].leader == request.leader:
+            request.leaderEpoch = found[1].leader_epoch
+        return real(draft, request)
+
+    return [method(elections, "report_leader", count)]
+
+
+def nobody_is_passed_over() -> Patches:
+    return [method(elections, "pass_over", lambda draft, request: draft.done())]
+
+
+def progress_does_not_count() -> Patches:
+    return [method(ElectionTimers, "progress", lambda self, report, now_ns: False)]
 
 
 def leases_on_the_wall_clock() -> Patches:
@@ -172,6 +193,9 @@ def a_stream_is_its_name() -> Patches:
 
 MUTANTS: Sequence[Mutant] = (
     Mutant("one report deposes", "C9", one_report_deposes),
+    Mutant("reports of any leadership count", "C9", reports_of_any_leadership_count),
+    Mutant("nobody is passed over", "L1", nobody_is_passed_over),
+    Mutant("progress does not count", "a long replay", progress_does_not_count),
     Mutant("leases on the wall clock", "D22", leases_on_the_wall_clock),
     Mutant("stored though there is no space", "S8", stored_though_there_is_no_space),
     Mutant("silent when there is no space", "S8", silent_when_there_is_no_space),

@@ -1,0 +1,45 @@
+"""Nobody listens while the leader is dead: who publishes or fetches then is told so at once, and nothing half-happens.
+
+NATS answers a request on a subject without subscribers by itself. For a publisher that is a clear no: the message is nowhere. For
+a follower it is no sign that its log is complete: an error leads into a back-off, never into the idle sleep, and never makes it
+cut or serve anything.
+
+Shows A2, D9, L1, L4.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.stage import Stage
+
+
+def test_what_nobody_hears_is_nowhere_and_the_followers_wait() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        silent = s.counted("no responders")
+        s.crash(a)
+        lost = [s.send() for _ in range(3)]
+        s.run(0.2)
+        assert s.counted("no responders") > silent
+        assert (s.end(b), s.end(c)) == (3, 3), "no answer is no reason to cut"
+        s.wait_for_leader(b, c)
+        asked = s.counted("no responders") - silent
+        assert asked < 60, "they back off"
+        s.publish(2)
+        assert not any(one.acked for one in lost)
+        assert not {i for one in lost for i in one.ids} & set(s.ids(s.leader))
+
+
+def test_a_tail_that_only_one_follower_has_survives_the_silence() -> None:
+    """The true HW is above what the followers know: who cuts to its own HW when nobody answers loses what was acknowledged."""
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        s.hold("notice", sender=a)
+        acked = s.publish(1)
+        s.crash(a)
+        s.run(0.5)
+        s.wait_for_leader(b, c)
+        assert set(acked[0].ids) <= set(s.ids(s.leader))

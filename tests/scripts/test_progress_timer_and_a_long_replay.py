@@ -1,0 +1,69 @@
+"""A long replay is not a failed one: the timer looks at progress, not at how long it takes.
+
+A candidate with much to replay needs many times ``election.candidate.timeout``. As long as its reports show that it gets on, it
+must not be passed over: the next one would have as much to replay, and so the partition would never have a leader. One that
+reports but does not get on is passed over.
+
+Shows L1, C5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.testing.clock import MS
+from liftpy.testing.sim_replica import SimReplica
+from tests.scripts.stage import Stage
+
+KILLS = ("progress does not count",)
+STEPS = 20
+STEP_NS = 500 * MS
+
+
+@contextmanager
+def long_replays(*, stuck_at: int = STEPS) -> Iterator[None]:
+    """Every candidate's replay takes STEPS steps of half a second; ``stuck_at``: and gets no further than that."""
+    real = SimReplica._replay_log
+
+    def replay(self: SimReplica, effect: do.ReplayLog) -> None:
+        if self.replica.role != "CANDIDATE":
+            real(self, effect)
+            return
+        for step in range(1, STEPS):
+            done = effect.end_offset * min(step, stuck_at) // STEPS
+            self._later(step * STEP_NS, lambda done=done: self.feed(ev.ReplayProgressed(done)))
+        if stuck_at == STEPS:
+            self._later(STEPS * STEP_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
+
+    SimReplica._replay_log = replay  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimReplica._replay_log = real  # type: ignore[method-assign]
+
+
+def test_a_candidate_that_gets_on_is_left_to_it() -> None:
+    with long_replays(), Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(40)
+        s.settle()
+        s.crash(a)
+        took_s = s.until(lambda: s.leader in (b, c), within_s=20)
+        assert took_s > 10, "five times the time-out"
+        assert s.counted("passOver OK") == 0
+        s.publish(1)
+
+
+def test_a_candidate_that_is_stuck_is_passed_over() -> None:
+    with long_replays(stuck_at=3), Stage(ends_whole=False) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(40)
+        s.settle()
+        s.crash(a)
+        s.until(lambda: s.partition.candidate != "")
+        first = s.partition.candidate
+        s.until(lambda: s.partition.candidate == next(node for node in (b, c) if node != first), within_s=15)
+        assert s.leader == ""
