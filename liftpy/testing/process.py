@@ -73,6 +73,8 @@ class SimNode:
         """The process is gone at once."""
         if self.process is not None:
             self.process.dead = True
+            if self.process.lost_data and not self.process.replicas:
+                self.lost_data = True  # it died before it opened what its disk has lost: so the next one finds out
             self.cluster.network.disconnect(self.node_id)
             self.process = None
 

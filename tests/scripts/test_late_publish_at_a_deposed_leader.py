@@ -1,0 +1,30 @@
+"""A message reaches a leader that has just been deposed: it says nothing, neither yes nor no.
+
+The same message may be on its way to the new leader as well, or be stored there already: publishers send to a subject, and not to a
+node. "Not stored" from somebody who does not lead would be a promise that nobody keeps; the publisher waits for its time-out instead.
+
+Shows A2, D22.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.stage import Stage
+
+KILLS = ("negative ack of a non-leader",)
+
+
+def test_it_is_not_refused() -> None:
+    with Stage() as s:
+        a, b = s.leader, s.followers[0]
+        s.publish(1)
+        held = s.hold("publish", receiver=a)
+        late = s.send()
+        s.until(lambda: held.count > 0)
+        s.move_leader(b)
+        s.until(lambda: s.role(a) == "FOLLOWER")
+        answers: list[object] = []
+        s.replica(a)._published(held.messages[0], answers.append)  # it was in the node's queue when the image came
+        held.drop()
+        assert s.outcome(late) == "timed out"
+        assert answers == []
+        s.publish(1)
