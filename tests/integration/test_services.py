@@ -227,6 +227,29 @@ async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any
             running.stop()
 
 
+@pytest.mark.parametrize("fault", ["metadata leader", "both leaders", "nats"])
+async def test_services_keep_one_state_over_the_death_of_what_they_stand_on(run: Any, fault: str) -> None:
+    """Of the metadata leader, of a node that leads the metadata group and the partition, of nats-server."""
+    service: Running = await run("bank")
+    bench = service.bench
+    await service.publish(260)
+    if fault == "nats":
+        bench.cluster.nats.kill()
+        await asyncio.to_thread(bench.cluster.nats.resume)
+    else:
+        victim = (await bench.client.describe_cluster()).metadata_leader
+        if fault == "both leaders" and await bench.leader(service.stream) != victim:
+            await service.elect(victim)
+            await bench.until(lambda: _is(service.leads, victim), f"{victim} leads both")
+        bench.cluster.nodes[victim].kill()
+        await service.publish_slowly(20)
+        bench.cluster.nodes[victim].start()
+        await asyncio.to_thread(bench.cluster.nodes[victim].wait_ready)
+    await service.publish_slowly(20)
+    await bench.until(service.leads, "a service leads")
+    await service.check()
+
+
 @pytest.mark.parametrize("example", ["bank", "ratelimiter"])
 async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_and_of_a_service(run: Any, example: str) -> None:
     service: Running = await run(example)
