@@ -67,7 +67,7 @@ class Disk:
     def flip_bit(self, name: str) -> bool:
         """One bit of a partition's log changes at rest; False if there is nothing to change.
 
-        Never one of the last batch: nobody could tell that from a torn write, which recovery cuts.
+        Never one of the last batch that was written whole: nobody could tell that from a torn write, which recovery cuts.
         """
         storage = self.folders.get(name)
         logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
@@ -75,7 +75,8 @@ class Disk:
             return False
         chosen = self._rng.choice(logs)
         data = storage.files[chosen].data
-        end = len(data) if chosen != logs[-1] else max(data.rfind(SIGNATURE) - SIGNATURE_POSITION, 0)
+        torn_or_last = max(data.rfind(SIGNATURE), 0)
+        end = len(data) if chosen != logs[-1] else max(data.rfind(SIGNATURE, 0, torn_or_last) - SIGNATURE_POSITION, 0)
         if end == 0:
             return False
         data[self._rng.randrange(end)] ^= 1 << self._rng.randrange(8)
