@@ -91,6 +91,18 @@ class Membership:
             with contextlib.suppress(TimeoutError):  # entries that change nothing are not announced
                 await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
 
+    async def live(self, timeout_s: float) -> None:
+        """Wait until the image shows this process as live: a slow start may have ended its session. At most ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._is_live():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _is_live(self) -> bool:
+        own = self._group.image.nodes.get(self._settings.node_id)
+        return own is not None and own.incarnation == self.incarnation and not own.fenced
+
     def start(self) -> None:
         """Begin the heartbeats."""
         self._task = asyncio.get_running_loop().create_task(self._beat())

@@ -50,6 +50,7 @@ EXIT_TO_REPAIR = 75
 """Exit code of a node that wants to be started again, to recover a log that it found damaged."""
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
+_LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
@@ -102,13 +103,14 @@ class Node:
             start=identity.count_start(),
         )
         identity.begin(self.incarnation)
+        self._membership.start()  # now: opening the logs may take longer than a session
         self._build(bus, self.group, folder, identity)
         logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
-        self._membership.start()
         await self.partitions.settled()
+        await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
