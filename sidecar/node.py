@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, open_bus
@@ -118,7 +119,9 @@ class Node:
     def _build(self, bus: BusConnection, group: Group, folder: DataFolder, identity: Identity) -> None:
         settings = self.settings
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
-        notifications = Notifications(bus, self.subjects, settings.node_id, self._deliver, self.counters)
+        notifications = Notifications(
+            bus, self.subjects, settings.node_id, self._inboxes, self._deliver, self._step_aside, self.counters
+        )
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
@@ -146,6 +149,10 @@ class Node:
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
             self.partitions.deliver(stream, partition, uid, event)
+
+    def _step_aside(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
+        if self.partitions is not None:
+            self.partitions.step_aside(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
 
     def _heard(self, sent_ns: int) -> None:
         if self.partitions is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import nats.errors
 
@@ -21,6 +21,7 @@ from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
 from liftpy.replica.events import Event, MetadataHeard
 from liftpy.replica.partition import PartitionState, PartitionStatus
+from sidecar.ending import end_tasks
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
 from sidecar.services import PartitionServices
 
@@ -29,6 +30,10 @@ logger = logging.getLogger("liftpy.partitions")
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _POLL_S = 0.005
+_ASIDE_S = 0.5
+"""How long a leader that is asked to step aside tries to answer its publishers."""
+_BACK_AFTER_S = 2.0
+"""It takes publishes again when it has not lost the leadership by then."""
 _PARTS_OF_A_LEASE = 2
 """Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
 
@@ -53,6 +58,10 @@ class Partitions:
         """When the last answered heartbeat was sent, monotonic."""
         self._passed_on_ns = 0
         self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
+        self._closing = False
+        """Leaderships are being handed over; nothing opens again."""
+        self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Leaders that stepped aside for a planned transfer."""
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -194,7 +203,30 @@ class Partitions:
 
         From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
         """
-        leading = list(self._leading.values())
+        self._closing = True
+        await self._quiet(list(self._leading.values()), timeout_s)
+
+    def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
+        """The leadership of a partition is about to be moved: as ``close_subjects``, for it alone, then call ``done``. If it is not
+        moved after all, publishes are taken again."""
+        worker = self._by_name.get((stream, partition))
+        if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
+            done()
+            return
+        earlier = self._aside.get(worker.key)
+        if earlier is not None:
+            earlier.cancel()
+        self._aside[worker.key] = asyncio.get_running_loop().create_task(self._step_aside(worker, done))
+
+    async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
+        await self._quiet([worker], _ASIDE_S)
+        done()
+        await asyncio.sleep(_BACK_AFTER_S)
+        del self._aside[worker.key]
+        if not self._closing:
+            worker.ingest.come_back()
+
+    async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
         for worker in leading:
             worker.ingest.leave()
         deadline = time.monotonic() + timeout_s
@@ -208,7 +240,8 @@ class Partitions:
 
     async def stop(self) -> bool:
         """Stop every worker; return whether everything that was acknowledged is on disk."""
-        self._stopping = True
+        self._stopping = self._closing = True
+        await end_tasks(list(self._aside.values()))
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

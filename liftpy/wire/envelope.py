@@ -51,6 +51,7 @@ class MessageType(IntEnum):
     STATUS_REQUEST = 24
     STATUS_RESPONSE = 25
     BATCH_PUBLISH = 26
+    STEP_ASIDE = 27
     SERVICE_HELLO = 32
     JOIN_LOG = 33
     SERVICE_ACK = 34

@@ -33,6 +33,7 @@ _TYPES: dict[type[Message], MessageType] = {
     replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
     replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
     replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
+    replication_pb2.StepAside: MessageType.STEP_ASIDE,
     cluster_pb2.ControlRequest: MessageType.CONTROL_REQUEST,
     cluster_pb2.ControlResponse: MessageType.CONTROL_RESPONSE,
     cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,

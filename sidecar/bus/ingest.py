@@ -66,6 +66,8 @@ class Ingest:
         self.reader = Reader(subject, policy, inboxes)
         self.counters = IngestCounters()
         self._listener: Listener | None = None
+        self._left = False
+        """Nothing more is taken, but what is on its way is stored."""
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
@@ -85,9 +87,17 @@ class Ingest:
             self._listener = self._bus.listen(self._subject, self._arrived)
 
     def leave(self) -> None:
-        """Unsubscribe, but store what is on its way; ``stop`` must follow."""
+        """Unsubscribe, but store what is on its way; ``stop`` or ``come_back`` must follow."""
         if self._listener is not None:
             self._listener.leave()
+            self._left = True
+
+    def come_back(self) -> None:
+        """Subscribe again after ``leave``, if nothing has ended or begun since."""
+        if self._left:
+            assert self._listener is not None
+            self._listener.close()
+            self._left, self._listener = False, self._bus.listen(self._subject, self._arrived)
 
     @property
     def idle(self) -> bool:
@@ -99,6 +109,7 @@ class Ingest:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        self._left = False
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()

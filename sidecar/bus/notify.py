@@ -1,4 +1,5 @@
-"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice)."""
+"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), and what the
+metadata leader asks a leader (StepAside)."""
 
 from __future__ import annotations
 
@@ -13,20 +14,34 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 
 Deliver = Callable[[str, int, str, events.Event], None]
 """(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
+StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
+"""(request, what to call when it is done)."""
 
 
 class Notifications:
     """Both directions for a whole node."""
 
-    def __init__(self, bus: BusConnection, subjects: Subjects, node_id: str, deliver: Deliver, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        bus: BusConnection,
+        subjects: Subjects,
+        node_id: str,
+        inboxes: InboxRule,
+        deliver: Deliver,
+        step_aside: StepAside,
+        counters: Counter[str],
+    ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._node_id = node_id
+        self._inboxes = inboxes
         self._deliver = deliver
+        self._step_aside = step_aside
         self._counters = counters
         self._listener = bus.listen(subjects.notify(node_id), self._arrived)
         self._wake_frames: dict[PartitionKey, bytes] = {}
@@ -71,6 +86,10 @@ class Notifications:
                 wake = frames.parse(body, pb.PartitionNotification)
                 self._deliver(wake.stream, wake.partition, "", events.WokenUp())
                 return
+            if kind is MessageType.STEP_ASIDE and self._inboxes.allows(reply):
+                request = frames.parse(body, pb.StepAside)
+                self._step_aside(request, lambda: self._answer(reply, request))
+                return
             if kind is not MessageType.LEADER_NOTICE:
                 raise ProtocolError(f"{kind.name} has no place on a notify subject")
             notice = frames.parse(body, pb.LeaderNotice)
@@ -86,3 +105,6 @@ class Notifications:
             log_start_offset=notice.logStartOffset,
         )
         self._deliver(notice.stream, notice.partition, notice.streamUid, event)
+
+    def _answer(self, reply: bytes, request: pb.StepAside) -> None:
+        self._bus.send(reply.decode(), (frames.encode(request),))

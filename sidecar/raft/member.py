@@ -39,6 +39,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.presence import Presence
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.stepping_aside import ask_to_step_aside
 from sidecar.raft.transport import SessionTransport
 
 logger = logging.getLogger("liftpy.raft")
@@ -309,6 +310,8 @@ class RaftMember:
         """Put ``request`` into the log and wait until it is applied here."""
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
+        if request.WhichOneof("request") == "electLeader":
+            await ask_to_step_aside(self._connection, self._subjects, self._fsm.image, request.electLeader)
         request.timeNs = time.time_ns()
         command = request.SerializeToString()
         if len(command) >= MAX_APPEND_BYTES - 1:  # the library puts a byte in front

@@ -53,13 +53,17 @@ async def field() -> AsyncIterator[Field]:
         ("leader-cut", 0),
         ("all-killed", 0),
         ("planned-transfer", 1),
+        ("commanded-transfer", 0),
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:
     ground, load = field
     await ground.restore()
     figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
+    unanswered = load.never_answered
     verdict = await verdict_of(ground, load)
+    if name == "commanded-transfer":
+        assert load.never_answered <= unanswered, "the old leader answers everybody before it goes"
     load.resume()
     assert verdict.right, verdict
     assert verdict.acknowledged == len(load.acked) >= figures.acked > 0

@@ -106,3 +106,15 @@ class LeaderNotice(_message.Message):
     logStartOffset: int
     streamUid: str
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., epochStartOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ...) -> None: ...
+
+class StepAside(_message.Message):
+    __slots__ = ("stream", "streamUid", "partition", "leaderEpoch")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    streamUid: str
+    partition: int
+    leaderEpoch: int
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...

@@ -52,7 +52,7 @@ def _summary(outcome: Outcome) -> None:
     )
     for example in verdict.examples:
         print(f"  {example}")
-    print(f"other answers: {dict(outcome.counters)}; {outcome.seconds:.0f} s")
+    print(f"other answers: {dict(outcome.counters)}; never answered {outcome.never_answered}; {outcome.seconds:.0f} s")
     if outcome.problem:
         print(f"ENDED EARLY: {outcome.problem}")
 

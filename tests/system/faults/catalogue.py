@@ -11,12 +11,13 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftpy.cluster.image import StreamImage
-from tests.system.faults.ground import DEADLINE_S, Ground, Seen
+from tests.system.faults.ground import DEADLINE_S, STREAM, Ground, Seen
 from tests.system.faults.load import Load
 
 _GO_ON = 50
@@ -247,18 +248,28 @@ async def planned_transfer(round_: Round) -> None:
         if ground.leader != node:
             await ground.move_leadership(node)
             await round_.go_on()
-    before = dict(round_.load.counters)
+    before = Counter(round_.load.counters)
     ground.cluster.nodes[node].send(signal.SIGTERM)
     round_.struck(node)
     await asyncio.to_thread(ground.cluster.nodes[node].terminate)
     await round_.acked()
     await round_.go_on()
-    changed = {
-        what: count - before.get(what, 0) for what, count in round_.load.counters.items() if count != before.get(what, 0)
-    }
-    round_.note = f"answers but acks: {changed or 'none'}"
+    round_.note = f"answers but acks: {dict(round_.load.counters - before) or 'none'}"
     round_.heals()
     await ground.start([node])
+
+
+async def commanded_transfer(round_: Round) -> None:
+    """As ``liftpy partition transfer`` does it; every node lives."""
+    ground, node = round_.ground, round_.ground.leader
+    before = Counter(round_.load.counters)
+    round_.struck(node)
+    await ground.client.elect_leader(STREAM, 0, ground.others[round_.number % 2])
+    await round_.acked()
+    await ground.see("another one leads", lambda seen: seen.leader not in ("", node))
+    await round_.go_on()
+    round_.note = f"answers but acks: {dict(round_.load.counters - before) or 'none'}"
+    round_.heals()
 
 
 FAULTS = {
@@ -282,6 +293,7 @@ FAULTS = {
             accept=lambda stream: {"n4", "n5"} <= set(stream.partitions[0].replicas),
         ),
         Fault("all-killed", "kill -9 of all nodes at once, all started", all_killed),
+        Fault("commanded-transfer", "the leadership is moved by command", commanded_transfer),
         Fault("planned-transfer", "SIGTERM to the leader's node", planned_transfer),
     )
 }

@@ -87,6 +87,11 @@ class Load:
         if self._connection is not None:
             await self._connection.close()
 
+    @property
+    def never_answered(self) -> int:
+        """Messages that have had no answer of any kind so far."""
+        return len(self._sent)
+
     async def acked_since(self, moment: float, timeout_s: float) -> Acked:
         """The first ack of a message that was sent after ``moment``; TimeoutError when there is none."""
         looked_at = len(self.acked)

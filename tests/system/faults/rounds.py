@@ -65,6 +65,8 @@ class Outcome:
     figures: list[Figures]
     verdict: Verdict
     counters: Counter[str]
+    never_answered: int
+    """Messages without any answer at the end."""
     seconds: float
     problem: str = ""
 
@@ -76,6 +78,7 @@ class Outcome:
             "percentiles": {name: percentiles(self.column(name)) for name in MEASURES},
             "verdict": asdict(self.verdict),
             "counters": dict(self.counters),
+            "never_answered": self.never_answered,
             "seconds": self.seconds,
             "problem": self.problem,
         }
@@ -120,7 +123,8 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         if load is not None:
             await load.close()
         await ground.close()
-    return Outcome(plan, figures, verdict, load.counters if load else Counter(), time.monotonic() - began, problem)
+    counters, never_answered = (load.counters, load.never_answered) if load else (Counter[str](), 0)
+    return Outcome(plan, figures, verdict, counters, never_answered, time.monotonic() - began, problem)
 
 
 def open_load(ground: Ground, plan: Plan) -> Load:

@@ -28,16 +28,18 @@ class FakeBus:
         self.sink: Callable[..., None] | None = None
         self.lines: list[bytes] = []
         self.failed: list[Exception] = []
+        self.left = self.listened = 0
 
     def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
         self.sink = sink
+        self.listened += 1
         return self
 
     def close(self) -> None:
         self.sink = None
 
     def leave(self) -> None:
-        self.left = True
+        self.left += 1
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         self.failed.append(error)
@@ -217,3 +219,31 @@ async def test_a_message_that_breaks_the_reader_costs_itself_only(monkeypatch: p
     values = [value for batch in bench.batches for value in parse_batch(batch).values()]
     assert values == [b"a", b"b"]
     assert len(bench.bus.failed) == 1
+
+
+async def test_what_is_on_its_way_when_it_leaves_is_stored_and_it_may_come_back_once() -> None:
+    bench = Bench()
+    bench.ingest.come_back()
+    assert bench.bus.listened == 1, "it has not left"
+    bench.ingest.leave()
+    bench.publish(b"late", reply=b"_INBOX.a")
+    assert not bench.ingest.idle
+    await turn()
+    assert bench.counts() == [1]
+    bench.ingest.come_back()
+    bench.ingest.come_back()
+    assert (bench.bus.left, bench.bus.listened) == (1, 2)
+    bench.publish(b"again")
+    await turn()
+    assert bench.counts() == [1, 1]
+
+
+async def test_who_left_and_lost_the_role_does_not_come_back() -> None:
+    bench = Bench()
+    bench.ingest.leave()
+    bench.ingest.stop()
+    bench.ingest.come_back()
+    assert not bench.ingest.open
+    bench.ingest.start()
+    bench.ingest.come_back()
+    assert bench.bus.listened == 2

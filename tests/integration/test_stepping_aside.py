@@ -1,0 +1,101 @@
+"""Planned transfers by command, on real processes: the leader steps aside first, and everybody who published is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2
+
+pytestmark = pytest.mark.processes
+
+TIMEOUT_S = 10.0
+
+
+async def test_no_publish_goes_unanswered_while_leaderships_are_moved(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    subject = f"data.{stream_name}"
+    answers = {"acks": 0, "nobody listens": 0}
+    moving = True
+
+    async def publish() -> None:
+        while moving:
+            try:
+                await bench.nc.request(subject, b"x" * 100, timeout=TIMEOUT_S)  # a time-out fails the test
+                answers["acks"] += 1
+            except nats.errors.NoRespondersError:
+                answers["nobody listens"] += 1
+                await asyncio.sleep(0.001)
+
+    publishers = [asyncio.create_task(publish()) for _ in range(32)]
+    nodes = (await bench.client.stream(stream_name)).partitions[0].replicas
+    for node in itertools.islice(itertools.cycle(nodes[1:] + nodes[:1]), 6):
+        before = answers["acks"]
+        await bench.client.elect_leader(stream_name, 0, node)
+        await bench.until(lambda node=node: _leads(bench, stream_name, node), f"{node} leads")
+        await bench.until(lambda before=before: _more(answers, before + 200), "publishes are acknowledged")
+    moving = False
+    await asyncio.gather(*publishers)
+    assert (await bench.client.bounds(stream_name)).end_offset == answers["acks"], "what was not acknowledged was not stored"
+
+
+async def test_a_leader_that_keeps_the_leadership_takes_publishes_again(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    partition, ask = await _asker(bench, stream_name)
+    await ask(partition.leader, partition.leader_epoch)
+    with pytest.raises(nats.errors.NoRespondersError):
+        await bench.nc.request(f"data.{stream_name}", b"now", timeout=TIMEOUT_S)
+    await ask(partition.leader, partition.leader_epoch)  # a second one is answered, too
+    assert await bench.publish_acked(f"data.{stream_name}", [b"later"]) == [1]
+    assert await bench.leader(stream_name) == partition.leader
+
+
+async def test_who_does_not_lead_in_that_epoch_answers_and_changes_nothing(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    partition, ask = await _asker(bench, stream_name)
+    follower = next(node for node in partition.replicas if node != partition.leader)
+    await ask(follower, partition.leader_epoch)
+    await ask(partition.leader, partition.leader_epoch + 1)
+    assert (await bench.nc.request(f"data.{stream_name}", b"x", timeout=TIMEOUT_S)).data
+
+
+async def test_only_an_inbox_is_answered(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    partition, _ = await _asker(bench, stream_name)
+    request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)
+
+    async def refused() -> int:
+        return int((await bench.client.node_status(partition.leader))["counters"].get("bad frame", 0))
+
+    before = await refused()
+    await bench.nc.publish(f"liftpy.notify.{partition.leader}", frames.encode(request), reply=f"data.{stream_name}")
+    await bench.until(lambda: _rises(refused, before), "it is counted")
+    assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]
+
+
+async def _asker(bench: Any, stream_name: str) -> Any:
+    stream = await bench.client.stream(stream_name)
+
+    async def ask(node: str, leader_epoch: int) -> None:
+        request = replication_pb2.StepAside(stream=stream_name, streamUid=stream.uid, partition=0, leaderEpoch=leader_epoch)
+        answer = await bench.nc.request(f"liftpy.notify.{node}", frames.encode(request), timeout=TIMEOUT_S)
+        assert frames.decode(answer.data, replication_pb2.StepAside) == request
+
+    return stream.partitions[0], ask
+
+
+async def _leads(bench: Any, name: str, node: str) -> bool:
+    return bool(await bench.leader(name) == node and await bench.ready(name))
+
+
+async def _more(answers: dict[str, int], count: int) -> bool:
+    return answers["acks"] >= count
+
+
+async def _rises(count: Any, before: int) -> bool:
+    return bool(await count() > before)
