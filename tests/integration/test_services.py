@@ -11,7 +11,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -32,9 +31,9 @@ from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.cli.status import gather
 from sidecar.devcluster import DevCluster
-from sidecar.embedded import spawn
 from tests.examples.bank import Bank
 from tests.examples.echo import TIMES, Echo
+from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
 
 pytestmark = pytest.mark.processes
@@ -68,20 +67,15 @@ class Running:
         self.sent = 0
 
     def start(self, node: str) -> None:
-        cluster = self.bench.cluster
-        command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", EXAMPLES[self.example][0]]
-        flags = {
-            "--stream": self.stream,
-            "--node": node,
-            "--data": str(self.data / node),
-            "--output": self.outputs,
-            "--snapshot-every": str(EVERY),
-            "--nats": cluster.nats_url,
-        }
-        for name, value in flags.items():
-            command += [name, value]
-        log = (self.data / f"{node}.log").open("ab")
-        self.processes[node] = spawn(command, signal.SIGKILL, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        self.processes[node] = start_service(
+            EXAMPLES[self.example][0],
+            stream=self.stream,
+            node=node,
+            data=self.data,
+            output=self.outputs,
+            snapshot_every=EVERY,
+            nats_url=self.bench.cluster.nats_url,
+        )
 
     def send(self, node: str, number: int) -> None:
         self.processes[node].send_signal(number)
@@ -171,8 +165,7 @@ class Running:
         expected = snapshots[-1].encode()
         assert snapshots[-1].position == self.sent
         for node in NODES:
-            folder = self.data / node / self.example / f"{self.stream}-{machine.identity.uid}" / "0"
-            path = folder / f"{self.sent:020d}.snapshot"
+            path = snapshot_path(self.data, node, self.example, self.stream, machine.identity.uid, self.sent)
             await bench.until(lambda path=path: _exists(path), f"{node} has its snapshot at {self.sent}")
             assert path.read_bytes() == expected, f"the service beside {node} differs from a replay of the log"
         await bench.until(self.emitted, "all outputs are written")

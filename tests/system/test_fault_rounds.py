@@ -1,4 +1,5 @@
-"""One round of each cheap fault on a real cluster under acknowledged publishes: nothing lost, nothing changed, all replicas equal.
+"""One round of each cheap fault on a real cluster under acknowledged publishes: nothing lost, nothing changed, all replicas equal,
+and so are the services beside them.
 
 The long form, with figures: ``python -m tests.system.faults``.
 """
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.examples.chain import EMIT_EVERY
 from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.ground import Ground
 from tests.system.faults.load import Load
@@ -31,7 +33,7 @@ Field = tuple[Ground, Load]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def field() -> AsyncIterator[Field]:
     """One cluster and one load for all rounds."""
-    ground = Ground(relayed=True, settings=QUICK, on_line=lambda node, line: print(f"{node} | {line}"))
+    ground = Ground(relayed=True, services=True, settings=QUICK, on_line=lambda node, line: print(f"{node} | {line}"))
     try:
         await ground.open()
         load = open_load(ground, Plan("all of them", workers=16, pace_s=0.03))
@@ -69,3 +71,5 @@ async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, na
     assert verdict.acknowledged == len(load.acked) >= figures.acked > 0
     assert verdict.log_end_offset >= verdict.acknowledged
     assert verdict.replicas == 3
+    assert verdict.services is not None
+    assert verdict.services.outputs == verdict.log_end_offset // EMIT_EVERY

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from liftpy.wire.batch import build_batch
-from tests.system.faults.check import check
+from tests.examples.processes import snapshot_path
+from tests.system.faults import services
+from tests.system.faults.check import Verdict, check
 from tests.system.faults.load import Acked, payload
 from tests.system.faults.rounds import percentiles
 
@@ -55,3 +59,58 @@ def test_percentiles_are_values_that_there_were() -> None:
     assert percentiles([]) == {}
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}
     assert percentiles([float(n) for n in range(1, 201)]) == {"p50": 100.0, "p99": 198.0, "max": 200.0}
+
+
+def served(tmp_path: Path, log: bytes, spoilt: bytes | None = None) -> services.Services:
+    """Two nodes with the snapshots that a replay of ``log`` gives; the second one has ``spoilt`` instead, b"": nothing."""
+    _, (position, encoded) = services.replay("s", "u", log)
+    for node, data in (("a", encoded), ("b", encoded if spoilt is None else spoilt)):
+        path = snapshot_path(tmp_path, node, services.SERVICE, "s", "u", position)
+        path.parent.mkdir(parents=True)
+        if data:
+            path.write_bytes(data)
+    return services.Services("s", "out", tmp_path, {"a": "", "b": ""})
+
+
+def a_log(count: int, changed: int = -1) -> bytes:
+    values = [b"another" if number == changed else payload(number) for number in range(count)]
+    return build_batch(values, base_offset=0, leader_epoch=1, timestamp_ns=5)
+
+
+def outputs(log: bytes) -> list[bytes | None]:
+    machine, _ = services.replay("s", "u", log)
+    assert machine.outbox is not None
+    return [output.value for output in machine.outbox.take(0, machine.outbox.output_count)]
+
+
+def test_services_that_replayed_the_log_and_emitted_once_are_right(tmp_path: Path) -> None:
+    log = a_log(250)
+    found = served(tmp_path, log).check("u", log, outputs(log))
+    assert (found.position, found.outputs, found.problems) == (200, 2, [])
+    verdict = Verdict(services=found)
+    assert verdict.right
+    found.problems.append("one")
+    assert not verdict.right
+
+
+@pytest.mark.parametrize("changed", [0, 199])
+def test_one_record_that_a_service_saw_otherwise(tmp_path: Path, changed: int) -> None:
+    log = a_log(250)
+    _, (_, other) = services.replay("s", "u", a_log(250, changed))
+    (problem,) = served(tmp_path, log, other).check("u", log, outputs(log)).problems
+    assert "beside b differs" in problem
+
+
+def test_a_snapshot_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_STORED_WITHIN_S", 0.0)
+    log = a_log(250)
+    (problem,) = served(tmp_path, log, b"").check("u", log, outputs(log)).problems
+    assert "beside b has no snapshot at 200" in problem
+
+
+def test_an_output_twice_and_one_that_is_missing(tmp_path: Path) -> None:
+    log = a_log(250)
+    beside, (first, second) = served(tmp_path, log), outputs(log)
+    for written, text in (([first, first, second], "differ at 1"), ([first], "1 outputs instead of 2")):
+        (problem,) = beside.check("u", log, written).problems
+        assert text in problem

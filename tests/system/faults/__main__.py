@@ -21,6 +21,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pause-s", type=float, default=30.0, help="how long pauses and cuts last")
     parser.add_argument("--workers", type=int, default=32, help="publishes in flight")
     parser.add_argument("--pace-s", type=float, default=0.02, help="pause of each worker after an ack")
+    parser.add_argument(
+        "--services", action="store_true", help="a replicated service beside each node, killed with it in odd rounds"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes, LIFTPY_...")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
     parser.add_argument("--json", type=Path, help="write all figures there")
@@ -52,6 +55,9 @@ def _summary(outcome: Outcome) -> None:
     )
     for example in verdict.examples:
         print(f"  {example}")
+    if verdict.services is not None:
+        found = "; ".join(verdict.services.problems) or f"equal to a replay of the log at {verdict.services.position}"
+        print(f"services: {found}; {verdict.services.outputs} outputs")
     print(f"other answers: {dict(outcome.counters)}; never answered {outcome.never_answered}; {outcome.seconds:.0f} s")
     if outcome.problem:
         print(f"ENDED EARLY: {outcome.problem}")
@@ -86,6 +92,7 @@ def main() -> int:
             pause_s=arguments.pause_s,
             workers=arguments.workers,
             pace_s=arguments.pace_s,
+            services=arguments.services,
             settings=settings,
         )
         print(f"\n{name}: {FAULTS[name].text}")

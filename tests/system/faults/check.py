@@ -9,6 +9,7 @@ from pathlib import Path
 
 from liftpy.wire.batch import split_batches
 from tests.system.faults.load import Acked, payload
+from tests.system.faults.services import ServicesVerdict
 
 _SHOWN = 5
 
@@ -32,11 +33,14 @@ class Verdict:
     unequal: list[str] = field(default_factory=list)
     """Replicas whose bytes differ from the first one's."""
     examples: list[str] = field(default_factory=list)
+    services: ServicesVerdict | None = None
+    """Of the services beside the nodes, if there are any."""
 
     @property
     def right(self) -> bool:
-        """Whether nothing was lost or changed, and all replicas are equal."""
-        return not (self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal)
+        """Whether nothing was lost or changed, all replicas are equal, and so are the services."""
+        served = self.services is None or not self.services.problems
+        return served and not (self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal)
 
     def found(self, what: str) -> None:
         """Keep the first few examples."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from liftpy.wire.subjects import Subjects
 from sidecar.devcluster import DevCluster, LineSink
 from sidecar.embedded import NatsServer
 from sidecar.ending import end_tasks
-from tests.system.faults.check import partition_folder
+from tests.system.faults.check import partition_folder, read_log
 from tests.system.faults.relay import Relay
+from tests.system.faults.services import SERVICE, Services, ServicesVerdict
 
 STREAM, SUBJECT = "faulted", "data.faulted"
+OUTPUT, OUTPUT_SUBJECT = "faulted-out", "data.outputs"
 REPLICAS, MIN_ISR = 3, 2
 _STATUS_TIMEOUT_S = 0.4
 _LOOK_EVERY_S = 0.04
@@ -52,18 +54,21 @@ class Seen:
 
 
 class Ground:
-    """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own."""
+    """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own;
+    ``services``: a replicated service runs beside each."""
 
     def __init__(
         self,
         count: int = 3,
         *,
         relayed: bool = False,
+        services: bool = False,
         settings: Mapping[str, str] | None = None,
         on_line: LineSink | None = None,
     ) -> None:
         self._count = count
         self._relayed = relayed
+        self._with_services = services
         self._settings = settings
         self._on_line = on_line
         self._server = NatsServer()
@@ -72,6 +77,9 @@ class Ground:
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
         """Replica -> when it answered last, and what."""
         self.relays: dict[str, Relay] = {}
+        self.services: Services | None = None
+        self.services_die = False
+        """Whether a kill takes the services beside the nodes along, as the end of a machine does."""
         self.history: list[Seen] = []
         """Every look at the cluster since ``forget``, in order."""
         self.cluster: Any = None
@@ -105,6 +113,11 @@ class Ground:
                 break
             await self.client.delete_stream(STREAM, stream.uid)
         self.replicas, self.uid = stream.partitions[0].replicas, stream.uid
+        if self._with_services:
+            await self.client.create_stream(OUTPUT, OUTPUT_SUBJECT, replicas=REPLICAS, config=StreamConfig(min_isr=MIN_ISR))
+            urls = {name: self.relays[name].url if self._relayed else self._server.url for name in self.replicas}
+            self.services = Services(STREAM, OUTPUT, self._folder / "services", urls)
+            self.services.start(self.replicas)
         self._watchers = [asyncio.create_task(self._watch(name)) for name in self.replicas]
         await self.whole()
 
@@ -115,6 +128,8 @@ class Ground:
         await end_tasks(self._watchers)
         if self.client is not None:
             await self.client.close()
+        if self.services is not None:
+            await asyncio.to_thread(self.services.stop)
         if self.cluster is not None:
             await asyncio.to_thread(self.cluster.stop)
         for relay in self.relays.values():
@@ -218,6 +233,31 @@ class Ground:
 
         await self.see("the replicas are equal", same)
 
+    async def services_equal(self) -> ServicesVerdict:
+        """Wait until every service has applied the whole log and all outputs are written, and compare; nobody may publish."""
+        assert self.services is not None
+        end_offset = (await self.client.bounds(STREAM)).end_offset
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            if self.services.ended():
+                return ServicesVerdict(problems=self.services.ended())
+            with contextlib.suppress(LiftError):
+                if await self._services_are_at(end_offset):
+                    written = [record.value async for record in self.client.consume(OUTPUT, until="end")]
+                    log = read_log(self.folder(self.replicas[0]))
+                    return await asyncio.to_thread(self.services.check, self.uid, log, written)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        raise TimeoutError(f"the services have not applied {end_offset} records")
+
+    async def _services_are_at(self, end_offset: int) -> bool:
+        outputs = (await self.client.bounds(OUTPUT)).end_offset
+        for name in self.replicas:
+            said = (await self._status(name)).get("services", [])
+            own = next((s for s in said if s["service"] == SERVICE), {})
+            if (own.get("position"), own.get("output_count")) != (end_offset, outputs):
+                return False
+        return True
+
     async def group_whole(self) -> str:
         """Wait until the metadata group has a leader and every controller is connected and has caught up; return the leader."""
         deadline = time.monotonic() + DEADLINE_S
@@ -255,18 +295,24 @@ class Ground:
         for node in self.cluster.nodes.values():
             node.send(signal.SIGCONT)
         await self.start([name for name, node in self.cluster.nodes.items() if not node.running])
+        if self.services is not None:
+            self.services.start(self.replicas)
 
-    def kill_at_once(self, names: Iterable[str]) -> None:
+    def kill_at_once(self, names: Sequence[str]) -> None:
         """SIGKILL to all of them; ``start`` reaps them."""
         for name in names:
             self.cluster.nodes[name].send(signal.SIGKILL)
+        if self.services is not None and self.services_die:
+            self.services.kill(names)
 
     async def reap(self, names: Iterable[str]) -> None:
         """Wait for the ends of killed nodes."""
         await asyncio.gather(*(asyncio.to_thread(self.cluster.nodes[name].kill) for name in names))
 
-    async def start(self, names: Iterable[str]) -> None:
-        """Start stopped nodes and wait until they have registered."""
+    async def start(self, names: Sequence[str]) -> None:
+        """Start stopped nodes, and what is to run beside them, and wait until the nodes have registered."""
+        if self.services is not None:
+            self.services.start(names)
         nodes = [self.cluster.nodes[name] for name in names]
         for node in nodes:
             node.start()

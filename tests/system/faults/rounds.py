@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ class Plan:
     workers: int = 32
     pace_s: float = 0.02
     attempt_s: float = 0.25
+    services: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -101,7 +103,7 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
     """Rounds of one fault on a cluster of their own; then stop the nodes and compare their logs."""
     fault = FAULTS[plan.fault]
     began = time.monotonic()
-    ground = Ground(fault.count, relayed=fault.relayed, settings=plan.settings, on_line=on_line)
+    ground = Ground(fault.count, relayed=fault.relayed, services=plan.services, settings=plan.settings, on_line=on_line)
     load: Load | None = None
     figures: list[Figures] = []
     problem = ""
@@ -136,7 +138,10 @@ async def verdict_of(ground: Ground, load: Load) -> Verdict:
     """End the load, wait until the replicas are equal, and read their logs. Nothing is written to them then."""
     await load.pause()
     await ground.equal()
-    return check(load.acked, ground.folders())
+    services = await ground.services_equal() if ground.services is not None else None
+    verdict = await asyncio.to_thread(check, load.acked, ground.folders())
+    verdict.services = services
+    return verdict
 
 
 async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause_s: float) -> Figures:
@@ -146,6 +151,7 @@ async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause
     await load.acked_more(50, 30.0)
     acked_before, counters_before = len(load.acked), Counter(load.counters)
     ground.forget()
+    ground.services_die = bool(number % 2)
     round_ = Round(ground, load, number, pause_s)
     await fault.strike(round_)
     whole_at = (await ground.whole()).at
