@@ -81,6 +81,20 @@ class DataLossError(LiftError):
     code = "DATA_LOSS"
 
 
+class LogTruncatedError(DataLossError):
+    """Records that were read as committed are not on the log any more: an unclean election lost them [R6].
+
+    ``end_offset`` (exclusive): at most up to here the log still is the one that was read. Do: undo what came from the records past
+    it if you can, and read on from there.
+    """
+
+    code = "LOG_TRUNCATED"
+
+    def __init__(self, text: str, end_offset: int) -> None:
+        super().__init__(text)
+        self.end_offset = end_offset
+
+
 class NotLeaderError(LiftError):
     """The asked node does not lead; ``leader`` is the hint ('' when there is none)."""
 

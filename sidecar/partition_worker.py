@@ -21,6 +21,7 @@ from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.replica import events
+from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
 from liftpy.replica.replica import Replica
 from liftpy.wire.subjects import Subjects, data_subject
@@ -200,6 +201,10 @@ class PartitionWorker:
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         serves = (in_isr and self.replica.may_serve_committed()) or self.replica.role == "CANDIDATE"
         return serves and not self.executor.storage_failed
+
+    def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
+        """Whether a reader's last record lies on this log [R6]."""
+        return self.replica.judge_reader(last_offset, last_epoch, time.monotonic_ns())
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:

@@ -137,16 +137,19 @@ class Client:
         *,
         start: Start = "earliest",
         until: Until = None,
+        after_epoch: int = 0,
         options: ReadOptions | None = None,
     ) -> Consumer:
         """Read committed records: ``async for record in client.consume("orders"): ...`` or ``.batches()``.
 
         ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime.
-        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), None (follow). Iterating raises
-        OffsetOutOfRangeError (retention, or past the end: never a silent reset), NotFoundError (deleted and made again),
-        UnavailableError (nobody answered for ``options.patience_s``).
+        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), None (follow). ``after_epoch``: to go on after
+        a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
+        OffsetOutOfRangeError (retention, or past the end: never a silent reset), LogTruncatedError (records that were read are
+        gone, by an unclean election), NotFoundError (deleted and made again), UnavailableError (nobody answered for
+        ``options.patience_s``).
         """
-        return Consumer(self._reader(stream, partition, options), start, until)
+        return Consumer(self._reader(stream, partition, options), start, until, after_epoch)
 
     def read_range(
         self,

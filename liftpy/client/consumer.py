@@ -85,12 +85,15 @@ class PartitionReader:
                 return slices
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def bounds(self, uid: str = "", at_ns: int | None = None) -> tuple[Bounds, int]:
+    async def bounds(self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0)) -> tuple[Bounds, int]:
         """What the partition holds, as its leader says, and the first offset stamped at or after ``at_ns`` (or HW + 1).
 
-        Only the leader knows the newest HW: a follower may answer with one that is a moment old.
+        Only the leader knows the newest HW: a follower may answer with one that is a moment old. ``last``: (offset, LeaderEpoch)
+        of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more.
         """
-        request = client_pb2.ReadRequest(boundsOnly=True, streamUid=uid, minHighWatermark=-1)
+        request = client_pb2.ReadRequest(
+            boundsOnly=True, streamUid=uid, minHighWatermark=-1, lastOffset=last[0], lastEpoch=last[1]
+        )
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
         node = self.options.node
@@ -101,7 +104,7 @@ class PartitionReader:
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
-                check_head(head, uid, self.stream, self.partition, head.logStartOffset)
+                check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
                 return bounds_of(head), head.nextOffset
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
@@ -121,9 +124,12 @@ class Consumer:
     on to the stream that it began with: one deleted and made again is an error [R9]. Use one iterator at a time.
     """
 
-    def __init__(self, reader: PartitionReader, start: Start, until: Until) -> None:
+    def __init__(self, reader: PartitionReader, start: Start, until: Until, after_epoch: int = 0) -> None:
+        if after_epoch and (not isinstance(start, int) or start < 1):
+            raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
         self._reader = reader
         self._start = start
+        self._after_epoch = after_epoch
         self._until = until
         self._progress: ReadProgress | None = None
         self.bounds: Bounds | None = None
@@ -134,7 +140,8 @@ class Consumer:
         if self.bounds is None or self._progress is None:
             by_time = isinstance(self._start, datetime)
             at_ns = positions.timestamp_ns(self._start) if isinstance(self._start, datetime) else None
-            self.bounds, at_offset = await self._reader.bounds(at_ns=at_ns)
+            last = (self._start - 1, self._after_epoch) if isinstance(self._start, int) and self._after_epoch else (-1, 0)
+            self.bounds, at_offset = await self._reader.bounds(at_ns=at_ns, last=last)
             self._progress = ReadProgress(
                 self._reader.stream,
                 self._reader.partition,
@@ -142,6 +149,8 @@ class Consumer:
                 end_offset=positions.end_offset(self._until, self.bounds),
                 uid=self.bounds.uid,
                 high_watermark=self.bounds.high_watermark,
+                last_offset=last[0],
+                leader_epoch=last[1],
             )
         return self.bounds
 

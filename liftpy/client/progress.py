@@ -1,8 +1,8 @@
 """A reader's progress through one partition: what to ask next, and what of an answer may be handed on. Pure.
 
-Holds R1 (nothing past HW), R2 (in order, no gap, no duplicate), R9 (another uid is another stream) and the CRC check, once
-per batch. It knows nothing of NATS: bytes of an answer go in, checked slices of batches come out, or an error that says
-whether another replica may do better (retryable) or not.
+Holds R1 (nothing past HW), R2 (in order, no gap, no duplicate), R6 (what was read is still there), R9 (another uid is another stream)
+and the CRC check, once per batch. It knows nothing of NATS: bytes of an answer go in, checked slices of batches come out, or an
+error that says whether another replica may do better (retryable) or not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from liftpy.client.positions import Bounds, out_of_range
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import RecordBatch, split_batches
@@ -37,7 +37,8 @@ class ReadProgress:
     ``next_offset``: first offset not yet handed on, inclusive. ``end_offset``: stop before it, exclusive; None: never.
     ``uid``: the stream's identity, pinned by the first answer when empty. ``high_watermark``: the greatest seen, inclusive.
     ``floor_high_watermark``: replicas whose HW is below it are not to answer: the end of a planned range [R5].
-    ``leader_epoch``: of the last record handed on; it never falls along a log [D14]. ``node``: who answered last.
+    ``last_offset``, ``leader_epoch``: of the last record handed on, epoch 0: none; it never falls along a log [D14]. ``node``: who
+    answered last.
     """
 
     stream: str
@@ -47,6 +48,7 @@ class ReadProgress:
     uid: str = ""
     floor_high_watermark: int = -1
     high_watermark: int = -1
+    last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
 
@@ -63,6 +65,8 @@ class ReadProgress:
             waitMs=wait_ms,
             streamUid=self.uid,
             minHighWatermark=max(self.next_offset - 1, self.floor_high_watermark),
+            lastOffset=self.last_offset,
+            lastEpoch=self.leader_epoch,
         )
 
     def accept(self, answer: bytes) -> list[BatchSlice]:
@@ -70,7 +74,7 @@ class ReadProgress:
         head, body = frames.decode_read_response(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         slices: list[BatchSlice] = []
-        position, epoch = self.next_offset, self.leader_epoch
+        position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
         for batch in split_batches(body):
             if batch.next_offset <= position:
                 continue
@@ -78,8 +82,9 @@ class ReadProgress:
             piece = BatchSlice.between(batch, position, self.end_offset)
             if piece:
                 slices.append(piece)
-            position, epoch = batch.next_offset, batch.leader_epoch
+            position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
         self._move(head, position, epoch)
+        self.last_offset = last_offset
         return slices
 
     def _check_batch(self, batch: RecordBatch, position: int, epoch: int, head: client_pb2.ReadResponse) -> None:
@@ -116,6 +121,12 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
             error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
         case _Error.OFFSET_OUT_OF_RANGE if offset < head.logStartOffset:
             error = out_of_range(offset, head.logStartOffset, head.highWatermark)
+        case _Error.CUT:
+            error = LogTruncatedError(
+                f"{name}: what was read as committed before offset {offset} is not there any more: an unclean election lost records; "
+                f"at most those below {head.cutEndOffset} are the same [{text}]",
+                head.cutEndOffset,
+            )
         case _Error.BAD_REQUEST:
             error = ProtocolError(f"{name}: the read was refused as malformed [{text}]")
         case _:

@@ -32,6 +32,7 @@ from liftpy.replica.effects import Effect
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import NO_LEASE, READY, LeaderRole
 from liftpy.replica.lease import Lease
+from liftpy.replica.lineage import Judgement, judge
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
@@ -102,6 +103,19 @@ class Replica:
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
         return role.phase == READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]. A candidate may still be passed over."""
+        state = self._shared.state
+        is_settled = state.status is PartitionStatus.ONLINE and self.may_serve_committed()
+        return judge(
+            self._shared.log,
+            self._role.leader_epoch,
+            last_offset=last_offset,
+            last_epoch=last_epoch,
+            is_settled=is_settled,
+            is_latest=is_settled and self.may_answer_latest(now_ns),
+        )
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
         """For status."""

@@ -16,7 +16,7 @@ from itertools import islice
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import DataLossError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.base import Role, Service
 from liftpy.service.emitter import Emitter
 from liftpy.service.machine import ServiceMachine
@@ -204,6 +204,12 @@ class Feeder:
             raise DataLossError(f"{self._identity} is at {self._machine.position}: {error}") from None
         except NotFoundError:
             raise
+        except LogTruncatedError as error:
+            if error.end_offset < self._machine.position:
+                self.cut_at(error.end_offset)
+            else:
+                self._align()
+            return None
         except LiftError as error:
             self.problem = f"reading: {error.code}: {error}"
             return None

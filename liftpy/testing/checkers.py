@@ -94,15 +94,16 @@ class Checkers:
         gone = shadow.truncate(-1 if afresh else log.log_end_offset)
         for key in gone:
             still_needed = not afresh or key[1] >= log.log_start_offset
-            if still_needed and not self._is_lost_by_command(replica):
+            if still_needed and not self.lost_by_command(replica.key):
                 check(ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
         if afresh:
             shadow.log_start_offset, shadow.base_chain = log.log_start_offset, None
             check(log.log_start_offset <= ghost.log_start_offset, "D26", where, "starts afresh at", log.log_start_offset)
         shadow.durable_end_offset = log.log_end_offset
 
-    def _is_lost_by_command(self, replica: SimReplica) -> bool:
-        return self._truth(replica.key).unclean_elected
+    def lost_by_command(self, key: PartitionKey) -> bool:
+        """Whether an operator has had the partition elected uncleanly."""
+        return self._truth(key).unclean_elected
 
     def prefix_dropped(self, replica: SimReplica) -> None:
         """The log start moved: never above HW [D26]."""
@@ -185,7 +186,7 @@ class Checkers:
 
     def _leader_speaks(self, replica: SimReplica, where: str) -> None:
         """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
-        if self._is_lost_by_command(replica) or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
+        if self.lost_by_command(replica.key) or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
             return
         ghost = self.ghost(replica.key)
         check(replica.log.high_watermark >= ghost.latest, "R4", where, "latest", replica.log.high_watermark, ghost.latest)
@@ -297,7 +298,7 @@ class Checkers:
         recorded = self.cluster.leader_of_epoch.get((replica.key, effect.leader_epoch))
         check(recorded == replica.node_id, "C1", where, "leads, recorded is", recorded)
         superseded = self._truth(replica.key).leader_epoch > effect.leader_epoch  # it has been paused; it may not speak [D22]
-        if not superseded and not self._is_lost_by_command(replica):
+        if not superseded and not self.lost_by_command(replica.key):
             complete = ghost.holds_committed(self.shadow(replica), log.flushed_end_offset)
             check(complete, "D2", where, "leads to", log.flushed_end_offset, "but", ghost.high_watermark, "is committed")
         self.cluster.counters["leaderships"] += 1

@@ -72,7 +72,7 @@ class Publisher:
 
 
 class Reader:
-    """Reads one partition from its start, each time from any node that answers, and compares with the one true log [R1-R4]."""
+    """Reads one partition from its start, each time from any node that answers, and compares with the one true log [R1-R4, R6]."""
 
     def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
@@ -82,13 +82,19 @@ class Reader:
         self.interval_ns = interval_ns
         self.next_offset = 0
         """Exclusive: everything below has been read, or retention had deleted it."""
+        self.last = (-1, 0)
+        """(offset, LeaderEpoch) of the last record that was read."""
+        self.cut_at: int | None = None
+        """It was told that what it read is gone from this offset on, and reads no more [R6]."""
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
 
     def _turn(self) -> None:
+        if self.cut_at is not None:
+            return
         node = self._rng.choice(sorted(self.cluster.nodes))
         asked = self.next_offset
-        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)))
+        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)), False, *self.last)
         self.cluster.network.request(self.name, f"{self.subject}.read.{node}", request, lambda r: self._answered(asked, r))
         self.cluster.clock.after(MS + int(self._rng.random() * 2 * self.interval_ns), self._turn)
 
@@ -97,24 +103,27 @@ class Reader:
             return
         if answer.error:
             self.cluster.counters[f"read: {answer.error}"] += 1
+            if answer.error == "cut" and asked == self.next_offset:
+                self.cut_at = answer.next_offset
+                check(self.cluster.checkers.lost_by_command(self.key), "R6", self.name, "has read", self.last, "told", answer)
             if answer.error == "out of range" and asked == self.next_offset < answer.log_start_offset:
                 self.next_offset = answer.log_start_offset
             return
-        next_offset = self._compare(asked, answer)
+        next_offset, last = self._compare(asked, answer)
         if asked == self.next_offset:
-            self.next_offset = next_offset
+            self.next_offset, self.last = next_offset, last
         self.cluster.counters["read answered"] += bool(answer.batches)
 
-    def _compare(self, asked: int, answer: ReadResponse) -> int:
+    def _compare(self, asked: int, answer: ReadResponse) -> tuple[int, tuple[int, int]]:
         """Whole committed batches, in order, without a gap, the bytes of the one true log."""
         ghost = self.cluster.checkers.ghost(self.key)
-        next_offset = asked
+        next_offset, last = asked, self.last
         for batch in split_batches(answer.batches):
             key = (batch.leader_epoch, batch.last_offset)
             check(batch.base_offset <= next_offset <= batch.last_offset, "R2", self.name, "expects", next_offset, "gets", key)
             check(batch.last_offset <= ghost.high_watermark, "R1", self.name, "reads", key, "HW", ghost.high_watermark)
             check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", answer.node)
             check(ghost.chains[key][1] == batch.header.crc, "R3", self.name, "other bytes", key)
-            next_offset = batch.next_offset
+            next_offset, last = batch.next_offset, (batch.last_offset, batch.leader_epoch)
         check(next_offset <= answer.high_watermark + 1 or not answer.batches, "R1", self.name, next_offset, answer)
-        return next_offset
+        return next_offset, last

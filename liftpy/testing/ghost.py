@@ -139,6 +139,14 @@ class PartitionGhost:
                 check(held == key, "D4", where, "has", key, "where the committed log has", held)
         return fresh
 
+    def lost(self, end_offset: int) -> None:
+        """An operator has had an unclean election: what was committed from ``end_offset`` on is gone, and was allowed to go."""
+        self.committed = {last: key for last, key in self.committed.items() if last < end_offset}
+        self.acked_all = {last: key for last, key in self.acked_all.items() if last < end_offset}
+        self.lasts = [last for last in self.lasts if last < end_offset]
+        self.high_watermark = min(self.high_watermark, end_offset - 1)
+        self.latest = min(self.latest, end_offset - 1)
+
     def holds_committed(self, shadow: Shadow, end_offset: int) -> bool:
         """Whether ``shadow`` below ``end_offset`` (exclusive) holds everything that is committed [D2, D3]."""
         if self.high_watermark < max(shadow.log_start_offset, self.log_start_offset):

@@ -78,11 +78,14 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A committed read from ``offset`` on; ``latest`` asks for the partition's latest offset instead."""
+    """A committed read from ``offset`` on; ``latest`` asks for the partition's latest offset instead. ``last_offset``,
+    ``last_epoch``: of the last record that the reader has, epoch 0: none."""
 
     offset: int
     max_bytes: int
     latest: bool = False
+    last_offset: int = -1
+    last_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from liftpy.log.flush import Flush
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.lineage import Lineage
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, Timer
 from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadRequest, ReadResponse
@@ -384,6 +385,12 @@ class SimReplica:
         if self.failed or not replica.may_serve_committed():
             reply(ReadResponse(self.node_id, "not ready"))
             return
+        if request.last_epoch:
+            judgement = replica.judge_reader(request.last_offset, request.last_epoch, self.cluster.clock.now_ns)
+            if judgement.lineage is not Lineage.SAME:
+                error = "cut" if judgement.lineage is Lineage.CUT else "not ready"
+                reply(ReadResponse(self.node_id, error, next_offset=judgement.end_offset))
+                return
         if request.offset > log.high_watermark:
             reply(ReadResponse(self.node_id, "", b"", log.high_watermark, log.log_start_offset, request.offset))
             return

@@ -1,4 +1,4 @@
-"""Reads: ReadRequest on ``.read`` (any in-sync replica, a queue group) and ``.read.<node>`` (this one) [R1, R7, R9].
+"""Reads: ReadRequest on ``.read`` (any in-sync replica, a queue group) and ``.read.<node>`` (this one) [R1, R6, R7, R9].
 
 A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. A reader at the end may wait
 (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting readers are bounded;
@@ -15,6 +15,7 @@ from typing import Protocol
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.batch import parse_header
@@ -59,6 +60,9 @@ class ReadSource(Protocol):
     @property
     def may_serve_reads(self) -> bool:
         """Whether it is in the ISR and its HW is one of the current epoch [R7]."""
+
+    def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
+        """Whether a reader's last record lies on this log [R6]."""
 
 
 @dataclass(slots=True)
@@ -154,8 +158,8 @@ class ReadService:
             refusal = self._why_not(request)
             if refusal is not None:
                 self._refuse(reply, *refusal)
-                return
-            self._serve(reply, request, may_wait)
+            elif self._is_served_here(reply, request):
+                self._serve(reply, request, may_wait)
         except OffsetOutOfRangeError as error:
             self._refuse(reply, _E.OFFSET_OUT_OF_RANGE, str(error))
         except LiftError as error:
@@ -174,9 +178,25 @@ class ReadService:
             return _E.NOT_READY, "this replica is not in sync yet"
         if request.boundsOnly and not source.may_answer_latest:
             return _E.NOT_READY, "the new leader's HW has not reached its epoch's start yet"
-        if source.high_watermark < request.minHighWatermark:
-            return _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}"
         return None
+
+    def _is_served_here(self, reply: str, request: pb.ReadRequest) -> bool:
+        """Whether what was read before lies on this log [R6], and what is committed here reaches as far as the reader knows."""
+        source = self._source
+        if request.lastEpoch:
+            judgement = source.judge_reader(request.lastOffset, request.lastEpoch)
+            if judgement.lineage is not Lineage.SAME:
+                cut = judgement.lineage is Lineage.CUT
+                detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
+                head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
+                head.cutEndOffset = judgement.end_offset
+                self._counters["readers of lost records"] += cut
+                self._send(reply, head, ())
+                return False
+        if source.high_watermark < request.minHighWatermark:
+            self._refuse(reply, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
+            return False
+        return True
 
     def _serve(self, reply: str, request: pb.ReadRequest, may_wait: bool) -> None:
         log = self._source.log

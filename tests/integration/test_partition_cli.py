@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from liftpy.client import connect
+from liftpy.errors import LogTruncatedError
+from liftpy.wire.batch import Record
 from sidecar.devcluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -36,6 +40,12 @@ def state(cluster: DevCluster, stream: str, partition: int = 0) -> dict[str, Any
     code, found = liftpy(cluster, "stream", "show", stream)
     assert code == 0, found
     return dict(found["partitions"][partition])
+
+
+async def read(cluster: DevCluster, stream: str, **how: Any) -> list[Record]:
+    """Everything that is committed, from the start or as said."""
+    async with await connect(cluster.nats_url) as client:
+        return [record async for record in client.consume(stream, until="end", **how)]
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -82,6 +92,8 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     until(lambda: state(cluster, "lossy")["isr"] == [leader], "the follower leaves the ISR")
     publish = [*LIFTPY, "publish", "lossy", "-", "--nats", cluster.nats_url]
     subprocess.run(publish, input=b"1\n2\n3\n", check=True, timeout=60, capture_output=True)
+    last_read = asyncio.run(read(cluster, "lossy"))[-1]
+    assert last_read.offset == 2
     cluster.nodes[leader].kill()
     cluster.nodes[follower].start()
     cluster.nodes[follower].wait_ready()
@@ -92,6 +104,12 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     code, elected = liftpy(cluster, "partition", "elect", "lossy", "--unclean", "--yes-lose-data")
     assert (code, elected["leader"], elected["unclean_elected"]) == (0, follower, True), elected
     until(lambda: state(cluster, "lossy")["leader"] == follower, "the other one leads")
+    with pytest.raises(LogTruncatedError, match="at most those below 0 are the same"):
+        asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
+    subprocess.run(publish, input=b"4\n5\n6\n7\n", check=True, timeout=60, capture_output=True)
+    with pytest.raises(LogTruncatedError):  # also now that the new log is longer than the old one was
+        asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
+    assert [record.value for record in asyncio.run(read(cluster, "lossy"))] == [b"4", b"5", b"6", b"7"]
     cluster.nodes[leader].start()
     cluster.nodes[leader].wait_ready()
     until(lambda: set(state(cluster, "lossy")["isr"]) == {leader, follower}, "both are in the ISR")

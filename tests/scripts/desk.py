@@ -18,6 +18,7 @@ from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule, PendingAcks
@@ -101,6 +102,8 @@ class Desk:
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, "orders", 0, SUBJECT)
         self.may_answer = may_answer
+        self.judgement = Judgement(Lineage.SAME)
+        """Of every reader."""
         self.ingest = Ingest(
             shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
             log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
@@ -164,3 +167,6 @@ class _Source:
     @property
     def high_watermark(self) -> int:
         return self._desk.log.high_watermark
+
+    def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
+        return self._desk.judgement

@@ -12,6 +12,8 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import recovery
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
+from liftpy.replica import replica
+from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.waiting import FailedRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
@@ -176,6 +178,15 @@ def any_reply_subject() -> Patches:
     return [method(InboxRule, "allows", lambda self, subject: bool(subject))]
 
 
+def lineage_not_looked_at() -> Patches:
+    return [method(replica, "judge", lambda *args, **known: Judgement(Lineage.SAME))]
+
+
+def lagging_says_cut() -> Patches:
+    real = replica.judge
+    return [method(replica, "judge", lambda *args, **known: real(*args, **{**known, "is_latest": True}))]
+
+
 def a_stream_is_its_name() -> Patches:
     real = ReadService._why_not
 
@@ -211,4 +222,6 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
+    Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
+    Mutant("a replica that lags says cut", "R6", lagging_says_cut),
 )

@@ -110,7 +110,7 @@ class Ack(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly")
+    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch")
     class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMMITTED: _ClassVar[ReadRequest.Isolation]
@@ -126,6 +126,8 @@ class ReadRequest(_message.Message):
     BYTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     MINHIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
     BOUNDSONLY_FIELD_NUMBER: _ClassVar[int]
+    LASTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    LASTEPOCH_FIELD_NUMBER: _ClassVar[int]
     offset: int
     maxBytes: int
     isolation: ReadRequest.Isolation
@@ -135,10 +137,12 @@ class ReadRequest(_message.Message):
     byTimestamp: bool
     minHighWatermark: int
     boundsOnly: bool
-    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ...) -> None: ...
+    lastOffset: int
+    lastEpoch: int
+    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader")
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ReadResponse.Error]
@@ -149,6 +153,7 @@ class ReadResponse(_message.Message):
         NOT_READY: _ClassVar[ReadResponse.Error]
         BAD_REQUEST: _ClassVar[ReadResponse.Error]
         NOT_LEADER: _ClassVar[ReadResponse.Error]
+        CUT: _ClassVar[ReadResponse.Error]
     OK: ReadResponse.Error
     UNKNOWN: ReadResponse.Error
     NO_SUCH_PARTITION: ReadResponse.Error
@@ -157,6 +162,7 @@ class ReadResponse(_message.Message):
     NOT_READY: ReadResponse.Error
     BAD_REQUEST: ReadResponse.Error
     NOT_LEADER: ReadResponse.Error
+    CUT: ReadResponse.Error
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +174,7 @@ class ReadResponse(_message.Message):
     FIRSTTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
+    CUTENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     error: ReadResponse.Error
     detail: str
     streamUid: str
@@ -179,4 +186,5 @@ class ReadResponse(_message.Message):
     firstTimestamp: int
     compacted: bool
     leader: str
-    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ...) -> None: ...
+    cutEndOffset: int
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ...) -> None: ...

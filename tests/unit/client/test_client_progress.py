@@ -10,7 +10,7 @@ from liftpy.client import positions
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
@@ -189,3 +189,26 @@ def test_words_from_a_command_line() -> None:
 def test_times_are_nanoseconds_and_utc_where_they_say_nothing() -> None:
     assert positions.timestamp_ns(datetime(1970, 1, 1, 0, 0, 1, 5)) == 1_000_005_000
     assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
+
+
+def test_the_last_record_goes_along_so_that_a_cut_is_noticed() -> None:
+    progress = ReadProgress("s", 0, 0)
+    assert progress.request(1000, 0).lastEpoch == 0, "nothing has been read yet"
+    progress.accept(answer(batch(0, 3, epoch=4), batch(3, 2, epoch=6), hw=4))
+    request = progress.request(1000, 0)
+    assert (request.lastOffset, request.lastEpoch) == (4, 6)
+    progress.accept(answer(hw=4))
+    assert (progress.last_offset, progress.leader_epoch) == (4, 6)
+    with pytest.raises(LogTruncatedError, match="at most those below 3 are the same") as caught:
+        progress.accept(answer(hw=2, error=_Error.CUT, cutEndOffset=3))
+    assert caught.value.end_offset == 3
+    assert not caught.value.retryable
+    assert progress.next_offset == 5
+
+
+def test_the_record_that_is_sent_along_is_the_last_one_and_not_the_one_before_the_offset() -> None:
+    """With compaction the records before the offset may be gone."""
+    progress = ReadProgress("s", 0, 0)
+    progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
+    request = progress.request(1000, 0)
+    assert (request.offset, request.lastOffset, request.lastEpoch) == (8, 1, 3)

@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import DataLossError, OffsetOutOfRangeError
+from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine
 from liftpy.service.feeding import Feeder
 from liftpy.service.settings import ServiceSettings
@@ -46,6 +46,7 @@ class FakeLog:
         self.log_start = 0
         self.committed = asyncio.Event()
         self.highest_read = -1
+        self.truncated: LogTruncatedError | None = None
 
     def append(self, count: int, epoch: int = 1, prefix: str = "v") -> None:
         for _ in range(count):
@@ -55,6 +56,8 @@ class FakeLog:
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
         while True:
+            if self.truncated is not None:
+                raise self.truncated
             if progress.next_offset < self.log_start:
                 raise OffsetOutOfRangeError("gone")
             if progress.next_offset > len(self.batches):
@@ -195,6 +198,27 @@ async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> 
     await node.at(15)
     assert node.services[-1].values == [f"v{n}" for n in range(15)]
     await node.stored(10)
+
+
+@pytest.mark.parametrize("end_offset", [17, 30])
+async def test_a_reader_that_is_told_of_a_cut_goes_back_at_once(node: Node, end_offset: int) -> None:
+    """Its own sidecar may tell it of the new epoch later only. A cut past the state is none for it."""
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    if end_offset < 25:
+        del node.log.batches[end_offset:]
+    node.log.truncated = LogTruncatedError("cut", end_offset)
+    node.log.append(1, epoch=5, prefix="w")
+    async with asyncio.timeout(5):
+        while end_offset < 25 and node.machine.position > end_offset:
+            await asyncio.sleep(0.002)
+    node.log.truncated = None
+    node.log.append(3, epoch=5, prefix="w")
+    await node.at(len(node.log.batches))
+    assert (len(node.services) > 1) == (end_offset < 25)
+    kept = min(end_offset, 25)
+    assert node.services[-1].values == [f"v{n}" for n in range(kept)] + [f"w{n}" for n in range(kept, kept + 4)]
 
 
 async def test_the_same_log_in_another_epoch_moves_nothing(node: Node) -> None:

@@ -1,0 +1,71 @@
+"""A reader had read what an unclean election lost: it is told, whether its offset is past the new log's end or within it.
+
+a alone holds the last records, which are committed and were read; a dies for good and b is made leader by command. The new log is
+shorter at first and longer later. A replica that only lags, and one that has not agreed with its leader, never says "cut".
+
+Shows R6, C11.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.testing.messages import ReadRequest, ReadResponse
+from liftpy.wire.batch import split_batches
+from tests.scripts.stage import Stage
+from tests.scripts.test_unclean_election_only_on_command import elect
+
+KILLS = ("what was read is not looked at", "a replica that lags says cut")
+
+
+def read(s: Stage, node: str, offset: int, last: tuple[int, int] = (-1, 0)) -> ReadResponse:
+    answer = s.ask(node, ReadRequest(offset, 1 << 20, False, *last))
+    assert answer is not None
+    return answer
+
+
+def last_of(answer: ReadResponse) -> tuple[int, int]:
+    batch = split_batches(answer.batches)[-1]
+    return batch.last_offset, batch.leader_epoch
+
+
+@pytest.mark.parametrize("later", [0, 5], ids=["shorter", "longer"])
+def test_a_reader_of_lost_records_is_told_where_the_log_was_cut(later: int) -> None:
+    with Stage(min_isr=1, reader=False) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        common = last_of(read(s, a, 0))
+        s.crash(b, c)
+        s.until(lambda: s.isr == {a}, within_s=15)
+        s.publish(2)
+        lost = last_of(read(s, a, 0))
+        assert (common[0], lost[0]) == (1, 3)
+        s.crash(a)
+        s.start(b, c)
+        s.until(lambda: not s.leader, within_s=15)
+        elect(s, b, unclean=True)
+        s.ghost.lost(2)
+        s.wait_for_leader(b)
+        s.until(lambda: s.isr == {b, c})
+        s.publish(later)
+        s.settle()
+        for node in (b, c):
+            told = read(s, node, 4, lost)
+            wanted = ("cut", 2) if later or node == b else ("not ready", 0)  # a follower knows nothing past its own end
+            assert (told.error, told.next_offset) == wanted, (node, told)
+            assert not read(s, node, 2, common).error, "who had read only what is still there goes on"
+
+
+def test_a_replica_that_lags_says_not_ready() -> None:
+    with Stage(quorum=True, reader=False) as s:
+        a, b, _ = s.leader, *s.followers
+        s.publish(2)
+        s.settle()
+        with s.holding("fetch", sender=b):
+            s.publish(3)
+            last = last_of(read(s, a, 0))
+            assert last[0] == 4
+            assert s.end(b) < 5
+            assert read(s, b, 5, last).error == "not ready"
+        s.settle()
+        assert not read(s, b, 5, last).error

@@ -1,0 +1,63 @@
+"""Whether what a reader has read lies on a log, case by case [R6]."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.replica.lineage import Judgement, Lineage, judge
+from liftpy.replica.local_log import LocalLog
+
+SAME, BEHIND = Judgement(Lineage.SAME), Judgement(Lineage.BEHIND)
+
+
+def cut(end_offset: int) -> Judgement:
+    return Judgement(Lineage.CUT, end_offset)
+
+
+def a_log(start: int = 10, end: int = 50) -> LocalLog:
+    """Epoch 2 from 10 (or ``start``), 5 from 30, 7 from 40."""
+    log = LocalLog()
+    log.opened(start, end, end - 1, tuple((epoch, max(at, start)) for epoch, at in ((2, 10), (5, 30), (7, 40)) if at < end))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("last", "wanted"),
+    [
+        ((29, 2), SAME),
+        ((30, 5), SAME),
+        ((49, 7), SAME),
+        ((9, 1), SAME),  # retention took it: nothing to compare
+        ((30, 2), cut(30)),  # epoch 2 ended before it here
+        ((29, 5), cut(29)),
+        ((45, 5), cut(40)),
+        ((45, 6), cut(40)),  # an epoch that never was on this log
+        ((35, 7), cut(35)),
+        ((20, 1), cut(10)),  # nothing of what was read is here
+        ((50, 7), cut(50)),  # past the end of a leader's log
+        ((80, 6), cut(40)),
+        ((49, 8), BEHIND),  # the reader has seen a newer epoch than this replica
+        ((80, 8), BEHIND),
+    ],
+)
+def test_a_leader_knows(last: tuple[int, int], wanted: Judgement) -> None:
+    assert judge(a_log(), 7, last_offset=last[0], last_epoch=last[1], is_settled=True, is_latest=True) == wanted
+
+
+def test_a_follower_that_agrees_knows_what_is_within_its_log_and_nothing_past_it() -> None:
+    log = a_log()
+    assert judge(log, 7, last_offset=45, last_epoch=5, is_settled=True, is_latest=False) == cut(40)
+    assert judge(log, 7, last_offset=50, last_epoch=7, is_settled=True, is_latest=False) == BEHIND
+
+
+def test_who_has_not_reconciled_says_cut_to_nobody() -> None:
+    log = a_log()
+    for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1)):
+        assert judge(log, 7, last_offset=last_offset, last_epoch=last_epoch, is_settled=False, is_latest=False) == BEHIND
+    assert judge(log, 7, last_offset=45, last_epoch=7, is_settled=False, is_latest=False) == SAME
+
+
+def test_an_empty_log_of_a_leader_has_lost_what_was_past_it() -> None:
+    log = LocalLog()
+    log.opened(0, 0, -1, ())
+    assert judge(log, 7, last_offset=3, last_epoch=2, is_settled=True, is_latest=True) == cut(0)
