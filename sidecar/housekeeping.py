@@ -1,4 +1,5 @@
-"""What a node does now and then for all its logs: HW checkpoints, retention, compaction; without stalling the event loop.
+"""What a node does now and then for all its logs: HW checkpoints, retention, compaction, removal of what recovery set aside and nobody
+needs any more; without stalling the event loop.
 
 It also looks whether a disk that was full has space again: then the node restarts, because a log that failed is not gone on with.
 """
@@ -90,6 +91,8 @@ class Housekeeping:
                 worker.apply_retention(time.time_ns())
             if config.compaction:
                 await self._compact(worker)
+            if worker.set_aside and self._partitions.has_everything(worker):
+                await _in_daemon_thread(worker.drop_set_aside)
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 

@@ -20,6 +20,7 @@ from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
+from liftpy.log.set_aside import drop_set_aside
 from liftpy.replica import events
 from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
@@ -71,11 +72,15 @@ class PartitionWorker:
 
     compacted: bool
 
-    def __init__(self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log) -> None:
+    def __init__(
+        self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log, set_aside: tuple[str, ...] = ()
+    ) -> None:
         self.key = key
         self.config = config
         self.log = log
         self.compacted = config.compaction
+        self.set_aside = set_aside
+        """Files that recovery set aside, which are still there."""
         self._node = node
         self.state: PartitionState | None = None
         seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
@@ -198,9 +203,13 @@ class PartitionWorker:
         A candidate answers too, of an unclean election even outside of the ISR, up to the HW that it has: its services
         replay from it before it can be the leader.
         """
+        return (self.is_in_sync or self.replica.role == "CANDIDATE") and not self.executor.storage_failed
+
+    @property
+    def is_in_sync(self) -> bool:
+        """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
-        serves = (in_isr and self.replica.may_serve_committed()) or self.replica.role == "CANDIDATE"
-        return serves and not self.executor.storage_failed
+        return in_isr and self.replica.may_serve_committed()
 
     def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
         """Whether a reader's last record lies on this log [R6]."""
@@ -218,6 +227,17 @@ class PartitionWorker:
             return
         if self.log.log_start_offset != before:
             self.feed(events.LogStartMoved(self.log.log_start_offset))
+
+    def drop_set_aside(self) -> None:
+        """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""
+        try:
+            removed = drop_set_aside(self.log.storage)
+        except StorageError as error:
+            logger.warning("%s: what was set aside can't be removed: %s", self.key, error)
+            return
+        self.set_aside = ()
+        if removed:
+            logger.info("%s: all records are here again, removed %s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
         """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
@@ -259,6 +279,6 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     logger.info("%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
     if report.cut_bytes or report.damage:
         logger.warning("%s: recovered: %s", key, report)
-    worker = PartitionWorker(node, key, subject, config, log)
+    worker = PartitionWorker(node, key, subject, config, log, report.set_aside)
     worker.begin()
     return worker

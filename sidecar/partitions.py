@@ -84,6 +84,11 @@ class Partitions:
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
+    def has_everything(self, worker: PartitionWorker) -> bool:
+        """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
+        found = self._wanted(worker.key)
+        return found is not None and not found[1].unclean_elected and worker.is_in_sync
+
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """Follow the image; called on the loop after each of its changes."""
         before, self._image = self._image, new

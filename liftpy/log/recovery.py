@@ -4,7 +4,7 @@
 2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
    A segment whose offsets the one before it covers was merged into that one: removed.
 3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. Any other fault is damage: the segment (and
-   all behind it) is set aside under a ``.damaged`` name, what was right before the fault is kept as a segment of its own, and
+   all behind it) is set aside (``set_aside.py``), what was right before the fault is kept as a segment of its own, and
    the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
 4. HW is clamped to the log [D7]. A checkpoint above the log means that committed records are missing: the report says so.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from liftpy.log.segment import Segment, Walk, index_name, log_name, walk
+from liftpy.log.set_aside import BEHIND, DAMAGED, names_set_aside, set_aside
 from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint, decode_index
 from liftpy.log.storage import Storage
 
@@ -42,6 +43,9 @@ class OpenReport:
     checkpoint_found: bool = True
     lost_committed: bool = False
     """The checkpoint's HW was above the log: records that were committed are gone here."""
+
+    set_aside: tuple[str, ...] = ()
+    """Files in the folder that were set aside, now or earlier."""
 
     lost_flushed: bool = False
     """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
@@ -85,6 +89,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         walked_bytes=walked,
         rebuilt_indexes=rebuilt,
         damage=tuple(damage),
+        set_aside=names_set_aside(storage.names() if damage else names),
         checkpoint_found=found is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
         lost_flushed=clean and cut > 0,
@@ -129,7 +134,7 @@ def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tupl
         if gap:
             fault = f"the segment before it ends at offset {segments[-1].next_offset}"
             damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
-            _rename_aside(storage, [base, *bases[number + 1 :]])
+            _set_behind_aside(storage, [base, *bases[number + 1 :]])
             break
         segments.append(segment)
     return segments, walked, rebuilt, cut, damage
@@ -157,14 +162,14 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
     """Keep what is right of a damaged segment in a file of its own; the damaged one, and all later ones, go aside."""
-    _rename_aside(storage, later)
+    _set_behind_aside(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
     kept = storage.create(name)
     for position in range(0, found.end, _COPY_BYTES):
         kept.append([segment.file.read(position, min(_COPY_BYTES, found.end - position))])
     kept.sync()
     kept.close()
-    _rename_aside(storage, [segment.base_offset])
+    set_aside(storage, segment.base_offset, DAMAGED)
     if not found.end:
         storage.remove(name)
         storage.sync_folder()
@@ -174,11 +179,7 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
     return _walked(storage, segment.base_offset)[0]
 
 
-def _rename_aside(storage: Storage, bases: list[int]) -> None:
+def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
     """Newest first, so that a process that dies in between leaves no gap behind."""
     for base in reversed(bases):
-        storage.remove(index_name(base))
-        taken = set(storage.names())
-        number = next(n for n in range(len(taken) + 1) if f"{log_name(base)}.damaged-{n}" not in taken)
-        storage.rename(log_name(base), f"{log_name(base)}.damaged-{number}")
-        storage.sync_folder()
+        set_aside(storage, base, BEHIND)

@@ -211,6 +211,11 @@ async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(frag
     await expect_everywhere(fragile, stream_name, acked + last)
     assert list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.damaged-0"))
 
+    async def nothing_spare_is_left() -> bool:
+        return not list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.behind-*"))
+
+    await fragile.until(nothing_spare_is_left, "the segments behind the damaged one are removed")
+
 
 async def leads(bench: Any, name: str, node: str) -> bool:
     return bool(await bench.leader(name) == node and await bench.ready(name))

@@ -1,0 +1,77 @@
+"""What recovery sets aside stays until the records are here again, and no longer."""
+
+from __future__ import annotations
+
+from liftpy.config import StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.set_aside import DAMAGED_KEPT, drop_set_aside, names_set_aside, set_aside
+from liftpy.wire.batch import build_batch
+
+SMALL = StreamConfig(segment_bytes=4096)
+
+
+def a_log(storage: MemoryStorage, count: int = 60, first: int = 0) -> list[str]:
+    """Flushed, over several segments; return their names."""
+    log, _ = Log.open(storage, SMALL)
+    for offset in range(first, first + count):
+        log.append(build_batch([b"x" * 300], base_offset=offset, leader_epoch=1))
+    log.flush()
+    log.close()
+    return [name for name in storage.names() if name.endswith(".log")]
+
+
+def flip(storage: MemoryStorage, name: str) -> None:
+    storage.files[name].data[700] ^= 1
+    storage.files.pop(name.replace(".log", ".index"), None)  # or a sealed segment is not looked at
+
+
+def test_the_damaged_segment_is_evidence_and_those_behind_it_are_spare() -> None:
+    storage = MemoryStorage()
+    segments = a_log(storage)
+    assert len(segments) > 4
+    flip(storage, segments[1])
+    log, report = Log.open(storage, SMALL)
+    behind = tuple(f"{name}.behind-0" for name in segments[2:])
+    assert report.set_aside == tuple(sorted((f"{segments[1]}.damaged-0", *behind)))
+    assert report.must_leave_isr
+    log.close()
+    log, report = Log.open(storage, SMALL)
+    assert report.set_aside, "they are known after the next start, too"
+    assert not report.damage
+    kept = {name: bytes(file.data) for name, file in storage.files.items() if ".behind-" not in name}
+    assert drop_set_aside(storage) == tuple(sorted(behind))
+    assert {name: bytes(file.data) for name, file in storage.files.items()} == kept
+    assert drop_set_aside(storage) == ()
+    log.close()
+
+
+def test_damage_again_and_again_does_not_fill_the_disk() -> None:
+    storage = MemoryStorage()
+    for _ in range(3):
+        segments = a_log(storage, first=Log.open(storage, SMALL)[0].log_end_offset)
+        flip(storage, segments[-2])
+        flip(storage, segments[-3])
+        log, _ = Log.open(storage, SMALL)
+        log.close()
+        drop_set_aside(storage)
+    names = names_set_aside(storage.names())
+    assert 1 < len(names) <= DAMAGED_KEPT
+    assert all(".damaged-" in name for name in names)
+
+
+def test_a_segment_that_is_set_aside_twice_keeps_both() -> None:
+    storage = MemoryStorage()
+    (name, *_) = a_log(storage, 3)
+    first = bytes(storage.files[name].data)
+    set_aside(storage, 0, "damaged")
+    storage.create(name).append([b"other"])
+    set_aside(storage, 0, "damaged")
+    assert bytes(storage.files[f"{name}.damaged-0"].data) == first
+    assert bytes(storage.files[f"{name}.damaged-1"].data) == b"other"
+    assert names_set_aside(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")
+
+
+def test_names_of_others_are_left_alone() -> None:
+    names = ["00000000000000000000.log", "notes.log.damaged-0", "00000000000000000000.log.damaged-x", "7.log.behind-3"]
+    assert names_set_aside(names) == ("7.log.behind-3",)
