@@ -14,14 +14,20 @@ from typing import Any
 
 import click
 import uvloop
+from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.transport import Transport, open_connection
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, UnavailableError
 from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
+from sidecar.ending import end_tasks
 from sidecar.settings import Target
+
+logger = logging.getLogger("liftpy.service")
+
+_CONNECT_AGAIN_S = 0.5
 
 
 @click.command()
@@ -66,13 +72,32 @@ def load_service(service_class: str) -> type[Service]:
 
 
 async def _run(factory: type[Service], settings: ServiceSettings, target: Target) -> None:
-    connection = await open_connection(target.nats, credentials=target.credentials, name=f"liftpy-service-{settings.service}")
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    connecting = asyncio.create_task(_connect(settings, target))
+    stopped = asyncio.create_task(stopping.wait())
     try:
-        host = ServiceHost(factory, settings, Transport(connection), target.namespace)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, host.stop)
-        await host.run()
+        await asyncio.wait((connecting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            host = ServiceHost(factory, settings, Transport(connecting.result()), target.namespace)
+            stopped.add_done_callback(lambda _: host.stop())
+            await host.run()
     finally:
-        with contextlib.suppress(Exception):
-            await connection.close()
+        await end_tasks((connecting, stopped))
+        if not connecting.cancelled() and connecting.exception() is None:
+            with contextlib.suppress(Exception):
+                await connecting.result().close()
+
+
+async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
+    """A connection, however long it takes: a service is started together with its node, and NATS may come later."""
+    announced = False
+    while True:
+        try:
+            return await open_connection(target.nats, credentials=target.credentials, name=f"liftpy-service-{settings.service}")
+        except UnavailableError as error:
+            if not announced:
+                logger.warning("%s; trying on", error)
+                announced = True
+            await asyncio.sleep(_CONNECT_AGAIN_S)

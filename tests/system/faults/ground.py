@@ -120,6 +120,8 @@ class Ground:
             self.services.start(self.replicas)
         self._watchers = [asyncio.create_task(self._watch(name)) for name in self.replicas]
         await self.whole()
+        if self.services is not None:
+            await self._services_are_here()
 
     async def close(self) -> None:
         """Stop everything and remove its files."""
@@ -248,6 +250,16 @@ class Ground:
                     return await asyncio.to_thread(self.services.check, self.uid, log, written)
             await asyncio.sleep(_LOOK_EVERY_S)
         raise TimeoutError(f"the services have not applied {end_offset} records")
+
+    async def _services_are_here(self) -> None:
+        """Wait until one beside every replica has registered."""
+        deadline = time.monotonic() + DEADLINE_S
+        missing = list(self.replicas)
+        while missing and time.monotonic() < deadline:
+            missing = [name for name in missing if not (await self._status(name)).get("services")]
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if missing:
+            raise TimeoutError(f"no service has registered beside {missing}")
 
     async def _services_are_at(self, end_offset: int) -> bool:
         outputs = (await self.client.bounds(OUTPUT)).end_offset

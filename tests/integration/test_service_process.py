@@ -1,0 +1,67 @@
+"""``liftpy service`` as a process: it may be started before there is a NATS server, and stopped while it waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import nats
+import pytest
+
+from liftpy.wire import frames
+from liftpy.wire._pb import service_pb2
+from sidecar.embedded import NatsServer
+from tests.examples.processes import start_service
+
+pytestmark = pytest.mark.processes
+
+TIMEOUT_S = 30.0
+
+
+async def test_it_waits_for_nats_and_says_so(tmp_path: Path) -> None:
+    server = NatsServer()
+    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(server.kill)  # its port is known, and nobody listens there
+    process = start_service(
+        "tests.examples.chain:Chain",
+        stream="s",
+        node="n1",
+        data=tmp_path,
+        output="",
+        snapshot_every=100,
+        nats_url=server.url,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while "trying on" not in (tmp_path / "n1.log").read_text():
+                assert process.poll() is None, (tmp_path / "n1.log").read_text()
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(server.resume)
+        connection = await nats.connect(server.url)
+        hellos = await connection.subscribe("liftpy.service.n1")
+        hello = frames.decode((await hellos.next_msg(TIMEOUT_S)).data, service_pb2.ServiceHello)
+        assert (hello.service, hello.stream) == ("chain", "s")
+        await connection.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(process.wait, TIMEOUT_S)
+        await asyncio.to_thread(server.stop)
+    assert code == 0
+
+
+async def test_it_can_be_stopped_while_it_waits(tmp_path: Path) -> None:
+    process = start_service(
+        "tests.examples.chain:Chain",
+        stream="s",
+        node="n1",
+        data=tmp_path,
+        output="",
+        snapshot_every=100,
+        nats_url="nats://127.0.0.1:1",
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        while "trying on" not in (tmp_path / "n1.log").read_text():
+            await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, TIMEOUT_S) == 0
