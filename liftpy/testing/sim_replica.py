@@ -303,6 +303,8 @@ class SimReplica:
             self.cluster.counters[f"refused: {answer.reason.name}"] += 1
             self.feed(ev.FetchRefused(request_id, answer.reason, answer.leader_epoch, answer.log_start_offset))
         elif isinstance(answer, do.SendEpochAnswer):
+            diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
+            self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
             self.feed(
                 ev.EpochOffsetAnswered(
                     request_id, answer.leader_epoch, answer.last_offset, answer.current_epoch, answer.log_start_offset
