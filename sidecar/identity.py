@@ -1,6 +1,6 @@
 """Who this node was when it ran last, and what its data folder may have lost since: what it says when it registers.
 
-Two things make it leave every ISR (C7): damage in a log, found by opening each once before registering; and ``lazy-flush`` in
+Two things make it leave every ISR (C7): damage in a log (``recovery.py``); and ``lazy-flush`` in
 the data folder, which marks that a log with a flush policy other than ``always`` was open, without a clean stop since.
 """
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.errors import ConfigError, StorageError
-from liftpy.log.recovery import recover
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.disk.files import FolderStorage, replace_file, sync_folder
+from sidecar.disk.files import replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
 
@@ -29,24 +28,6 @@ class Previous:
     incarnation: int
     clean_stop: bool
     flushed_always: bool
-
-
-def damaged_logs(folder: DataFolder, clean_stop: bool = False) -> list[str]:
-    """Recover every log in the folder; return those that may miss records which they acknowledged. Blocking.
-
-    After a clean stop that includes a log whose tail has to be cut.
-    """
-    found = []
-    for path in sorted((folder.path / "streams").glob("*/*")):
-        if not path.name.isdigit():
-            continue
-        recovered = recover(FolderStorage(path), clean=clean_stop)
-        for segment in recovered.segments:
-            segment.file.close()
-        if recovered.report.must_leave_isr:
-            logger.error("%s: %s", path, recovered.report)
-            found.append(f"{path.parent.name}/{path.name}")
-    return found
 
 
 def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:

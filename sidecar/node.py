@@ -29,13 +29,14 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
 from sidecar.housekeeping import Housekeeping
-from sidecar.identity import Identity, damaged_logs, unknown_folders
+from sidecar.identity import Identity, unknown_folders
 from sidecar.joining import GroupLink
 from sidecar.membership import Membership
 from sidecar.partition_worker import NodeTools
 from sidecar.partitions import Partitions
 from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
+from sidecar.recovery import RecoveredLogs
 from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings
 from sidecar.status.report import Reporter
@@ -71,6 +72,7 @@ class Node:
         self._hand_over = False
         self._repairs = False
         """It stops in order to recover a damaged log."""
+        self._recovered = RecoveredLogs()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
@@ -93,7 +95,8 @@ class Node:
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous
-        damaged = await asyncio.get_running_loop().run_in_executor(self._pool, damaged_logs, folder, previous.clean_stop)
+        await self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop)
+        damaged = bool(self._recovered.damaged)
         if damaged:
             identity.flushes_lazily()  # so that a crash before the next clean stop does not make the damage forgotten
         self.incarnation = await self._membership.register(
@@ -111,6 +114,7 @@ class Node:
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
         await self.partitions.settled()
+        self._recovered.close()
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
@@ -138,6 +142,7 @@ class Node:
             repair=self.repair,
             folder=folder,
             identity=identity,
+            recovered=self._recovered,
         )
         self.partitions = Partitions(tools)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)

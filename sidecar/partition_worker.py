@@ -38,6 +38,7 @@ from sidecar.executor import Executor, Tools
 from sidecar.flushing import Flusher
 from sidecar.identity import Identity
 from sidecar.proposals import Proposals
+from sidecar.recovery import RecoveredLogs
 from sidecar.services import PartitionServices
 from sidecar.settings import NodeSettings
 from sidecar.timers import Timers
@@ -65,6 +66,7 @@ class NodeTools:
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
     folder: DataFolder
     identity: Identity
+    recovered: RecoveredLogs
 
 
 class PartitionWorker:
@@ -272,8 +274,9 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     def open_log() -> tuple[Log, OpenReport]:
         if config.flush.mode is not FlushMode.ALWAYS:
             node.identity.flushes_lazily()
-        clean = node.identity.previous.clean_stop
-        return Log.open(node.folder.partition_storage(key), config, now_wall_ns=time.time_ns(), clean=clean)
+        storage = node.folder.partition_storage(key)
+        clean, recovered = node.identity.previous.clean_stop, node.recovered.take(storage.folder)
+        return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered)
 
     log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
     logger.info("%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)

@@ -20,7 +20,7 @@ from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
 from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards, without_past
-from liftpy.log.recovery import OpenReport, recover
+from liftpy.log.recovery import OpenReport, Recovered, recover
 from liftpy.log.retention import is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
 from liftpy.log.small_files import (
@@ -72,13 +72,20 @@ class Log:
 
     @classmethod
     def open(
-        cls, storage: Storage, config: StreamConfig, *, now_wall_ns: int = 0, clean: bool = False
+        cls,
+        storage: Storage,
+        config: StreamConfig,
+        *,
+        now_wall_ns: int = 0,
+        clean: bool = False,
+        recovered: Recovered | None = None,
     ) -> tuple[Log, OpenReport]:
         """Recover the folder and open the log on it. ``clean``: the node's marker says that this log was closed in good order.
+        ``recovered``: the folder has been recovered already, and not been touched since.
 
         Raises StorageError, UnknownFormatError for data of another format version.
         """
-        recovered = recover(storage, clean=clean)
+        recovered = recovered or recover(storage, clean=clean)
         segments, start = recovered.segments, recovered.checkpoint.log_start_offset
         if not segments or segments[-1].sealed:
             base = segments[-1].next_offset if segments else start

@@ -1,0 +1,59 @@
+"""The logs of a data folder, recovered once each, before the node registers: what it says there depends on what they have lost [C7].
+
+Several at a time, since a crash leaves the last segment of every log to be read through. A partition takes over what was found; what
+nobody takes (the image does not show it here) is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor as Pool
+from pathlib import Path
+
+from liftpy.errors import LiftError
+from liftpy.log.recovery import Recovered, recover
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.files import FolderStorage
+
+logger = logging.getLogger("liftpy.node")
+
+
+class RecoveredLogs:
+    """``run`` it once, then ``take`` from it and ``close`` it."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, Recovered] = {}
+        self.damaged: list[str] = []
+        """Logs that may miss records which this node acknowledged, or that can't be read."""
+
+    async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool) -> None:
+        """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
+        paths = [path for path in sorted((folder.path / "streams").glob("*/*")) if path.name.isdigit()]
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(pool, self._recover, path, clean_stop) for path in paths))
+        self.damaged.sort()
+
+    def _recover(self, path: Path, clean_stop: bool) -> None:
+        name = f"{path.parent.name}/{path.name}"
+        try:
+            found = recover(FolderStorage(path), clean=clean_stop)
+        except LiftError as error:
+            logger.error("%s: the log can't be recovered: %s: %s", path, error.code, error)
+            self.damaged.append(name)  # whoever opens it tries again
+            return
+        self._found[path] = found
+        if found.report.must_leave_isr:
+            logger.error("%s: %s", path, found.report)
+            self.damaged.append(name)
+
+    def take(self, path: Path) -> Recovered | None:
+        """What was found in a partition's folder, for its first opening; None: recover it."""
+        return self._found.pop(path, None)
+
+    def close(self) -> None:
+        """Close the files of those that nobody has taken."""
+        for recovered in self._found.values():
+            for segment in recovered.segments:
+                segment.file.close()
+        self._found.clear()
