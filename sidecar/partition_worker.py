@@ -200,12 +200,13 @@ class PartitionWorker:
 
     @property
     def may_serve_reads(self) -> bool:
-        """In the ISR, with a log that works, and with an HW of the current epoch [R7, D8].
+        """With a log that works and that agrees with its leader's, up to its own HW of the current epoch [R7, D8].
 
-        A candidate answers too, of an unclean election even outside of the ISR, up to the HW that it has: its services
-        replay from it before it can be the leader.
+        Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate
+        answers too, up to the HW that it has: its services replay from it before it can be the leader.
         """
-        return (self.is_in_sync or self.replica.role == "CANDIDATE") and not self.executor.storage_failed
+        agrees = self.replica.may_serve_committed() or self.replica.role == "CANDIDATE"
+        return agrees and not self.executor.storage_failed
 
     @property
     def is_in_sync(self) -> bool:

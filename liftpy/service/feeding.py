@@ -69,6 +69,7 @@ class Feeder:
         """The log ends here, below the machine's position: go back."""
         self._verifying = False
         """Whether the next record is the one before the machine's position, and only to be looked at."""
+        self._ask_again = False
         self._wake = asyncio.Event()
         self.problem = ""
         """Why nothing comes; shown in status."""
@@ -89,6 +90,11 @@ class Feeder:
         """Another LeaderEpoch: look again whether the state is one of this log."""
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._verifying = self._machine.position > self._log_start_offset
+        self._wake.set()
+
+    def ask_again(self) -> None:
+        """The sidecar has something new: what was asked before may wait for a node that was down, or in sync with nobody."""
+        self._ask_again = True
         self._wake.set()
 
     # ---- state ---------------------------------------------------------------------------------------------------------------
@@ -143,7 +149,8 @@ class Feeder:
         try:
             while True:
                 self._wake.clear()
-                if await self._go_back() or self._misaligned():
+                if await self._go_back() or self._misaligned() or self._ask_again:
+                    self._ask_again = False
                     _cancel(fetch)
                     fetch = None
                     self._align()

@@ -169,6 +169,8 @@ class ServiceHost:
             return
         if self._order is not None and order.streamUid != self._order.streamUid:
             raise NotFoundError(f"the stream {order.stream} was deleted and made again: start the service anew")
+        if self._feeder is not None and (self._order is None or order.ackId != self._order.ackId):
+            self._feeder.ask_again()
         self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
         self._joined.set()
         if self.machine is not None:

@@ -1,4 +1,4 @@
-"""Reads: ReadRequest on ``.read`` (any in-sync replica, a queue group) and ``.read.<node>`` (this one) [R1, R6, R7, R9].
+"""Reads: ReadRequest on ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one) [R1, R6, R7, R9].
 
 A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. A reader at the end may wait
 (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting readers are bounded;
@@ -59,7 +59,7 @@ class ReadSource(Protocol):
 
     @property
     def may_serve_reads(self) -> bool:
-        """Whether it is in the ISR and its HW is one of the current epoch [R7]."""
+        """Whether its log agrees with its leader's and its HW is one of the current epoch [R7]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
         """Whether a reader's last record lies on this log [R6]."""

@@ -47,6 +47,8 @@ class FakeLog:
         self.committed = asyncio.Event()
         self.highest_read = -1
         self.truncated: LogTruncatedError | None = None
+        self.fetches = 0
+        self.deaf = False
 
     def append(self, count: int, epoch: int = 1, prefix: str = "v") -> None:
         for _ in range(count):
@@ -55,6 +57,9 @@ class FakeLog:
         self.committed.set()
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        self.fetches += 1
+        if self.deaf:
+            await asyncio.Event().wait()  # a request to a node that was down, in its longest wait
         while True:
             if self.truncated is not None:
                 raise self.truncated
@@ -198,6 +203,20 @@ async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> 
     await node.at(15)
     assert node.services[-1].values == [f"v{n}" for n in range(15)]
     await node.stored(10)
+
+
+async def test_news_of_the_sidecar_ends_a_wait_for_what_was_asked_before(node: Node) -> None:
+    node.log.deaf = True
+    node.log.append(5)
+    await node.start()
+    async with asyncio.timeout(5):
+        while not node.log.fetches:
+            await asyncio.sleep(0.002)
+    node.log.deaf = False
+    await asyncio.sleep(0)
+    assert node.machine.position == 0
+    node.feeder.ask_again()
+    await node.at(5)
 
 
 @pytest.mark.parametrize("end_offset", [17, 30])
