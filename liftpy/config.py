@@ -125,6 +125,8 @@ class ReplicationConfig:
     max_leader_timeout_s: float = 2.0
     max_lag_time_s: float = 5.0
     max_lag_records: int = 0
+    probe_after: float = 0.3
+    """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
     max_idle_wait_s: float = 1.0
     fetch_timeout_s: float = 1.0
     fetch_backoff_min_s: float = 0.05
@@ -146,6 +148,7 @@ class ReplicationConfig:
             self,
             {
                 "max_lag_records": (0, 1 << 62),
+                "probe_after": (0, 3600.0),
                 "replication_max_bytes": (4096, 64 << 20),
                 "ingest_queue_bytes": (4096, 4 << 30),
                 "ingest_queue_records": (16, 1 << 26),

@@ -19,6 +19,7 @@ from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.effects import Effect
+from sidecar.bus.absence import Probes
 from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.notify import Notifications
@@ -46,6 +47,7 @@ class Tools:
     service: ReplicationService
     fetches: FetchClient
     notifications: Notifications
+    probes: Probes
     reads: ReadService
     proposals: Proposals
     services: PartitionServices
@@ -84,6 +86,7 @@ class Executor:
             do.SendFetchRefusal: lambda e: t.service.send_refusal(e),
             do.SendEpochAnswer: lambda e: t.service.send_epoch_answer(e),
             do.NotifyReplica: lambda e: t.notifications.wake(t.key, e),
+            do.ProbeReplica: lambda e: t.probes.ask(e.replica, lambda: t.feed(events.ReplicaAbsent(e.replica))),
             do.SendNotice: lambda e: t.notifications.send_notice(t.key, e),
             do.ProposeIsr: lambda e: t.proposals.propose_isr(t.key, e, t.feed),
             do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),

@@ -21,6 +21,7 @@ from typing import Any
 from liftpy.cluster.image import ClusterImage
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.notify import Notifications
@@ -80,6 +81,7 @@ class Node:
         self._link: GroupLink | None = None
         self._membership: Membership | None = None
         self._proposals: Proposals | None = None
+        self._probes: Probes | None = None
         self._housekeeping: Housekeeping | None = None
         self._timers = Timers()
 
@@ -123,6 +125,7 @@ class Node:
     def _build(self, bus: BusConnection, group: Group, folder: DataFolder, identity: Identity) -> None:
         settings = self.settings
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
+        self._probes = Probes(bus, self.subjects)
         notifications = Notifications(
             bus, self.subjects, settings.node_id, self._inboxes, self._deliver, self._step_aside, self.counters
         )
@@ -134,6 +137,7 @@ class Node:
             inboxes=self._inboxes,
             router=AnswerRouter(bus),
             notifications=notifications,
+            probes=self._probes,
             proposals=self._proposals,
             timers=self._timers,
             pool=self._pool,
@@ -212,6 +216,8 @@ class Node:
             await registered.leave(_LEAVE_TIMEOUT_S)
         if self._proposals is not None:
             await self._proposals.close()
+        if self._probes is not None:
+            await self._probes.close()
         if self._link is not None:
             await self._link.close()
         if self._bus is not None:

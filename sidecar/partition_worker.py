@@ -26,6 +26,7 @@ from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
 from liftpy.replica.replica import Replica
 from liftpy.wire.subjects import Subjects, data_subject
+from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule, PendingAcks
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.ingest import Ingest
@@ -57,6 +58,7 @@ class NodeTools:
     inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
+    probes: Probes
     proposals: Proposals
     timers: Timers
     pool: Pool
@@ -136,6 +138,7 @@ class PartitionWorker:
             service=self.service,
             fetches=self.fetches,
             notifications=node.notifications,
+            probes=node.probes,
             reads=self.reads,
             proposals=node.proposals,
             services=self.services,

@@ -180,6 +180,13 @@ class NotifyReplica:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeReplica:
+    """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendNotice:
     """Leader: one LeaderNotice to each of ``replicas``."""
 
@@ -287,6 +294,7 @@ Effect = (
     | SendFetchRefusal
     | SendEpochAnswer
     | NotifyReplica
+    | ProbeReplica
     | SendNotice
     | ProposeIsr
     | ReportLeader

@@ -224,8 +224,16 @@ class Deadline(Enum):
     LAG = "lag"  # leader: look for followers that lag
     LEASE = "lease"  # leader: the lease runs out
     NOTICE = "notice"  # leader: repeat CommitPosition
+    PROBE = "probe"  # leader: HW has not moved for a while, who holds it back?
     ISR_CHANGE = "isr-change"  # leader: no answer from the metadata group
     PROMOTION = "promotion"  # candidate: progress
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAbsent:
+    """Nobody listens for ``replica`` on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
+
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +288,7 @@ Event = (
     | NoticeReceived
     | IsrChangeAnswered
     | DeadlineReached
+    | ReplicaAbsent
     | ReplayProgressed
     | LeaderEpochPersisted
     | ReplayFinished

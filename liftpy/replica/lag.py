@@ -6,7 +6,10 @@ at or past HW AND at or past the epoch's start, by a fetch in this LeaderEpoch u
 (A new leader's own HW lags behind the true one until HW passes the epoch's start: at or past HW alone is not enough.)
 Algorithm: leave when fenced, or not caught up for ``max_lag_time_s``, or (off by default) more than ``max_lag_records`` behind;
 or ask for what they had acknowledged, which the disk then has lost (a flipped bit in the last batch looks like a torn write, and
-recovery cuts it);
+recovery cuts it); or when they hold HW back and twice in a row nobody listened for them on the bus: the process has ended or lost its
+connection, and neither its session nor the lag time need be waited for. For absence alone nobody leaves unless that frees HW:
+all who hold it back are absent and go together, and as many stay as ``min.isr`` wants, two at least, so that a bus that is just
+coming back leaves no leader alone;
 join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
 
 With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
@@ -21,6 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from liftpy.replica.progress import Progress
+
+ABSENCES = 2
+"""In a row: a connection that was reset is back by then."""
+_STAY_AT_LEAST = 2
 
 
 def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
@@ -58,6 +65,7 @@ def wanted_isr(
     max_lag_records: int,
     by_quorum: bool = False,
     replica_count: int = 1,
+    min_isr: int = 1,
 ) -> frozenset[str]:
     """The ISR as it should be now; the leader is always in it [C3]. ``by_quorum``: never less than a majority of the replicas."""
     least_count = replica_count // 2 + 1 if by_quorum else 1
@@ -68,5 +76,9 @@ def wanted_isr(
             continue
         if replica in isr or (progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)):
             wanted.add(replica)
+    silent = {replica for replica in wanted & isr - {leader} if followers[replica].probed}
+    all_absent = all(followers[replica].absences >= ABSENCES for replica in silent)
+    if all_absent and len(wanted) - len(silent) >= max(min_isr, _STAY_AT_LEAST):
+        wanted -= silent
     leaving = sorted(isr - wanted, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))

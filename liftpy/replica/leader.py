@@ -19,6 +19,7 @@ from liftpy.replica.effects import (
     DropPendingAcks,
     NotifyReplica,
     OpenSubject,
+    ProbeReplica,
     ProposeIsr,
     RejectPublishes,
     RejectReason,
@@ -27,7 +28,14 @@ from liftpy.replica.effects import (
     SendNotice,
     StartServing,
 )
-from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived, IsrChangeAnswered, PublishesReceived
+from liftpy.replica.events import (
+    Deadline,
+    EpochOffsetReceived,
+    FetchReceived,
+    IsrChangeAnswered,
+    PublishesReceived,
+    ReplicaAbsent,
+)
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
@@ -39,6 +47,7 @@ _NOTICE_DELAY_NS = 5_000_000
 """A raised HW waits this long before idle followers are told, so that a burst of commits is one notice."""
 _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
+_PROBE_AGAIN_NS = 100_000_000
 
 
 class LeaderRole(Role):
@@ -52,6 +61,7 @@ class LeaderRole(Role):
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
         self.service = service or FetchService(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
+        self._probe_after_ns = nanoseconds(shared.config.probe_after)
         self.was_candidate = service is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
@@ -155,7 +165,36 @@ class LeaderRole(Role):
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             if any(map(self._should_be_told, self.service.followers)):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+        if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
+            self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
         self._acknowledge(now_ns, out)
+
+    def _probe(self, now_ns: int, out: Effects) -> None:
+        """Ask for those who hold HW back in silence, while they do."""
+        log, state = self.log, self.shared.state
+        if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
+            return
+        silent = [
+            (replica, progress)
+            for replica, progress in self.service.followers.items()
+            if replica in state.isr
+            and (progress.position is None or progress.position < log.flushed_newest_offset)
+            and now_ns - progress.last_fetch_ns >= self._probe_after_ns
+        ]
+        for replica, progress in silent:
+            progress.probed = True
+            out.append(ProbeReplica(replica))
+        again_ns = _PROBE_AGAIN_NS if silent else self._probe_after_ns
+        self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
+
+    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
+        """Nobody listens for a follower that was asked for, and it has not fetched since."""
+        progress = self.service.followers.get(event.replica)
+        if progress is None or not progress.probed:
+            return
+        progress.absences += 1
+        if progress.absences >= lag.ABSENCES:
+            self._review_isr(now_ns, out)
 
     def _acknowledge(self, now_ns: int, out: Effects) -> None:
         log = self.log
@@ -246,6 +285,7 @@ class LeaderRole(Role):
             max_lag_records=config.max_lag_records,
             by_quorum=self._commits_by_quorum,
             replica_count=len(state.replicas),
+            min_isr=state.min_isr,
         )
         if wanted == state.isr and not change.unsettled:
             return
@@ -277,6 +317,8 @@ class LeaderRole(Role):
             self._send_notices(now_ns, out)
         elif kind is Deadline.PROMOTION:
             self._open_when_free(now_ns, out)
+        elif kind is Deadline.PROBE:
+            self._probe(now_ns, out)
         elif kind is Deadline.ISR_CHANGE:
             self.isr_change.unanswered(now_ns)
             self._review_isr(now_ns, out)

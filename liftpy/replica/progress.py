@@ -23,6 +23,10 @@ class Progress:
     was_caught_up: bool = False
     """It has been at the log end in this epoch, under this incarnation."""
     last_fetch_ns: int = 0
+    absences: int = 0
+    """How often in a row nobody listened for it, since its last fetch."""
+    probed: bool = False
+    """The bus was asked since its last fetch."""
     log_end_offset_at_last_fetch: int = 0
     """Exclusive: the leader's flushed end when it last fetched."""
     last_request_id: int = 0
@@ -54,4 +58,5 @@ class Progress:
         self.position = offset
         self.last_request_id = request_id
         self.last_fetch_ns = now_ns
+        self.absences, self.probed = 0, False
         self.log_end_offset_at_last_fetch = leader_end_offset

@@ -186,6 +186,8 @@ class Replica:
                 role.epoch_offset_received(event, now_ns, out)
             case ev.EpochOffsetAnswered():
                 role.epoch_offset_answered(event, now_ns, out)
+            case ev.ReplicaAbsent():
+                role.replica_absent(event, now_ns, out)
             case ev.NoticeReceived():
                 role.notice_received(event, now_ns, out)
             case ev.IsrChangeAnswered():

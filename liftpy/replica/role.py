@@ -25,6 +25,7 @@ from liftpy.replica.events import (
     NoticeReceived,
     PublishesReceived,
     RefusalReason,
+    ReplicaAbsent,
     RequestFailed,
 )
 from liftpy.replica.lease import Lease
@@ -156,6 +157,9 @@ class Role:
 
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
         """The leader tells its HW."""
+
+    def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
+        """Nobody listens for a replica."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """The metadata group answered."""

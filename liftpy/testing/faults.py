@@ -95,6 +95,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         candidate_timeout_s=rng.choice((0.3, 2.0)),
         hw_checkpoint_s=rng.choice((0.2, 1.0)),
         max_lag_records=rng.choice((0, 0, 0, 50)),
+        probe_after=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),  # of its own: older seeds keep their plans
     )
     bad = rng.choice((0.0, 0.3, 1.0))
     noise = Noise(

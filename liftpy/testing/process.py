@@ -163,6 +163,7 @@ class Process:
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)
         self.cluster.group.send_image(self.node_id)
+        self.cluster.network.subscribe(self.node_id, f"status.{self.node_id}", lambda message, reply: reply("here"))
         self._heartbeat()
         self._checkpoint()
 

@@ -367,6 +367,16 @@ class SimReplica:
     def _notify_replica(self, effect: do.NotifyReplica) -> None:
         self.cluster.network.publish(self.node_id, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
 
+    def _probe_replica(self, effect: do.ProbeReplica) -> None:
+        replica = effect.replica
+        self.cluster.network.request(self.node_id, f"status.{replica}", "?", lambda answer: self._probed(replica, answer))
+
+    def _probed(self, replica: str, answer: Any) -> None:
+        absent = answer is NO_RESPONDERS and not self.process.dead
+        self.cluster.counters["probe: absent" if absent else "probe: there"] += 1
+        if absent:
+            self.feed(ev.ReplicaAbsent(replica))
+
     def _send_notice(self, effect: do.SendNotice) -> None:
         notice = ev.NoticeReceived(
             self.node_id, effect.leader_epoch, effect.epoch, effect.epoch_start_offset, effect.high_watermark,

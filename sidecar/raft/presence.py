@@ -1,7 +1,4 @@
-"""Whether a node whose heartbeats are late is still there: the bus knows at once when its connection has ended.
-
-A node listens on ``<ns>.status.<node>`` as long as it is connected. A request there is answered by the node, or by NATS itself
-with "no responders", or by nobody (a node that stands still). Only the second is a proof; what it is good for is said in
+"""Whether nodes whose heartbeats are late are still there (``sidecar/bus/absence.py``); what it is good for is said in
 ``liftpy.cluster.session``. One request per late node and ``_EVERY_S``, and none while all heartbeats come in time.
 """
 
@@ -11,14 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-import nats.errors
 from nats.aio.client import Client
 
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.absence import is_absent
 from sidecar.ending import end_tasks
 
 _EVERY_S = 0.1
-_ANSWER_TIMEOUT_S = 0.5
 _AT_ONCE = 64
 """Nodes that are asked for at the same time; the others' turn comes later."""
 
@@ -46,12 +42,8 @@ class Presence:
                 task.add_done_callback(lambda _, node_id=node_id: self._asking.pop(node_id, None))
 
     async def _ask(self, node_id: str) -> None:
-        try:
-            await self._connection.request(self._subjects.status(node_id), b"", timeout=_ANSWER_TIMEOUT_S)
-        except nats.errors.NoRespondersError:
+        if await is_absent(self._connection, self._subjects, node_id):
             self._gone(node_id)
-        except (nats.errors.Error, TimeoutError, OSError):
-            pass  # no answer proves nothing
 
     async def close(self) -> None:
         """Ask no more."""

@@ -12,7 +12,9 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import recovery
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
+from liftpy.replica import events as ev
 from liftpy.replica import replica
+from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.waiting import FailedRole
 from liftpy.testing.process import Process
@@ -187,6 +189,17 @@ def lagging_says_cut() -> Patches:
     return [method(replica, "judge", lambda *args, **known: real(*args, **{**known, "is_latest": True}))]
 
 
+def nobody_is_asked_for() -> Patches:
+    return [method(LeaderRole, "_probe", lambda *args: None)]
+
+
+def silence_is_absence() -> Patches:
+    def probed(self: SimReplica, effect: do.ProbeReplica) -> None:
+        self.feed(ev.ReplicaAbsent(effect.replica))
+
+    return [method(SimReplica, "_probe_replica", probed)]
+
+
 def a_stream_is_its_name() -> Patches:
     real = ReadService._why_not
 
@@ -222,6 +235,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
+    Mutant("nobody is asked for", "L3", nobody_is_asked_for),
+    Mutant("silence is taken for absence", "L8", silence_is_absence),
     Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
     Mutant("a replica that lags says cut", "R6", lagging_says_cut),
 )

@@ -37,7 +37,19 @@ class Anything:
 def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[str], list[events.Event]]:
     calls: list[str] = []
     fed: list[events.Event] = []
-    names = ("flusher", "timers", "ingest", "acks", "service", "fetches", "notifications", "reads", "proposals", "services")
+    names = (
+        "flusher",
+        "timers",
+        "ingest",
+        "acks",
+        "service",
+        "fetches",
+        "notifications",
+        "probes",
+        "reads",
+        "proposals",
+        "services",
+    )
     parts: dict[str, Any] = {name: Anything(calls, name) for name in names}
     tools = Tools(
         key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]

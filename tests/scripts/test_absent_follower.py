@@ -1,0 +1,48 @@
+"""A follower dies: commits go on in half a second, not after its session; one whose link only stands still is waited for.
+
+HW waits for every member of the ISR. The leader asks the bus for those who hold it back in silence, and "no responders", twice, is a
+proof; a node that does not answer proves nothing. When both followers are gone together, as when the bus comes back, the leader
+does not go on alone.
+
+Shows D20, D21, L3, and the policy's side of C6.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.stage import Stage
+
+KILLS = ("nobody is asked for", "silence is taken for absence")
+
+
+def test_commits_go_on_long_before_the_session_ends() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        s.crash(c)
+        sent = s.send()
+        s.until(lambda: sent.acked, within_s=0.8)
+        assert s.isr == {a, b}
+        s.start(c)
+        s.until(lambda: s.isr == {a, b, c})
+
+
+def test_a_follower_that_stands_still_is_not_absent() -> None:
+    with Stage() as s:
+        *_, c = s.followers
+        s.publish(2)
+        s.pause(c)
+        sent = s.send()
+        s.always(lambda: c in s.isr and not sent.acked, 1.0)
+        s.resume(c)
+        s.until(lambda: sent.acked)
+
+
+def test_no_leader_goes_on_alone() -> None:
+    with Stage(min_isr=1) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        s.crash(b, c)
+        sent = s.send()
+        s.always(lambda: s.isr == {a, b, c} and not sent.acked, 1.0)
+        s.start(b, c)
+        s.settle()
