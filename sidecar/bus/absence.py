@@ -15,13 +15,15 @@ from nats.aio.client import Client
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 
+QUESTION = b"present?"
+"""What is asked; answered without a status report."""
 _ANSWER_TIMEOUT_S = 0.5
 
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
     """Whether nobody listens for the node; False also when nothing is known."""
     try:
-        await connection.request(subjects.status(node_id), b"", timeout=_ANSWER_TIMEOUT_S)
+        await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
         return True
     except (nats.errors.Error, TimeoutError, OSError):

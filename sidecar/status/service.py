@@ -13,6 +13,7 @@ from typing import Any
 
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.absence import QUESTION
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 from sidecar.settings import STATUS_OFF, NodeSettings
@@ -52,7 +53,9 @@ class StatusService:
         """Answer requests over NATS."""
 
         def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-            if self.reporter is not None and inboxes.allows(reply):
+            if payload == QUESTION and inboxes.allows(reply):
+                bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
+            elif self.reporter is not None and inboxes.allows(reply):
                 report = self.reporter.report()
                 body = json.dumps(report).encode()
                 if len(body) > bus.max_payload:

@@ -13,6 +13,8 @@ import pytest
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import split_batches
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.absence import QUESTION, is_absent
 
 pytestmark = pytest.mark.processes
 
@@ -202,3 +204,9 @@ async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, strea
     assert any(p["stream"] == stream_name and p["role"] == "LEADER" for p in report["partitions"])
     assert "liftpy_ingest_records_total" in await asyncio.to_thread(get, "/metrics")
     assert f"<td>{stream_name}</td>" in await asyncio.to_thread(get, "/")
+
+
+async def test_the_bus_knows_who_is_there_and_a_node_answers_without_a_report(bench: Any) -> None:
+    assert (await bench.nc.request("liftpy.status.n1", QUESTION, timeout=5)).data == b"yes"
+    assert not await is_absent(bench.nc, Subjects(), "n1")
+    assert await is_absent(bench.nc, Subjects(), "n9")
