@@ -46,6 +46,8 @@ class ReplicationService:
         self._inboxes = inboxes
         self._feed = feed
         self._counters = counters
+        self._does_not_fit = -1
+        """Offset of the last batch that was found too large for the server."""
         self._listeners: list[Listener] = []
         self._tokens: dict[int, str] = {}
         """Token -> reply subject."""
@@ -138,6 +140,16 @@ class ReplicationService:
             self._counters["failed fetch reads"] += 1
             logger.warning("%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
             return
+        if len(header) + read.size_bytes > self._bus.max_payload and self._does_not_fit != effect.from_offset:
+            self._does_not_fit = effect.from_offset  # said once, not with every try
+            logger.error(
+                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload was lowered to %d: no follower and no "
+                "reader gets past it until it is raised",
+                self._key,
+                effect.from_offset,
+                read.size_bytes,
+                self._bus.max_payload,
+            )
         self._bus.send(reply, (header, *read.chunks))
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:

@@ -1,0 +1,32 @@
+"""A batch that a lowered max_payload keeps from the followers: the operator is told, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.replica import effects as do
+from liftpy.replica.events import FetchReceived
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2 as pb
+from tests.scripts.desk import EPOCH, Desk
+
+
+def fetch(desk: Desk) -> None:
+    request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "_INBOX.f")
+    event = desk.fetches.pop()
+    assert isinstance(event, FetchReceived)
+    desk.replication.send_response(do.SendFetchResponse(event.token, 0, 1 << 20, EPOCH), desk.log, desk.log.high_watermark)
+
+
+async def test_the_operator_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.publish(b"x" * 500_000)
+    await desk.turn()
+    desk.commit()
+    fetch(desk)
+    assert caplog.text == ""
+    desk.bus.max_payload = 64 * 1024
+    for _ in range(3):
+        fetch(desk)
+    assert caplog.text.count("max_payload was lowered to 65536") == 1
