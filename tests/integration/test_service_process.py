@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -19,19 +21,18 @@ pytestmark = pytest.mark.processes
 TIMEOUT_S = 30.0
 
 
+def begin(data: Path, url: str) -> subprocess.Popen[Any]:
+    """A service over a stream that is nowhere."""
+    return start_service(
+        "tests.examples.chain:Chain", stream="s", node="n1", data=data, output="", snapshot_every=100, nats_url=url
+    )
+
+
 async def test_it_waits_for_nats_and_says_so(tmp_path: Path) -> None:
     server = NatsServer()
     await asyncio.to_thread(server.start)
     await asyncio.to_thread(server.kill)  # its port is known, and nobody listens there
-    process = start_service(
-        "tests.examples.chain:Chain",
-        stream="s",
-        node="n1",
-        data=tmp_path,
-        output="",
-        snapshot_every=100,
-        nats_url=server.url,
-    )
+    process = begin(tmp_path, server.url)
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while "trying on" not in (tmp_path / "n1.log").read_text():
@@ -51,15 +52,7 @@ async def test_it_waits_for_nats_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_it_can_be_stopped_while_it_waits(tmp_path: Path) -> None:
-    process = start_service(
-        "tests.examples.chain:Chain",
-        stream="s",
-        node="n1",
-        data=tmp_path,
-        output="",
-        snapshot_every=100,
-        nats_url="nats://127.0.0.1:1",
-    )
+    process = begin(tmp_path, "nats://127.0.0.1:1")
     async with asyncio.timeout(TIMEOUT_S):
         while "trying on" not in (tmp_path / "n1.log").read_text():
             await asyncio.sleep(0.05)
