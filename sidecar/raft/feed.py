@@ -22,6 +22,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import Forwarder
 from sidecar.raft.group import Watcher
+from sidecar.raft.outgoing import Outgoing
 
 _HEAD_EVERY_NS = NS_PER_S // 2
 _REQUEST_TIMEOUT_S = 1.0
@@ -32,16 +33,20 @@ class FeedPublisher:
     """A controller's end: keeps what was applied; while it leads, publishes it. Any controller answers who asks."""
 
     def __init__(
-        self, connection: Client, subjects: Subjects, may_answer: Callable[[bytes], bool], image: Callable[[], ClusterImage]
+        self,
+        connection: Client,
+        subjects: Subjects,
+        outgoing: Outgoing,
+        may_answer: Callable[[bytes], bool],
+        image: Callable[[], ClusterImage],
     ) -> None:
         self.producer = FeedProducer()
         self._connection = connection
         self._subjects = subjects
+        self._outgoing = outgoing
         self._may_answer = may_answer
         self._image = image
         self._head_at_ns = 0
-        self._outgoing: asyncio.Queue[pb.FeedEntry] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Answer requests for what was missed."""
@@ -59,18 +64,7 @@ class FeedPublisher:
             entries = [self.producer.head()]
         for entry in entries:
             self._head_at_ns = now_ns
-            self._outgoing.put_nowait(entry)
-        if entries and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._send())
-
-    async def _send(self) -> None:
-        while not self._outgoing.empty():
-            entry = self._outgoing.get_nowait()
-            try:
-                if self._connection.is_connected:
-                    await self._connection.publish(self._subjects.feed(), frames.encode(entry))
-            except nats.errors.Error:
-                continue  # whoever misses it sees the gap
+            self._outgoing.put(self._subjects.feed(), frames.encode(entry))
 
     async def _asked(self, message: Any) -> None:
         if not message.reply or not self._may_answer(message.reply.encode()):

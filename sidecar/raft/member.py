@@ -31,12 +31,14 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 from sidecar.disk.files import replace_file
 from sidecar.ending import end_tasks
+from sidecar.raft.control import ControlDesk
 from sidecar.raft.driver import Driver
 from sidecar.raft.feed import FeedPublisher
 from sidecar.raft.forwarding import Forwarder, error_response
 from sidecar.raft.group import Watcher
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
+from sidecar.raft.outgoing import Outgoing
 from sidecar.raft.presence import Presence
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.stepping_aside import ask_to_step_aside
@@ -49,8 +51,6 @@ _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
 _HAND_OVER_TIMEOUT_S = 1.5
 _DUTY_TIMEOUT_S = 2.0
-_MAX_WAITING = 4096
-"""Requests from others that may be under way at once; more are answered UNAVAILABLE."""
 
 
 class RaftMember:
@@ -81,12 +81,12 @@ class RaftMember:
         self._folder = folder
         self._connection = connection
         self._subjects = subjects
-        self._may_answer = may_answer
         self._fsm = ClusterFsm(subjects.namespace, elections=elections)
         self._duties = MetadataDuties(config)
         self._presence = Presence(connection, subjects, self._duties.gone)
         self._forwarder = Forwarder(connection, subjects)
-        self._feed = FeedPublisher(connection, subjects, may_answer, lambda: self._fsm.image)
+        self._outgoing = Outgoing(connection)
+        self._feed = FeedPublisher(connection, subjects, self._outgoing, may_answer, lambda: self._fsm.image)
         self._watchers: list[Watcher] = []
         self._shown = self._fsm.image
         """The image that the watchers have seen."""
@@ -97,7 +97,9 @@ class RaftMember:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._open(compact_after_entries, flush)
         self._driver = Driver(self._core, self._transport, self._journal, self._send, self._ticked, fatal)
-        self._outgoing: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._desk = ControlDesk(
+            connection, subjects, may_answer, lambda: self._core.leads, self._decide_here, self._describe_alone
+        )
         self._probation = len(members) > 1 and not (folder / "member").exists()
         self._transport.may_vote = not self._probation
 
@@ -178,7 +180,7 @@ class RaftMember:
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
-        self._outgoing.put_nowait((receiver, frame))
+        self._outgoing.put(self._subjects.raft(receiver, self.node_id), frame)
 
     def _ticked(self) -> None:
         if self._probation:
@@ -229,7 +231,7 @@ class RaftMember:
     @property
     def counters(self) -> dict[str, int]:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
-        found = dict(self._transport.sessions.counters)
+        found = dict(self._transport.sessions.counters + self._outgoing.counters + self._desk.counters)
         if self._fsm.refused_count:
             found["entries refused"] = self._fsm.refused_count
         return found
@@ -241,9 +243,8 @@ class RaftMember:
     async def start(self) -> None:
         """Listen and tick; returns when this member has applied all that the group had when it was first heard of."""
         await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)
-        await self._connection.subscribe(self._subjects.control(), cb=self._control_received)
+        await self._desk.open()
         await self._feed.start()
-        self._spawn(self._send_frames())
         self._transport.sessions.set_online(True)
         self._driver.start()
         while not self._driver.stopped and not (self._core.leader_id and self._core.isReady()):
@@ -282,7 +283,9 @@ class RaftMember:
                 await asyncio.sleep(0.01)
         self._driver.stop()
         await self._presence.close()
+        await self._desk.close()
         await end_tasks(self._tasks)
+        await self._outgoing.close()
         try:
             self._journal.close()
         except StorageError as error:
@@ -368,46 +371,13 @@ class RaftMember:
         response.metadataLeader = self._core.leader_id
         return response
 
-    # ---- NATS ----------------------------------------------------------------------------------------------------------
     async def _frame_received(self, message: Any) -> None:
         self._driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)
 
-    async def _send_frames(self) -> None:
-        while True:
-            receiver, frame = await self._outgoing.get()
-            if not self._connection.is_connected:
-                continue  # never buffered over a reconnect: the session ends and begins anew
-            try:
-                await self._connection.publish(self._subjects.raft(receiver, self.node_id), frame)
-            except Exception as error:  # whatever the bus says, the member goes on: the session shows the loss
-                self._transport.sessions.counters[f"not sent: {type(error).__name__}"] += 1
-
-    async def _control_received(self, message: Any) -> None:
-        """A request from another node or a client; only the leader answers."""
-        if not message.reply or not self._may_answer(message.reply.encode()):
-            return
-        try:
-            request = frames.decode(message.data, pb.ControlRequest)
-        except LiftError:
-            self._transport.sessions.counters["control requests refused"] += 1
-            return
-        if not self._core.leads:
-            if not self._core.leader_id and request.WhichOneof("request") == "describeCluster" and not request.linearizable:
-                await self._connection.publish(message.reply, frames.encode(self._describe_alone(request)))
-            return
-        if len(self._tasks) > _MAX_WAITING:
-            busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
-            await self._connection.publish(message.reply, frames.encode(busy))
-            return
-        self._spawn(self._answer(message.reply, request))
-
-    async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
-        response = await self._decide_here(request, _DUTY_TIMEOUT_S)
-        if response is not None:
-            await self._connection.publish(reply, frames.encode(response))
-
-    def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse:
+    def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Without a leader every member says what it knows: better than silence for an operator."""
+        if self._core.leader_id or request.WhichOneof("request") != "describeCluster" or request.linearizable:
+            return None
         response = describe(self._fsm.image)
         response.operationId, response.index = request.operationId, self._fsm.image.index
         return self._with_members(response)

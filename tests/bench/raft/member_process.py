@@ -46,6 +46,7 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     from sidecar.raft.driver import Driver
     from sidecar.raft.journal import GroupJournal
     from sidecar.raft.library import RaftCore, check_library, settings
+    from sidecar.raft.outgoing import Outgoing
     from sidecar.raft.transport import SessionTransport
 
     check_library()
@@ -56,19 +57,17 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     conf = settings(journal, str(folder / "snapshot"), lambda *_: None, lambda *_: None, lambda *_: None, 10_000_000)
     core = RaftCore(node_id, members, conf, transport, Counting())
     transport.attach(core)
-    outgoing: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-    driver = Driver(core, transport, journal, lambda *f: outgoing.put_nowait(f), lambda: None, lambda e: sys.exit(str(e)))
+    outgoing = Outgoing(connection)
+
+    def send(receiver: str, frame: bytes) -> None:
+        outgoing.put(subjects.raft(receiver, node_id), frame)
+
+    driver = Driver(core, transport, journal, send, lambda: None, lambda e: sys.exit(str(e)))
 
     async def received(message: Any) -> None:
         driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)
 
-    async def send() -> None:
-        while True:
-            receiver, frame = await outgoing.get()
-            await connection.publish(subjects.raft(receiver, node_id), frame)
-
     await connection.subscribe(subjects.raft_inbox(node_id), cb=received)
-    sender = asyncio.create_task(send())
     transport.sessions.set_online(True)
     driver.start()
     while not (core.leader_id and core.isReady()):
@@ -87,10 +86,10 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
         wanted = json.loads(line)
         window, latencies = wanted["window"], []
         began = time.perf_counter()
-        await asyncio.gather(*(submit(wanted["operations"] // window, latencies) for _ in range(window)))
+        await asyncio.gather(*(submit(max(wanted["operations"] // window, 1), latencies) for _ in range(window)))
         took = time.perf_counter() - began
         say(operations_per_s=len(latencies) / took, **percentiles(latencies))
-    sender.cancel()
+    await outgoing.close()
 
 
 def library(node_id: str, members: tuple[str, ...]) -> None:

@@ -1,0 +1,55 @@
+"""Outgoing: what a tick of the metadata group wants published, sent in order by one task; a tick never waits for the bus.
+
+Bounded. What finds it full, or the connection lost, is dropped and counted, and never buffered over a reconnect: frames of the
+group then end their session, and entries of the feed show as a gap; both begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+
+from nats.aio.client import Client
+
+from sidecar.ending import end_tasks
+
+MAX_WAITING_BYTES = 64 << 20
+
+
+class Outgoing:
+    """``counters``: what was not sent, and why."""
+
+    def __init__(self, connection: Client) -> None:
+        self.counters: Counter[str] = Counter()
+        self._connection = connection
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, subject: str, payload: bytes) -> None:
+        """Have ``payload`` published on ``subject`` soon, behind what was put before."""
+        if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
+            self.counters["not sent: too much is waiting"] += 1
+            return
+        self._waiting.append((subject, payload))
+        self._waiting_bytes += len(payload)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._waiting:
+            subject, payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            if not self._connection.is_connected:
+                self.counters["not sent: not connected"] += 1
+                continue
+            try:
+                await self._connection.publish(subject, payload)
+            except Exception as error:  # whatever the bus says, the member goes on: the other side sees the loss
+                self.counters[f"not sent: {type(error).__name__}"] += 1
+
+    async def close(self) -> None:
+        """Send no more."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        await end_tasks([self._task])

@@ -1,0 +1,109 @@
+"""Control requests from the bus: the leader answers, within a bound; the others are silent, unless nobody leads at all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.raft import control
+from sidecar.raft.control import ControlDesk
+
+
+class Message:
+    def __init__(self, data: bytes, reply: str = "_INBOX.1") -> None:
+        self.data = data
+        self.reply = reply
+
+
+class Controller:
+    """A desk with a bus and a decision that take what the test sets."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.may_decide = asyncio.Event()
+        self.may_decide.set()
+        self.says_alone: pb.ControlResponse | None = None
+        self.replies: list[tuple[str, pb.ControlResponse]] = []
+        self.desk = ControlDesk(
+            self,  # type: ignore[arg-type]
+            Subjects("space"),
+            lambda reply: reply.startswith(b"_INBOX."),
+            lambda: self.leads,
+            self.decide,
+            lambda request: self.says_alone,
+        )
+
+    async def subscribe(self, subject: str, cb: Any) -> None:
+        assert subject == "space.control"
+        self.receive = cb
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.replies.append((subject, frames.decode(payload, pb.ControlResponse)))
+
+    async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        await self.may_decide.wait()
+        return pb.ControlResponse(operationId=request.operationId, index=7)
+
+    async def settled(self) -> None:
+        await asyncio.gather(*self.desk._under_way)
+
+
+REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()))
+
+
+@pytest.fixture
+async def controller() -> Controller:
+    made = Controller()
+    await made.desk.open()
+    return made
+
+
+async def test_the_leader_answers(controller: Controller) -> None:
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(subject, response)] = controller.replies
+    assert (subject, response.operationId, response.index) == ("_INBOX.1", b"o" * 16, 7)
+
+
+async def test_others_are_silent_unless_they_have_something_to_say(controller: Controller) -> None:
+    controller.leads = False
+    await controller.receive(Message(REQUEST))
+    assert controller.replies == []
+    controller.says_alone = pb.ControlResponse(index=3)
+    await controller.receive(Message(REQUEST))
+    assert [response.index for _, response in controller.replies] == [3]
+
+
+async def test_what_is_over_the_bound_is_told_to_come_back(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_WAITING", 2)
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    assert controller.desk.counters == {"control requests over the bound": 1}
+    controller.may_decide.set()
+    await controller.settled()
+    assert [response.index for _, response in controller.replies[1:]] == [7, 7]
+    await controller.receive(Message(REQUEST))  # there is room again
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+@pytest.mark.parametrize("message", [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(b"junk"), Message(b"")])
+async def test_what_is_no_request_or_wants_no_inbox_is_not_answered(controller: Controller, message: Message) -> None:
+    await controller.receive(message)
+    await controller.settled()
+    assert controller.replies == []
+    assert controller.desk.counters == ({"control requests refused": 1} if message.data in (b"junk", b"") else {})
+
+
+async def test_closing_gives_up_what_is_under_way(controller: Controller) -> None:
+    controller.may_decide.clear()
+    await controller.receive(Message(REQUEST))
+    await controller.desk.close()
+    assert controller.replies == []
