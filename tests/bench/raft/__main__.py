@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.embedded import NatsServer
+from tests.bench.ports import free_ports
 
 
 class Group:
@@ -56,15 +56,6 @@ class Group:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def rows(sizes: tuple[int, ...], scale: float) -> list[dict[str, Any]]:

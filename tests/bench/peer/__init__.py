@@ -1,0 +1,1 @@
+"""The data path beside JetStream, in one run."""

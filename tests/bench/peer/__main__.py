@@ -1,0 +1,93 @@
+"""Acknowledged publishes beside JetStream: ``python -m tests.bench.peer [--seconds S] [--rounds N] [--json]``.
+
+Three systems in turn, each with three replicas on this machine and the same publisher: liftpy as it comes (flushed on the in-sync
+replicas before the ack), JetStream with ``sync_interval: always`` (the same promise) and JetStream as it comes (written, flushed
+within two minutes: a power cut may take what was acknowledged). Figures are medians of the rounds; the ratio is to
+JetStream with the same promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from typing import Any
+
+from liftpy.client import connect
+from sidecar.devcluster import DevCluster
+from tests.bench.peer.jetstream import JetStreamCluster
+
+CASES = ((100, 1), (100, 64), (100, 4000), (1000, 4000))
+"""(bytes of a message, messages that may be unanswered)"""
+OURS, SAFE, AS_IT_COMES = "liftpy", "JetStream, sync always", "JetStream as it comes"
+
+
+async def publisher(port: int, seconds: float, size_bytes: int, window: int) -> dict[str, float]:
+    """One run of the publisher, in a process of its own."""
+    words = [sys.executable, "-m", "tests.bench.peer.publisher", str(port), "bench", str(seconds), str(size_bytes), str(window)]
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    if process.returncode:
+        raise SystemExit("the publisher failed")
+    found: dict[str, float] = json.loads(printed)
+    return found
+
+
+async def cases(system: str, port: int, seconds: float) -> list[dict[str, Any]]:
+    """All cases of one system."""
+    await publisher(port, min(seconds, 1.0), 100, 64)  # warm
+    found = []
+    for size_bytes, window in CASES:
+        run = await publisher(port, seconds, size_bytes, window)
+        figures = {"records_per_s": run["acked"] / run["took_s"], **{k: v for k, v in run.items() if k.endswith("_ms")}}
+        found.append({"system": system, "size_bytes": size_bytes, "window": window, **figures})
+    return found
+
+
+async def rows(seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """The median of each figure: one row for each system and case."""
+    runs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        found = []
+        with DevCluster(3) as ours:
+            assert ours.nats is not None
+            async with await connect(ours.nats_url) as client:
+                await client.create_stream("bench", "bench")
+            found += await cases(OURS, ours.nats.port, seconds)
+        for system in (SAFE, AS_IT_COMES):
+            with JetStreamCluster(sync_always=system == SAFE) as peer:
+                await peer.create("bench", "bench")
+                found += await cases(system, peer.port, seconds)
+        for row in found:
+            runs.setdefault((row["system"], row["size_bytes"], row["window"]), []).append(row)
+    return [
+        {k: v if k in ("system", "size_bytes", "window") else statistics.median(r[k] for r in same) for k, v in same[0].items()}
+        for same in runs.values()
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args()
+    found = asyncio.run(rows(given.seconds, given.rounds))
+    if given.json:
+        print(json.dumps(found))
+        return
+    peers = {(row["size_bytes"], row["window"]): row["records_per_s"] for row in found if row["system"] == SAFE}
+    for row in found:
+        ratio = row["records_per_s"] / peers[row["size_bytes"], row["window"]]
+        latency = f"  p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms" if "p50_ms" in row else ""
+        print(
+            f"{row['system']:<23} {row['size_bytes']:>5} B  window {row['window']:>5}  {row['records_per_s']:>8,.0f} records/s "
+            f"{ratio:>7.2f} x {SAFE}{latency}"
+        )
+
+
+if __name__ == "__main__":
+    main()

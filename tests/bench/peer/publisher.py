@@ -1,0 +1,71 @@
+"""A publisher that asks for an ack of every message: ``python -m tests.bench.peer.publisher PORT SUBJECT SECONDS SIZE WINDOW``.
+
+Plain NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
+(``{"stream":..., "seq":...}``, or an ``error``, which ends it). At most WINDOW messages are unanswered; after SECONDS it waits for what is.
+Prints one line of JSON: ``acked``, ``took_s``, and with a window of one ``p50_ms`` and ``p99_ms``.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+
+_INBOX = b"_INBOX.peer.1"
+_BLOCK = 250
+_SILENCE_S = 20.0
+_TOKEN_BYTES = 7
+"""Of the longer token that is counted: ``"error"``."""
+
+
+class Answers:
+    """Counts the answers in a stream of bytes, wherever it is cut."""
+
+    def __init__(self) -> None:
+        self.acked = self.errors = 0
+        self._tail = b""
+
+    def take(self, received: bytes) -> None:
+        """Count what ``received`` completes. A token that ended in an earlier piece is not counted again."""
+        data = self._tail + received
+        tail = len(self._tail)
+        self.errors += data.count(b'"error"') - data[:tail].count(b'"error"')
+        self.acked += data.count(b'"seq"') - data[:tail].count(b'"seq"')
+        self._tail = data[-(_TOKEN_BYTES - 1) :]
+
+
+def publish(port: int, subject: str, seconds: float, size_bytes: int, window: int) -> dict[str, float]:
+    """Publish for ``seconds`` and wait for all answers."""
+    message = b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), _INBOX, size_bytes, b"x" * size_bytes)
+    step = min(_BLOCK, window)
+    block = message * step
+    answers, sent, times = Answers(), 0, []
+    with socket.create_connection(("127.0.0.1", port), timeout=_SILENCE_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.recv(4096)
+        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX)
+        while b"PONG" not in connection.recv(4096):
+            pass
+        began = time.perf_counter()
+        end = began + seconds
+        while (asked := time.perf_counter()) < end or answers.acked < sent:
+            while asked < end and sent + step - answers.acked <= window:
+                connection.sendall(block)
+                sent += step
+            received = connection.recv(1 << 20)
+            if not received:
+                raise SystemExit("the nats-server closed the connection")
+            answers.take(received)
+            if answers.errors:
+                raise SystemExit(f"refused: {received[:300]!r}")
+            times.append(time.perf_counter() - asked)
+        took_s = time.perf_counter() - began
+    times.sort()
+    latency = {f"p{p}_ms": times[len(times) * p // 100] * 1000 for p in (50, 99)} if window == 1 else {}
+    return {"acked": answers.acked, "took_s": took_s, **latency}
+
+
+if __name__ == "__main__":
+    port, subject, seconds, size_bytes, window = sys.argv[1:6]
+    print(json.dumps(publish(int(port), subject, float(seconds), int(size_bytes), int(window))))
