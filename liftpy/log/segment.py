@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from liftpy.wire.batch import (
 INDEX_INTERVAL_BYTES = 16 * 1024
 """One index entry for about so many bytes of batches."""
 _WALK_BYTES = 8 * 1024 * 1024
+_RECENT = 32
 
 
 def log_name(base_offset: int) -> str:
@@ -52,6 +54,8 @@ class Segment:
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
     """Nothing is appended any more."""
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """(base offset, next offset, position) of the newest batches: followers and tailing readers ask for these."""
     checked: bool = False
     """Every batch in it was written, or walked with its CRC, by this process."""
     checked_blocks: set[int] = field(default_factory=set)
@@ -74,6 +78,7 @@ class Segment:
             self.max_timestamp_ns = timestamp_ns
         self.record_count += header.record_count
         self.next_offset = base_offset + header.last_offset_delta + 1
+        self.recent.append((base_offset, self.next_offset, position))
         self.size_bytes = position + header.size_bytes
 
     def summary(self) -> SegmentSummary:
@@ -158,6 +163,13 @@ class Segment:
 
     def locate(self, offset: int) -> int:
         """Position of the batch that holds ``offset``, or else the first one after it; ``size_bytes`` when there is none."""
+        found = self.size_bytes
+        for base_offset, next_offset, position in reversed(self.recent):
+            if next_offset <= offset:
+                return found
+            if base_offset <= offset:
+                return position
+            found = position
         for position, header in self.batches(self.entry_at(offset), self.size_bytes):
             if header.next_offset > offset:
                 return position
@@ -168,6 +180,8 @@ class Segment:
 
         ``start`` itself when not even one fits. The sparse index is used to skip over most of them.
         """
+        if self.size_bytes <= limit and self.next_offset <= end_offset:
+            return self.size_bytes
         in_reach = bisect_right(self.entries, limit, key=lambda e: e.position)
         below_end = bisect_right(self.entries, end_offset, key=lambda e: e.base_offset)
         hop = min(in_reach, below_end) - 1

@@ -143,9 +143,22 @@ class SendEpochQuery:
 
 @dataclass(frozen=True, slots=True)
 class SendFetchResponse:
-    """Leader: answer ``token`` with whole batches from ``from_offset`` on, at most ``max_bytes`` (one batch at least)."""
+    """Leader: answer ``token`` with whole batches from ``from_offset`` on, at most ``max_bytes`` (one batch at least), flushed
+    here or not. ``kept_for``: the replica for which the way back is kept, for one AnswerWaiter; '': it is not."""
 
     token: int
+    from_offset: int
+    max_bytes: int
+    leader_epoch: int
+    kept_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWaiter:
+    """Leader: there is more for ``replica``, whose last fetch was answered with nothing: answer that fetch again. Nothing is sent
+    where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
+
+    replica: str
     from_offset: int
     max_bytes: int
     leader_epoch: int
@@ -294,6 +307,7 @@ Effect = (
     | SendFetchRefusal
     | SendEpochAnswer
     | NotifyReplica
+    | AnswerWaiter
     | ProbeReplica
     | SendNotice
     | ProposeIsr

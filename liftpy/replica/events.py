@@ -73,6 +73,8 @@ class FetchReceived:
     request_id: int
     max_bytes: int
     stream_uid: str
+    awaits_more: bool = False
+    """It takes a second answer to this request, when there is more, in the place of a wake-up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,20 @@
 
 Every check comes before anything moves: a request of another stream, epoch or incarnation, one that was overtaken on its way,
 or one whose (offset, epoch) is not on this log changes nothing that the commit rule looks at.
+
+Followers get what is appended, flushed here or not: both flushes then run side by side. What counts for HW are flushed positions,
+this node's own included; a record that only followers have when this node loses power is in no way committed, and the next
+LeaderEpoch decides about it as about any other.
 """
 
 from __future__ import annotations
 
 from liftpy.log.epochs import NO_EPOCH
-from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendFetchResponse
+from liftpy.replica.effects import AnswerWaiter, NotifyReplica, SendEpochAnswer, SendFetchRefusal, SendFetchResponse
 from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
 from liftpy.replica.progress import Progress
 from liftpy.replica.role import Effects, Shared
-from liftpy.replica.waiters import Waiters
+from liftpy.replica.waiters import Waiter, Waiters
 
 
 class FetchService:
@@ -47,12 +51,14 @@ class FetchService:
         progress = self.followers[event.replica]
         live = self._shared.live.get(event.replica, 0)
         if live == 0 or event.incarnation != live:
+            self.waiters.forget(event.replica)
             return None  # fenced, or a peer without incarnations: it may read, it does not count
         if event.request_id <= progress.last_request_id:
             return RefusalReason.UNKNOWN
-        progress.fetched(event.offset, event.request_id, self._log.flushed_end_offset, now_ns)
-        if event.offset + 1 >= self._log.flushed_end_offset:
-            self.waiters.register(event.replica, event.offset + 1)
+        progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
+        if event.offset + 1 >= self._log.log_end_offset:
+            max_bytes = self._max_bytes(event) if event.awaits_more else 0
+            self.waiters.register(Waiter(event.replica, event.offset + 1, max_bytes))
         else:
             self.waiters.forget(event.replica)
         return None
@@ -68,10 +74,23 @@ class FetchService:
 
     def answer(self, event: FetchReceived, out: Effects) -> None:
         """Send what follows ``event.offset``; HW is the one at that time."""
-        maximum = self._shared.config.replication_max_bytes
-        max_bytes = min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
         self.followers[event.replica].told_high_watermark = self._log.high_watermark
-        out.append(SendFetchResponse(event.token, event.offset + 1, max_bytes, self._leader_epoch))
+        waiter = self.waiters.of(event.replica)
+        kept_for = event.replica if waiter is not None and waiter.max_bytes else ""
+        out.append(SendFetchResponse(event.token, event.offset + 1, self._max_bytes(event), self._leader_epoch, kept_for))
+
+    def _max_bytes(self, event: FetchReceived) -> int:
+        maximum = self._shared.config.replication_max_bytes
+        return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
+
+    def appended(self, out: Effects) -> None:
+        """There is more: to whoever waits for it."""
+        for waiter in self.waiters.signal(self._log.log_end_offset):
+            if waiter.max_bytes:
+                self.followers[waiter.replica].told_high_watermark = self._log.high_watermark
+                out.append(AnswerWaiter(waiter.replica, waiter.end_offset, waiter.max_bytes, self._leader_epoch))
+            else:
+                out.append(NotifyReplica(waiter.replica))
 
     def epoch_offset_received(self, event: EpochOffsetReceived, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
@@ -113,7 +132,7 @@ class FetchService:
         log = self._log
         if offset + 1 < log.log_start_offset:
             return RefusalReason.BEFORE_LOG_START
-        if offset >= log.flushed_end_offset:
+        if offset >= log.log_end_offset:
             return RefusalReason.DIVERGED
         if offset_epoch == NO_EPOCH:
             return None

@@ -10,7 +10,8 @@
     FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
 
 A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
-done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16].
+done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE that is the id of the
+fetch that was answered with nothing: the leader answers it once more when there is more.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class FollowerRole(Role):
         self.leader = leader
         self.following = Following.RECONCILING
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
+        self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
         self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
@@ -188,7 +190,7 @@ class FollowerRole(Role):
 
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """Append what was asked for, or learn that there is nothing."""
-        if event.request_id != self._request_id or self.following is not Following.FETCHING:
+        if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
         problem = self._problem(event)
@@ -207,7 +209,14 @@ class FollowerRole(Role):
             out.append(AppendFetched(event.token, self.log.newest_offset))
         else:
             self._learn_high_watermark(event.high_watermark, out)
+            self._idle_request_id = event.request_id
             self._sleep(now_ns, out)
+
+    def _is_awaited(self, event: FetchAnswered) -> bool:
+        """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
+        if self.following is Following.IDLE:
+            return event.request_id == self._idle_request_id and bool(event.spans)
+        return event.request_id == self._request_id and self.following is Following.FETCHING
 
     def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
         if event.spans:

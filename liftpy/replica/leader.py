@@ -17,7 +17,6 @@ from liftpy.replica.effects import (
     AppendBatch,
     CloseSubject,
     DropPendingAcks,
-    NotifyReplica,
     OpenSubject,
     ProbeReplica,
     ProposeIsr,
@@ -136,10 +135,10 @@ class LeaderRole(Role):
             return
         base_offset = self.log.append(event.record_count, self.leader_epoch)
         out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
+        self.service.appended(out)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Own records are on disk: wake idle followers, move HW, acknowledge."""
-        out.extend(map(NotifyReplica, self.service.waiters.signal(self.log.flushed_end_offset)))
+        """Own records are on disk: move HW, acknowledge."""
         self._advance(now_ns, out)
 
     def log_start_moved(self, now_ns: int, out: Effects) -> None:
@@ -242,7 +241,7 @@ class LeaderRole(Role):
             return True
         if progress.position is None:
             return True
-        return progress.told_high_watermark < self.log.high_watermark and self.service.waiters.is_waiting(replica)
+        return progress.told_high_watermark < self.log.high_watermark and self.service.waiters.of(replica) is not None
 
     def _want_notice(self, at_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
@@ -279,7 +278,7 @@ class LeaderRole(Role):
             self.shared.live,
             high_watermark=self.log.high_watermark,
             epoch_start_offset=self.epoch_start_offset,
-            log_end_offset=self.log.flushed_end_offset,
+            log_end_offset=self.log.log_end_offset,
             now_ns=now_ns,
             max_lag_ns=nanoseconds(config.max_lag_time_s),
             max_lag_records=config.max_lag_records,

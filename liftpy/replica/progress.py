@@ -28,7 +28,7 @@ class Progress:
     probed: bool = False
     """The bus was asked since its last fetch."""
     log_end_offset_at_last_fetch: int = 0
-    """Exclusive: the leader's flushed end when it last fetched."""
+    """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
     """The newest request that counted; one below it was overtaken on its way."""
     told_high_watermark: int = -2

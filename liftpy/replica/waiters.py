@@ -1,6 +1,22 @@
-"""Data waiters: followers that sit at the leader's log end. Each is told once when there is more, then forgotten."""
+"""Data waiters: followers that sit at the leader's log end. Each is told once when there is more, then forgotten.
+
+A follower that ``awaits_more`` is told by a second answer to the fetch that was answered with nothing: the records themselves. Any
+other is woken, and fetches.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A follower that has everything below ``end_offset`` (exclusive) and was answered with nothing."""
+
+    replica: str
+    end_offset: int
+    max_bytes: int
+    """Bound of its second answer; 0: it wants to be woken instead."""
 
 
 class Waiters:
@@ -9,25 +25,25 @@ class Waiters:
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[str, int] = {}  # replica -> exclusive end offset that it has
+        self._waiting: dict[str, Waiter] = {}
 
-    def register(self, replica: str, end_offset: int) -> None:
-        """``replica`` has everything below ``end_offset`` and was answered with nothing."""
-        self._waiting[replica] = end_offset
+    def register(self, waiter: Waiter) -> None:
+        """From now on this is the waiter of its replica."""
+        self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
         """It fetches, or is no replica any more."""
         self._waiting.pop(replica, None)
 
-    def is_waiting(self, replica: str) -> bool:
-        """Whether ``replica`` is idle at the log end."""
-        return replica in self._waiting
+    def of(self, replica: str) -> Waiter | None:
+        """The waiter of ``replica``, None when it is not idle at the log end."""
+        return self._waiting.get(replica)
 
-    def signal(self, flushed_end_offset: int) -> list[str]:
-        """The followers that have less than ``flushed_end_offset``; they wait no longer."""
+    def signal(self, log_end_offset: int) -> list[Waiter]:
+        """Those who have less than ``log_end_offset``, by replica; they wait no longer."""
         if not self._waiting:
             return []
-        woken = sorted(replica for replica, end in self._waiting.items() if end < flushed_end_offset)
-        for replica in woken:
-            del self._waiting[replica]
-        return woken
+        told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
+        for waiter in told:
+            del self._waiting[waiter.replica]
+        return told

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
-from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal, SendNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class FetchRequest:
     uid: str
     ghost_chain: int | None
     ghost_process: int
+    awaits_more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,6 @@ class EpochRequest:
     asked_epoch: int
     current_epoch: int
     uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """LeaderNotice."""
-
-    leader: str
-    notice: SendNotice
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """PartitionNotification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +85,3 @@ class ReadResponse:
     high_watermark: int = -1
     log_start_offset: int = 0
     next_offset: int = 0
-
-
-Refusal = SendFetchRefusal
-EpochAnswer = SendEpochAnswer

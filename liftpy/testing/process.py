@@ -7,6 +7,7 @@ afterwards; the disk goes on. Once it is dead nothing reaches it any more.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _REGISTER_RETRY_NS = 300 * MS
 _RESTART_NS = 500 * MS
+_AWAITS_MORE = 0.8
+"""Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
 
 
@@ -49,6 +52,8 @@ class SimNode:
         self.node_id = node_id
         self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{node_id}/disk")
         self.wall_offset_ns = 0
+        self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
+        """Its fetches take a second answer; the others are of the published protocol, and woken up."""
         self.process: Process | None = None
         self.lost_data = False
         """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""

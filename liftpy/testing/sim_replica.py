@@ -52,6 +52,8 @@ class SimReplica:
         self._timers: dict[ev.Deadline, Timer] = {}
         self._tokens: dict[int, Any] = {}
         self._next_token = 1
+        self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
+        """By replica: the way back to a fetch that was answered with nothing."""
         self._pending: list[tuple[int, AckPolicy, Publish, Reply]] = []
         """(last offset, policy, publish, reply) by offset: who waits for an ack."""
         self._flush: Flush | None = None
@@ -243,6 +245,7 @@ class SimReplica:
     def _close_subject(self, effect: do.CloseSubject) -> None:
         for subject in (self.subject, f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.node_id, subject)
+        self._kept.clear()
 
     def _published(self, publish: Publish, reply: Reply) -> None:
         now_ns = self.cluster.clock.now_ns
@@ -283,7 +286,7 @@ class SimReplica:
         request = FetchRequest(
             self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
             effect.leader_epoch, effect.max_bytes, self.key.uid,
-            self.cluster.checkers.chain_at(self, effect.offset), id(self.process),
+            self.cluster.checkers.chain_at(self, effect.offset), id(self.process), self.process.node.awaits_more,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -334,7 +337,7 @@ class SimReplica:
         self.feed(
             ev.FetchReceived(
                 self._keep((request, reply)), r.replica, r.offset, r.leader_epoch, r.offset_epoch,
-                r.incarnation, r.request_id, r.max_bytes, r.uid,
+                r.incarnation, r.request_id, r.max_bytes, r.uid, r.awaits_more,
             )
         )  # fmt: skip
 
@@ -345,9 +348,20 @@ class SimReplica:
     def _send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
         self.cluster.checkers.fetch_accepted(self, request)
+        if effect.kept_for:
+            self._kept[effect.kept_for] = (request, reply)
+        self._send_batches(effect, reply)
+
+    def _answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        _, reply = self._kept.pop(effect.replica)
+        if effect.from_offset < self.log.log_end_offset:
+            self.cluster.counters["second answer"] += 1
+            self._send_batches(effect, reply)
+
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: Reply) -> None:
         max_bytes = min(effect.max_bytes, self.cluster.network.max_payload_bytes - 64)
         try:
-            result = self.log.read(effect.from_offset, max_bytes, end_offset=self.log.flushed_end_offset)
+            result = self.log.read(effect.from_offset, max_bytes, end_offset=self.log.log_end_offset)
         except LiftError:
             return
         if result.size_bytes > self.cluster.network.max_payload_bytes - 64:

@@ -51,6 +51,8 @@ class ReplicationService:
         self._listeners: list[Listener] = []
         self._tokens: dict[int, str] = {}
         """Token -> reply subject."""
+        self._kept: dict[str, str] = {}
+        """Replica -> reply subject of its fetch that was answered with nothing."""
         self._next_token = 1
 
     def start(self) -> None:
@@ -70,6 +72,7 @@ class ReplicationService:
         self._bus.retire(self._listeners)
         self._listeners = []
         self._tokens.clear()
+        self._kept.clear()
 
     def _token(self, reply: bytes) -> int:
         token = self._next_token
@@ -99,6 +102,7 @@ class ReplicationService:
                 request_id=request.requestId,
                 max_bytes=request.maxBytes,
                 stream_uid=request.streamUid,
+                awaits_more=request.awaitsMore,
             )
         )
 
@@ -122,20 +126,32 @@ class ReplicationService:
         )
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        """Answer a fetch with whole batches that are on disk, read now, bounded by the NATS server's max_payload.
+        """Answer a fetch with whole batches, read now, or with the header alone when there are none.
 
         A read that fails is answered by nothing: an empty response would say "you are caught up".
         """
         reply = self._tokens.pop(effect.token, None)
         if reply is None:
             return
+        if effect.kept_for:
+            self._kept[effect.kept_for] = reply
+        if effect.from_offset >= log.log_end_offset:
+            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+        else:
+            self._send_batches(effect, reply, log, high_watermark)
+
+    def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
+        """Answer the fetch again that was answered with nothing, now that there is more."""
+        reply = self._kept.pop(effect.replica, None)
+        if reply is not None and effect.from_offset < log.log_end_offset:
+            self._send_batches(effect, reply, log, high_watermark)
+
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: str, log: Log, high_watermark: int) -> None:
+        """Bounded by the NATS server's max_payload."""
         header = frames.replication_response_header(effect.leader_epoch, high_watermark)
-        if effect.from_offset >= log.flushed_end_offset:
-            self._bus.send(reply, (header,))
-            return
         room = min(effect.max_bytes, self._bus.max_payload) - len(header)
         try:
-            read = log.read(effect.from_offset, room, end_offset=log.flushed_end_offset)
+            read = log.read(effect.from_offset, room, end_offset=log.log_end_offset)
         except LiftError as error:
             self._counters["failed fetch reads"] += 1
             logger.warning("%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
@@ -218,6 +234,7 @@ class FetchClient:
             requestId=effect.request_id,
             maxBytes=min(effect.max_bytes, self._bus.max_payload),
             streamUid=self._key.uid,
+            awaitsMore=True,
         )
         self._send(self._replicate_subject, effect.request_id, frames.encode(request))
 

@@ -1,8 +1,8 @@
 """A publisher that asks for an ack of every message: ``python -m tests.bench.peer.publisher PORT SUBJECT SECONDS SIZE WINDOW``.
 
 Plain NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
-(``{"stream":..., "seq":...}``, or an ``error``, which ends it). At most WINDOW messages are unanswered; after SECONDS it waits for what is.
-Prints one line of JSON: ``acked``, ``took_s``, and with a window of one ``p50_ms`` and ``p99_ms``.
+(``{"stream":..., "seq":...}``, or an ``error``, which ends it). At most WINDOW messages are unanswered; after SECONDS it waits for
+the answers that are left. Prints one line of JSON: ``acked``, ``took_s``, and with a window of one ``p50_ms`` and ``p99_ms``.
 """
 
 from __future__ import annotations

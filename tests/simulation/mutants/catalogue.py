@@ -250,11 +250,10 @@ def stale_response_accepted() -> Patches:
 def gap_accepted() -> Patches:
     """A follower behind the log start is sent what there is, and appends it behind a hole."""
 
-    def from_the_start(self: SimReplica, effect: do.SendFetchResponse) -> None:
-        _, reply = self._tokens.pop(effect.token)
+    def from_the_start(self: SimReplica, effect: do.SendFetchResponse | do.AnswerWaiter, reply: Any) -> None:
         start = max(effect.from_offset, self.log.log_start_offset)
         try:
-            result = self.log.read(start, effect.max_bytes, end_offset=self.log.flushed_end_offset)
+            result = self.log.read(start, effect.max_bytes, end_offset=self.log.log_end_offset)
         except LiftError:
             return
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
@@ -265,7 +264,7 @@ def gap_accepted() -> Patches:
         reason = real(self, offset, epoch)
         return None if reason is RefusalReason.BEFORE_LOG_START else reason
 
-    return [method(SimReplica, "_send_fetch_response", from_the_start), method(FetchService, "_position_refusal", no_start),
+    return [method(SimReplica, "_send_batches", from_the_start), method(FetchService, "_position_refusal", no_start),
             method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
 
 

@@ -19,3 +19,17 @@ def test_a_read_that_does_not_take_a_whole_segment_ends_there() -> None:
             result = log.read(start, max_bytes, end_offset=200)
             offsets = [batch.base_offset for chunk in result.chunks for batch in split_batches(chunk)]
             assert offsets == list(range(start, result.next_offset)), (start, max_bytes)
+
+
+def test_the_newest_batches_are_found_where_a_walk_finds_them() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    offset = 0
+    for number in range(100):
+        count = 1 + number % 5
+        log.append(build_batch([b"x" * (number % 11)] * count, base_offset=offset, leader_epoch=1))
+        offset += count
+    (segment,) = log.segments
+    quick = [segment.locate(wanted) for wanted in range(offset + 2)]
+    segment.recent.clear()
+    assert quick == [segment.locate(wanted) for wanted in range(offset + 2)]
+    assert quick[-2:] == [segment.size_bytes] * 2

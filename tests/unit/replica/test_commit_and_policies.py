@@ -17,7 +17,7 @@ from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.progress import Progress
 from liftpy.replica.reconcile import Cut, StartAfresh, reconcile
-from liftpy.replica.waiters import Waiters
+from liftpy.replica.waiters import Waiter, Waiters
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.json").read_text())["vectors"]
 
@@ -157,7 +157,10 @@ def test_backoff_grows_to_its_bound_and_is_the_same_for_the_same_seed() -> None:
 
 def test_a_waiter_is_told_once() -> None:
     waiters = Waiters()
-    waiters.register("b", 10)
+    waiter = Waiter("b", 10, 0)
+    waiters.register(waiter)
+    assert waiters.of("b") is waiter
     assert waiters.signal(10) == []
-    assert waiters.signal(11) == ["b"]
+    assert waiters.signal(11) == [waiter]
+    assert waiters.of("b") is None
     assert waiters.signal(12) == []

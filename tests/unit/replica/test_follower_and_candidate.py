@@ -80,6 +80,40 @@ def test_it_sleeps_when_caught_up_and_a_notification_ends_the_sleep() -> None:
     assert follower.only(do.SendFetch).offset == 2
 
 
+def test_while_it_sleeps_more_may_come_to_the_fetch_that_was_answered_with_nothing() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], -1, request=request)
+    assert not follower.sent(), "the empty answer twice says nothing"
+    follower.answered([(0, 2, 1)], -1, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.AppendFetched).last_offset == 2
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+    follower.step(ev.LogFlushed(3))
+    assert follower.only(do.SendFetch).offset == 2
+    follower.answered([(3, 4, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
+
+
+def test_a_second_answer_that_does_not_fit_ends_the_sleep_with_a_back_off() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    follower.answered([(1, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "gap"
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+
+
+def test_an_unreadable_second_answer_changes_nothing() -> None:
+    follower = idle()
+    follower.step(ev.RequestFailed(follower.replica._role._idle_request_id, "unreadable"))
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
 def test_it_fetches_after_every_idle_wait() -> None:
     follower = idle()
     before = follower.now_ns

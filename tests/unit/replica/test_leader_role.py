@@ -186,15 +186,49 @@ def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
 def test_an_idle_follower_is_woken_once_per_sleep() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
-    leader.publish(1)
-    assert leader.only(do.NotifyReplica).replica == "b"
-    leader.publish(1)
+    assert leader.only(do.SendFetchResponse).kept_for == ""
+    leader.publish(1, flush=False)
+    assert leader.only(do.NotifyReplica).replica == "b", "its flush runs beside this one"
+    leader.publish(1, flush=False)
     assert not leader.has(do.NotifyReplica)
     leader.fetch("b", 1)
     leader.publish(1, flush=False)
-    assert not leader.has(do.NotifyReplica), "there is nothing to fetch before the flush"
-    leader.step(ev.LogFlushed(3))
     assert leader.has(do.NotifyReplica)
+
+
+def test_a_follower_that_awaits_more_gets_a_second_answer_instead() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, awaits_more=True, max_bytes=500)
+    assert leader.only(do.SendFetchResponse).kept_for == "b"
+    leader.publish(2, flush=False)
+    assert leader.only(do.AnswerWaiter) == do.AnswerWaiter("b", 0, 500, 2)
+    assert not leader.has(do.NotifyReplica)
+    leader.publish(1, flush=False)
+    assert not leader.has(do.AnswerWaiter), "one for one fetch"
+    leader.fetch("b", 1, awaits_more=True)
+    assert leader.only(do.SendFetchResponse).kept_for == "", "this answer is not empty"
+
+
+def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, awaits_more=True)
+    leader.told(state(leader_epoch=2), live={"a": 1, "c": 1})
+    leader.fetch("b", -1, awaits_more=True)
+    assert leader.only(do.SendFetchResponse).kept_for == ""
+    leader.publish(1, flush=False)
+    assert not leader.has(do.AnswerWaiter)
+
+
+def test_positions_of_followers_commit_nothing_that_the_leader_has_not_flushed() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(2, flush=False)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    assert leader.replica.log.high_watermark == -1
+    assert not leader.has(do.SendAcks)
+    leader.step(ev.LogFlushed(2))
+    assert leader.replica.log.high_watermark == 1
+    assert {effect.through_offset for effect in leader.out if isinstance(effect, do.SendAcks)} == {1}
 
 
 def test_an_idle_follower_hears_of_a_higher_watermark() -> None:
