@@ -60,8 +60,9 @@ class Bench:
             self.ask(createStream=create)
 
     def isr_entries(self, count: int) -> list[bytes]:
+        """One change of the ISR for each of ``count`` partitions, or of all there are."""
         entries = []
-        for number in range(count):
+        for number in range(min(count, self.per_stream * len(self.streams))):
             stream = self.fsm.image.streams[self.streams[number % len(self.streams)]]
             partition = stream.partitions[number // len(self.streams)]
             change = pb.ChangeIsr(
@@ -104,7 +105,7 @@ class Bench:
         self.feed()
         fencing = [
             self.entry(fenceNode=pb.FenceNode(nodeId=node, incarnation=self.fsm.image.nodes[node].incarnation))
-            for node in self.nodes[:100]
+            for node in self.nodes[: max(len(self.nodes) // 10, 1)]
         ]
         self.applies("FenceNode, all that it leads elected anew", fencing)
         small = [self.entry(createStream=pb.CreateStream(name=f"new-{n}", subject="x", partitions=1)) for n in range(500)]
@@ -146,8 +147,9 @@ class Bench:
         for number, entry in enumerate(entries):
             self.fsm.apply(entry, first + number)
             producer.applied(first + number, self.fsm.last_records)
-        published = self.timed("feed: make entries, us per change", producer.take, 1e3)
-        self.timed("feed: take entries, us per change", lambda: [subscription.entry_received(e) for e in published], 1e3)
+        per_change = 1e6 / len(entries)
+        published = self.timed("feed: make entries, us per change", producer.take, per_change)
+        self.timed("feed: take entries, us per change", lambda: [subscription.entry_received(e) for e in published], per_change)
         assert subscription.image.streams == self.fsm.image.streams
         self.figures["feed: bytes per change"] = round(sum(e.ByteSize() for e in published) / len(entries), 1)
 

@@ -1,4 +1,4 @@
-"""Throughput, ack latency and idle cost of three real nodes on one machine: ``python -m tests.bench.node [--idle PARTITIONS]``.
+"""Throughput, ack latency and idle cost of three real nodes: ``python -m tests.bench.node [--short] [--idle PARTITIONS]``.
 
 A publisher process writes plain ``PUB`` as fast as the nats-server takes it; the clock stops when all three nodes have committed
 everything. CPU is of each process, user and system, per record. With ``--idle`` instead: the CPU of nodes that hold that many
@@ -70,7 +70,7 @@ async def throughput(client: Client, cluster: DevCluster, count: int, size_bytes
     )
 
 
-async def latency(cluster: DevCluster, count: int = 500) -> None:
+async def latency(cluster: DevCluster, count: int) -> None:
     """Print how long a publish waits for its ack (ALL), one at a time."""
     connection = await nats.connect(cluster.nats_url)
     times_ms = []
@@ -98,8 +98,8 @@ async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
     print(f"idle, of a core: {cost}")
 
 
-async def bench(partitions: int) -> None:
-    """All of it."""
+async def bench(partitions: int, *, scale: float = 1.0) -> None:
+    """All of it; ``scale`` shortens it."""
     with DevCluster(3) as cluster:
         async with await connect(cluster.nats_url) as client:
             if partitions:
@@ -107,20 +107,21 @@ async def bench(partitions: int) -> None:
                 return
             await client.create_stream("bench", "bench")
             for count, size_bytes in ((1_000_000, 100), (200_000, 1000), (50_000, 10_000)):
-                await throughput(client, cluster, count, size_bytes)
-            await latency(cluster)
+                await throughput(client, cluster, max(int(count * scale), _BLOCK), size_bytes)
+            await latency(cluster, int(500 * scale))
 
 
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="little data: only shows that everything runs")
     parser.add_argument("--idle", type=int, default=0, metavar="PARTITIONS")
     parser.add_argument("--flood", type=int, nargs=3, metavar=("PORT", "COUNT", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.flood:
         flood(*options.flood)
     else:
-        asyncio.run(bench(options.idle))
+        asyncio.run(bench(options.idle, scale=0.02 if options.short else 1.0))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""Every benchmark runs, on little data, and measures what it is meant to; how fast things are, the long forms say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.peer import __main__ as peer
+from tests.bench.raft.__main__ import rows as raft_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+def printed(*words: str) -> str:
+    """What a benchmark prints on its standard output."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_the_metadata_group_beside_the_library() -> None:
+    found = raft_rows((3,), 0.05)
+    assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
+    assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
+
+
+@pytest.mark.processes
+async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CASES", ((100, 1), (100, 1000)))
+    found = await peer.rows(0.3, 1)
+    cases = {(row["system"], row["window"]) for row in found}
+    assert cases == {(s, w) for s in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for w in (1, 1000)}
+    assert all(row["records_per_s"] > 0 for row in found)
+
+
+@pytest.mark.processes
+def test_three_nodes() -> None:
+    lines = printed("-m", "tests.bench.node", "--short").splitlines()
+    assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
+
+
+def test_the_control_plane() -> None:
+    figures: dict[str, Any] = json.loads(
+        printed("tests/bench/cluster/bench_image.py", "--nodes", "20", "--partitions", "400", "--streams", "4", "--json")
+    )
+    assert figures
+    assert all(value >= 0 for value in figures.values() if isinstance(value, int | float))
+
+
+@pytest.mark.spark
+def test_the_spark_source_beside_parquet() -> None:
+    words = ("--records", "16000", "--batch", "2000", "--runs", "1", "--json")
+    figures: dict[str, dict[str, float]] = json.loads(printed("tests/bench/spark/bench_source.py", *words).splitlines()[-1])
+    assert any("parquet" in name for name in figures)
+    assert all(row["records_per_s"] > 0 for row in figures.values())
