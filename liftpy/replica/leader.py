@@ -17,6 +17,7 @@ from liftpy.replica.effects import (
     AppendBatch,
     CloseSubject,
     DropPendingAcks,
+    NotifyReplica,
     OpenSubject,
     ProbeReplica,
     ProposeIsr,
@@ -169,7 +170,7 @@ class LeaderRole(Role):
         self._acknowledge(now_ns, out)
 
     def _probe(self, now_ns: int, out: Effects) -> None:
-        """Ask for those who hold HW back in silence, while they do."""
+        """Ask for those who hold HW back in silence, while they do; and wake them, for what was sent to them may be lost."""
         log, state = self.log, self.shared.state
         if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
             return
@@ -183,6 +184,7 @@ class LeaderRole(Role):
         for replica, progress in silent:
             progress.probed = True
             out.append(ProbeReplica(replica))
+            out.append(NotifyReplica(replica))
         again_ns = _PROBE_AGAIN_NS if silent else self._probe_after_ns
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 

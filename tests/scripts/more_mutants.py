@@ -189,6 +189,16 @@ def lagging_says_cut() -> Patches:
     return [method(replica, "judge", lambda *args, **known: real(*args, **{**known, "is_latest": True}))]
 
 
+def told_once_and_never_again() -> Patches:
+    real = LeaderRole._probe
+
+    def probe(self: LeaderRole, now_ns: int, out: list) -> None:
+        real(self, now_ns, out)
+        out[:] = [effect for effect in out if not isinstance(effect, do.NotifyReplica)]
+
+    return [method(LeaderRole, "_probe", probe)]
+
+
 def nobody_is_asked_for() -> Patches:
     return [method(LeaderRole, "_probe", lambda *args: None)]
 
@@ -236,6 +246,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
+    Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),
     Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
     Mutant("a replica that lags says cut", "R6", lagging_says_cut),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts.stage import Stage
 
-KILLS = ("stale response accepted", "ack before flush on the leader")
+KILLS = ("stale response accepted", "ack before flush on the leader", "told once and never again")
 
 
 def stage(*, awaits_more: bool = True) -> Stage:
@@ -69,6 +69,20 @@ def test_a_lost_one_is_fetched_when_the_idle_wait_ends() -> None:
         assert s.end(c) == 2
         assert s.outcome(sent) == "acked"
         assert s.isr == {s.leader, b, c}
+
+
+def test_a_lost_one_does_not_hold_a_quiet_partition_up() -> None:
+    with stage() as s:
+        c = s.followers[1]
+        s.publish(2)
+        s.settle()
+        s.run(20)  # quiet by now: the idle waits are long
+        lost = s.hold("data", receiver=c, at_most=1)
+        sent = s.send()
+        s.until(lambda: lost.count == 1)
+        lost.drop()
+        took_s = s.until(lambda: sent.acked)
+        assert took_s < 0.5, "the leader wakes a follower that HW waits for"
 
 
 def test_a_late_one_finds_the_follower_further_on() -> None:
