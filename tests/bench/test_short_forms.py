@@ -35,8 +35,9 @@ def test_the_metadata_group_beside_the_library() -> None:
 async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CASES", ((100, 1), (100, 1000)))
     found = await peer.rows(0.3, 1)
-    cases = {(row["system"], row["window"]) for row in found}
-    assert cases == {(s, w) for s in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for w in (1, 1000)}
+    cases = {(row["system"], row["case"]) for row in found}
+    expected = ("100 B, window 1", "100 B, window 1000", peer.REPLAY)
+    assert cases == {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
     assert all(row["records_per_s"] > 0 for row in found)
 
 

@@ -1,8 +1,9 @@
-"""Acknowledged publishes beside JetStream: ``python -m tests.bench.peer [--seconds S] [--rounds N] [--json]``.
+"""liftpy beside JetStream: ``python -m tests.bench.peer [--seconds S] [--rounds N] [--json]``.
 
-Three systems in turn, each with three replicas on this machine and the same publisher: liftpy as it comes (flushed on the in-sync
-replicas before the ack), JetStream with ``sync_interval: always`` (the same promise) and JetStream as it comes (written, flushed
-within two minutes: a power cut may take what was acknowledged). Figures are medians of the rounds; the ratio is to
+Three systems in turn, each with three replicas on this machine: liftpy as it comes (flushed on the in-sync replicas before the ack),
+JetStream with ``sync_interval: always`` (the same promise) and JetStream as it comes (written, flushed within two minutes: a power
+cut may take what was acknowledged). Publishes with an ack for each, by one publisher that is the same for all; then a replay from
+the first record on, record by record, with each system's own Python client. Figures are medians of the rounds; the ratio is to
 JetStream with the same promise.
 """
 
@@ -13,7 +14,12 @@ import asyncio
 import json
 import statistics
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import nats
+import nats.js.api
 
 from liftpy.client import connect
 from sidecar.devcluster import DevCluster
@@ -22,6 +28,37 @@ from tests.bench.peer.jetstream import JetStreamCluster
 CASES = ((100, 1), (100, 64), (100, 4000), (1000, 4000))
 """(bytes of a message, messages that may be unanswered)"""
 OURS, SAFE, AS_IT_COMES = "liftpy", "JetStream, sync always", "JetStream as it comes"
+REPLAY = "replay"
+_FETCH = 1000
+
+Replay = Callable[[str, float], Awaitable[int]]
+"""(url, seconds) -> records read of ``bench``"""
+
+
+async def replay_ours(url: str, seconds: float) -> int:
+    """The client's records, one by one."""
+    count, end = 0, time.perf_counter() + seconds
+    async with await connect(url) as client:
+        async for _ in client.consume("bench", start="earliest", until="end"):
+            count += 1
+            if not count % _FETCH and time.perf_counter() >= end:
+                break
+    return count
+
+
+async def replay_jetstream(url: str, seconds: float) -> int:
+    """A pull consumer's messages, one by one."""
+    count, end = 0, time.perf_counter() + seconds
+    connection = await nats.connect(url)
+    stream = connection.jetstream()
+    stored = (await stream.stream_info("bench")).state.messages
+    config = nats.js.api.ConsumerConfig(ack_policy=nats.js.api.AckPolicy.NONE)
+    subscription = await stream.pull_subscribe("bench", stream="bench", config=config)
+    while count < stored and time.perf_counter() < end:
+        for _ in await subscription.fetch(min(_FETCH, stored - count), timeout=5):
+            count += 1
+    await connection.close()
+    return count
 
 
 async def publisher(port: int, seconds: float, size_bytes: int, window: int) -> dict[str, float]:
@@ -35,35 +72,38 @@ async def publisher(port: int, seconds: float, size_bytes: int, window: int) -> 
     return found
 
 
-async def cases(system: str, port: int, seconds: float) -> list[dict[str, Any]]:
+async def cases(system: str, port: int, seconds: float, replay: Replay) -> list[dict[str, Any]]:
     """All cases of one system."""
-    await publisher(port, min(seconds, 1.0), 100, 64)  # warm
+    await publisher(port, min(seconds, 1.0), 100, 4000)  # warm; the replay reads this first
     found = []
     for size_bytes, window in CASES:
         run = await publisher(port, seconds, size_bytes, window)
         figures = {"records_per_s": run["acked"] / run["took_s"], **{k: v for k, v in run.items() if k.endswith("_ms")}}
-        found.append({"system": system, "size_bytes": size_bytes, "window": window, **figures})
+        found.append({"system": system, "case": f"{size_bytes} B, window {window}", **figures})
+    began = time.perf_counter()
+    count = await replay(f"nats://127.0.0.1:{port}", seconds)
+    found.append({"system": system, "case": REPLAY, "records_per_s": count / (time.perf_counter() - began)})
     return found
 
 
 async def rows(seconds: float, rounds: int) -> list[dict[str, Any]]:
     """The median of each figure: one row for each system and case."""
-    runs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(rounds):
         found = []
         with DevCluster(3) as ours:
             assert ours.nats is not None
             async with await connect(ours.nats_url) as client:
                 await client.create_stream("bench", "bench")
-            found += await cases(OURS, ours.nats.port, seconds)
+            found += await cases(OURS, ours.nats.port, seconds, replay_ours)
         for system in (SAFE, AS_IT_COMES):
             with JetStreamCluster(sync_always=system == SAFE) as peer:
                 await peer.create("bench", "bench")
-                found += await cases(system, peer.port, seconds)
+                found += await cases(system, peer.port, seconds, replay_jetstream)
         for row in found:
-            runs.setdefault((row["system"], row["size_bytes"], row["window"]), []).append(row)
+            runs.setdefault((row["system"], row["case"]), []).append(row)
     return [
-        {k: v if k in ("system", "size_bytes", "window") else statistics.median(r[k] for r in same) for k, v in same[0].items()}
+        {k: v if k in ("system", "case") else statistics.median(row[k] for row in same) for k, v in same[0].items()}
         for same in runs.values()
     ]
 
@@ -79,14 +119,11 @@ def main() -> None:
     if given.json:
         print(json.dumps(found))
         return
-    peers = {(row["size_bytes"], row["window"]): row["records_per_s"] for row in found if row["system"] == SAFE}
+    peers = {row["case"]: row["records_per_s"] for row in found if row["system"] == SAFE}
     for row in found:
-        ratio = row["records_per_s"] / peers[row["size_bytes"], row["window"]]
+        ratio = row["records_per_s"] / peers[row["case"]]
         latency = f"  p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms" if "p50_ms" in row else ""
-        print(
-            f"{row['system']:<23} {row['size_bytes']:>5} B  window {row['window']:>5}  {row['records_per_s']:>8,.0f} records/s "
-            f"{ratio:>7.2f} x {SAFE}{latency}"
-        )
+        print(f"{row['system']:<23} {row['case']:<20} {row['records_per_s']:>9,.0f} records/s {ratio:>6.2f} x {SAFE}{latency}")
 
 
 if __name__ == "__main__":
