@@ -59,6 +59,14 @@ class DevNode:
         return self._process.pid if self._process is not None else 0
 
     @property
+    def how_it_ended(self) -> str:
+        """For people: "was killed by SIGKILL", "has ended with exit code 1"; '' while it runs."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return ""
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+
+    @property
     def status_url(self) -> str:
         """URL of its status page, '' while it is not ready or has none."""
         return str((self.ready or {}).get("status", ""))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from sidecar.devcluster import MAX_NODES, DevCluster
 from sidecar.settings import DEFAULT_NAMESPACE
 
 _WATCH_S = 0.25
+_SOON_S = 10.0
+_SOON_AT_MOST = 3
+"""A node that ends so often within ``_SOON_S`` of its start is given up."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
@@ -29,9 +34,21 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 )
 @click.option("--nats", default=None, metavar="URL", help="Use this NATS server instead of starting one.")
 @click.option("--namespace", default=DEFAULT_NAMESPACE, show_default=True, metavar="NS", help="The cluster's namespace.")
+@click.option(
+    "--restart-after",
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="When a node that was killed, or has failed, is started again.",
+)
 @json_option
-def dev(nodes: int, data: Path | None, port: int, nats: str | None, namespace: str, as_json: bool) -> None:
+def dev(
+    nodes: int, data: Path | None, port: int, nats: str | None, namespace: str, restart_after: float, as_json: bool
+) -> None:
     """Run nats-server and a cluster of sidecars here, in the foreground.
+
+    Kill a node and watch: the others elect a leader, and the node is started again, as a supervisor would.
 
     Ctrl-C, SIGTERM or the end of the parent process stops everything; nothing is left running. With --json the first line of
     the standard output says when the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
@@ -43,14 +60,39 @@ def dev(nodes: int, data: Path | None, port: int, nats: str | None, namespace: s
     try:
         cluster.start()
         _announce(cluster, as_json)
+        supervisor = _Supervisor(cluster, restart_after)
         while not stopping.wait(_WATCH_S):
-            ended = cluster.ended()
-            if ended:
-                raise UnavailableError(f"node {ended[0]} has ended: {' | '.join(list(cluster.nodes[ended[0]].log)[-3:])}")
+            supervisor.look(time.monotonic())
     finally:
         if not as_json:
             click.echo("stopping", err=True)
         cluster.stop()
+
+
+class _Supervisor:
+    """Starts nodes again that have ended, and gives up when one does so again and again."""
+
+    def __init__(self, cluster: DevCluster, after_s: float) -> None:
+        self._cluster = cluster
+        self._after_s = after_s
+        self._started_s = dict.fromkeys(cluster.nodes, time.monotonic())
+        self._ended_s: dict[str, float] = {}
+        self._soon: Counter[str] = Counter()
+
+    def look(self, now_s: float) -> None:
+        """Call it often. Raises UnavailableError for a node that can't be kept up."""
+        for name in self._cluster.ended():
+            node = self._cluster.nodes[name]
+            if name not in self._ended_s:
+                self._ended_s[name] = now_s
+                self._soon[name] = self._soon[name] + 1 if now_s - self._started_s[name] < _SOON_S else 1
+                if self._soon[name] > _SOON_AT_MOST:
+                    raise UnavailableError(f"node {name} {node.how_it_ended}: {' | '.join(list(node.log)[-3:])}")
+                click.echo(f"node {name} {node.how_it_ended}; it is started again in {self._after_s:g} s", err=True)
+            elif now_s - self._ended_s[name] >= self._after_s:
+                del self._ended_s[name]
+                self._started_s[name] = now_s
+                node.start()
 
 
 def _announce(cluster: DevCluster, as_json: bool) -> None:

@@ -100,8 +100,8 @@ class RaftMember:
         self._desk = ControlDesk(
             connection, subjects, may_answer, lambda: self._core.leads, self._decide_here, self._describe_alone
         )
-        self._probation = len(members) > 1 and not (folder / "member").exists()
-        self._transport.may_vote = not self._probation
+        self._probation = not (folder / "member").exists()
+        self._transport.may_vote = not self._probation or len(members) == 1
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open(self, compact_after_entries: int, flush: bool) -> None:
@@ -109,17 +109,22 @@ class RaftMember:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         path = folder / "journal"
         if (folder / "member").exists() and not (path.exists() and path.stat().st_size):
-            raise CorruptionError(f"{folder} has lost its journal: this node must join under a new node id")
+            raise CorruptionError(f"{folder} has lost its journal: {self._what_to_do()}")
         self._journal = GroupJournal(path, flush=flush)
         dump = folder / "snapshot"
         if dump.exists():
             decode_snapshot_file(dump.read_bytes())  # refuse it now: the library would swallow the error and go on without
         elif len(self._journal) and self._first_index() > 1:
-            raise CorruptionError(f"{folder} has lost its snapshot: this node must join under a new node id")
+            raise CorruptionError(f"{folder} has lost its snapshot: {self._what_to_do()}")
         self._transport = SessionTransport(self.node_id, self._members)
         conf = settings(self._journal, str(dump), self._save, self._load, self._state_changed, compact_after_entries)
         self._core = RaftCore(self.node_id, self._members, conf, self._transport, self)
         self._transport.attach(self._core)
+
+    def _what_to_do(self) -> str:
+        if len(self._members) == 1:
+            return "restore it from a copy; without the folder the only controller begins anew, and knows of no stream"
+        return "this node must join under a new node id"
 
     def _first_index(self) -> int:
         first = self._journal[0]
@@ -206,7 +211,7 @@ class RaftMember:
         peers = self._transport.sessions.peers.values()
         first_start = all(p.heard and p.is_new for p in peers) and self._journal.last_index <= 1
         caught_up = bool(self._core.leader_id) and not self._core.leads and self._core.isReady()
-        if first_start or caught_up:
+        if first_start or caught_up or len(self._members) == 1:
             replace_file(self._folder / "member", f"{self.node_id}\n".encode())
             self._probation = False
             self._transport.may_vote = True

@@ -99,16 +99,44 @@ def test_everything_stops_with_dev(started: Callable[..., subprocess.Popen[str]]
     assert all((tmp_path / "data" / node / "node").exists() for node in said["nodes"])
 
 
-def test_dev_says_which_node_has_ended(started: Callable[..., subprocess.Popen[str]]) -> None:
-    dev = started("dev", "--nodes", "1", "--port", "0", "--json")
+def said_until(process: subprocess.Popen[str], wanted: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if wanted in line:
+            return
+    raise AssertionError(f"it ended without {wanted!r}")
+
+
+def test_a_node_that_is_killed_under_dev_comes_back(started: Callable[..., subprocess.Popen[str]]) -> None:
+    dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-after", "0.5")
     said = ready(dev)
-    family = descendants(dev.pid)
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
-    _, errors = dev.communicate(timeout=30)
+    said_until(dev, "node n1 was killed by SIGKILL; it is started again in 0.5 s")
+    said_until(dev, "node n1 is up as incarnation 4")
+    family = descendants(dev.pid)
+    assert len(family) == 4
+    assert said["nodes"]["n1"]["pid"] not in family
+    dev.terminate()
+    dev.communicate(timeout=30)
+    assert dev.returncode == 0
+    until(lambda: not any(map(is_running, family)), "something is left")
+
+
+def test_dev_gives_up_on_a_node_that_ends_again_and_again(started: Callable[..., subprocess.Popen[str]]) -> None:
+    dev = started("dev", "--nodes", "1", "--port", "0", "--json", "--restart-after", "0")
+    said = ready(dev)
+    folder = Path(said["nodes"]["n1"]["data"])
+    os.kill(said["nodes"]["n1"]["pid"], signal.SIGSTOP)
+    (folder / "raft" / "journal").unlink()  # a controller without its journal refuses to start
+    os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
+    family = descendants(dev.pid)
+    _, errors = dev.communicate(timeout=60)
     assert dev.returncode == 3
-    assert "node n1 has ended" in errors
+    assert errors.count("it is started again") == 3
+    assert "lost its journal" in errors
+    assert "node n1 has ended with exit code" in errors
     until(lambda: not any(map(is_running, family)), "nats-server is left")
-    assert not Path(said["nodes"]["n1"]["data"]).exists()
+    assert not folder.exists()
 
 
 def test_a_port_that_is_taken(started: Callable[..., subprocess.Popen[str]]) -> None:
