@@ -80,7 +80,12 @@ class PartitionReader:
             with attempt:
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
                 request = progress.request(self._max_bytes, round(wait_s * 1000))
-                slices = progress.accept(await self._ask(asked, request, wait_s))
+                answer = await self._ask(asked, request, wait_s)
+                try:
+                    slices = progress.accept(answer)
+                except NotServedError as error:
+                    self.node = self.options.node or error.leader  # there is a thing or two that only the leader knows
+                    raise
                 self.node = self.options.node or progress.node
                 return slices
         raise AssertionError("unreachable: the attempts end with a result or an error")

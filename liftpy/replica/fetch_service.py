@@ -68,6 +68,12 @@ class FetchService:
         if leader_epoch == self._leader_epoch:
             self._shared.succession.asked_by(replica)
 
+    @property
+    def isr_has_joined(self) -> bool:
+        """Whether every other member of the ISR has fetched in this LeaderEpoch, as the process that it is now."""
+        isr = self._shared.state.isr
+        return all(progress.position is not None for replica, progress in self.followers.items() if replica in isr)
+
     def is_free_to_speak(self, now_ns: int) -> bool:
         """Whether nobody who led before may still speak."""
         return self._shared.succession.is_over(now_ns)

@@ -129,14 +129,19 @@ class LeaderRole(Role):
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, or refuse before appending. Without a lease nobody may be told no, so it is appended [D20, D22]."""
+        """Append, or refuse before appending. Where nobody may be told no, it is appended [D20, D22]."""
         state = self.shared.state
-        if len(state.isr) < state.min_isr and self.shared.lease.is_current(now_ns):
+        if len(state.isr) < state.min_isr and self.may_refuse(now_ns):
             out.append(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR))
             return
         base_offset = self.log.append(event.record_count, self.leader_epoch)
         out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
         self.service.appended(out)
+
+    def may_refuse(self, now_ns: int) -> bool:
+        """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
+        any more. A deposed leader hears the same message, and as long as a member of the ISR follows it, its copy may live."""
+        return self.shared.lease.is_current(now_ns) and self.service.isr_has_joined
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""

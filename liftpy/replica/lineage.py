@@ -3,8 +3,9 @@
 Committed records are lost by an unclean election only, which an operator has to command. A reader that has read some of them must be
 told: its offset may lie past the end of the new log, or, once that has grown, at a record that follows others than those it read.
 So a reader sends (offset, LeaderEpoch) of the last record that it has. Same (epoch, offset) means same prefix [D5]: if it is on
-this log, everything before it is, too. If not, this replica may say "cut" only when it can know: it leads, or its log agrees with
-its leader's, in an epoch that is not older than the reader's; and past its log end only a leader knows that there is nothing.
+this log, everything before it is, too. If not, only a leader with a lease, whose HW has reached its epoch's start, may say "cut".
+Nobody else can know, however new its epoch is beside the record's: a record of an old epoch may have been committed by a leader
+that came later, while a deposed one, and those that still follow it, have another record in its place.
 """
 
 from __future__ import annotations
@@ -34,18 +35,15 @@ class Judgement:
     end_offset: int = 0
 
 
-def judge(
-    log: LocalLog, leader_epoch: int, *, last_offset: int, last_epoch: int, is_settled: bool, is_latest: bool
-) -> Judgement:
+def judge(log: LocalLog, *, last_offset: int, last_epoch: int, is_latest: bool) -> Judgement:
     """Judge a reader whose last record has ``last_offset`` (inclusive) and ``last_epoch``.
 
-    ``leader_epoch``: of this replica. ``is_settled``: it leads, or agrees with its leader. ``is_latest``: it leads with a lease,
-    and HW has reached its epoch's start.
+    ``is_latest``: this replica leads, with a lease, and HW has reached its epoch's start.
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):
         return Judgement(Lineage.SAME)
-    if not is_settled or last_epoch > leader_epoch or not (within or is_latest):
+    if not is_latest:
         return Judgement(Lineage.BEHIND)
     _, end_offset = log.epochs.end_offset_for(last_epoch, log.log_end_offset)
     return Judgement(Lineage.CUT, min(end_offset, last_offset))

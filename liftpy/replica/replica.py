@@ -88,9 +88,9 @@ class Replica:
         return self._shared.live.get(node_id, 0)
 
     def may_answer_publishers(self, now_ns: int) -> bool:
-        """Whether a negative ack may leave (a message that was not given to the core): it leads, with a lease [A2, D22]."""
+        """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
         role = self._role
-        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and self._shared.lease.is_current(now_ns)
+        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and role.may_refuse(now_ns)
 
     def may_serve_committed(self) -> bool:
         """Whether reads up to HW may be answered [R7]: it leads, or its log agrees with its leader's in this epoch."""
@@ -105,17 +105,9 @@ class Replica:
         return role.phase == READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
-        """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]. A candidate may still be passed over."""
-        state = self._shared.state
-        is_settled = state.status is PartitionStatus.ONLINE and self.may_serve_committed()
-        return judge(
-            self._shared.log,
-            self._role.leader_epoch,
-            last_offset=last_offset,
-            last_epoch=last_epoch,
-            is_settled=is_settled,
-            is_latest=is_settled and self.may_answer_latest(now_ns),
-        )
+        """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
+        is_latest = self.may_answer_latest(now_ns)
+        return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
         """For status."""
@@ -227,8 +219,9 @@ class Replica:
             self._role.log_start_moved(now_ns, out)
 
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
-        led = isinstance(self._role, LeaderRole)
-        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=led and event.no_space)
+        role = self._role
+        may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse(now_ns)
+        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_refuse)
         if event.token:
             failed.publishes_received(ev.PublishesReceived(event.token, 0, 0, 0), now_ns, out)
         self._become(failed, now_ns, out)

@@ -14,6 +14,7 @@ from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica import replica
+from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.waiting import FailedRole
@@ -189,6 +190,10 @@ def lagging_says_cut() -> Patches:
     return [method(replica, "judge", lambda *args, **known: real(*args, **{**known, "is_latest": True}))]
 
 
+def negative_ack_before_the_isr_has_joined() -> Patches:
+    return [method(FetchService, "isr_has_joined", True)]
+
+
 def told_once_and_never_again() -> Patches:
     real = LeaderRole._probe
 
@@ -245,6 +250,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
+    Mutant("negative ack before the ISR has joined", "A2", negative_ack_before_the_isr_has_joined),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),

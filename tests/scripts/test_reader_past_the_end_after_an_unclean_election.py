@@ -51,9 +51,37 @@ def test_a_reader_of_lost_records_is_told_where_the_log_was_cut(later: int) -> N
         s.settle()
         for node in (b, c):
             told = read(s, node, 4, lost)
-            wanted = ("cut", 2) if later or node == b else ("not ready", 0)  # a follower knows nothing past its own end
+            wanted = ("cut", 2) if node == b else ("not ready", 0)  # only a leader can know
             assert (told.error, told.next_offset) == wanted, (node, told)
             assert not read(s, node, 2, common).error, "who had read only what is still there goes on"
+
+
+def test_a_deposed_leader_does_not_call_committed_records_cut() -> None:
+    """c has the longer log of epoch 1, and leads the third epoch; what it has of the first is committed there. Meanwhile a leads the
+    second for itself, with its own records in that place (found by seed 2014585)."""
+    with Stage(reader=False) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        s.settle()
+        s.hold("data", "wake", sender=a, receiver=b)
+        tail = s.send(records=3)
+        s.until(lambda: s.position(c) == 4)
+        s.cut(b, c)
+        s.move_leader(b, wait=False)  # its log ends at 2
+        s.until(lambda: s.is_open(b))
+        s.run(0.1)
+        s.cut_metadata(b)
+        s.send(records=4)
+        s.until(lambda: s.end(b) == 6)
+        s.move_leader(c, wait=False)
+        s.until(lambda: s.is_open(c))
+        s.until(lambda: s.hw(c) >= 4, within_s=60)
+        seen = last_of(read(s, c, 0))
+        zombie = read(s, b, seen[0] + 1, seen)
+        assert s.role(b) == "LEADER"
+        assert zombie.error == "not ready"
+        s.mend_metadata(b)
+        assert set(tail.ids) <= set(s.ids(c))
 
 
 def test_a_replica_that_lags_says_not_ready() -> None:

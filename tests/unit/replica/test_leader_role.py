@@ -354,6 +354,8 @@ def test_an_older_state_is_ignored() -> None:
 
 def test_no_space_is_told_and_ends_the_leadership() -> None:
     leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
     leader.publish(1, flush=False)
     leader.step(ev.StorageFailed("disk full", no_space=True, token=1))
     assert leader.only(do.RejectPublishes) == do.RejectPublishes(1, do.RejectReason.NO_SPACE)
@@ -362,6 +364,29 @@ def test_no_space_is_told_and_ends_the_leadership() -> None:
     leader.publish()
     assert leader.only(do.RejectPublishes).reason is do.RejectReason.NO_SPACE
     leader.now_ns += 2 * S
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_nobody_is_told_no_while_a_member_of_the_isr_may_still_follow_the_leader_before() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
+    assert not leader.replica.may_answer_publishers(leader.now_ns)
+    leader.publish(flush=False)
+    assert leader.has(do.AppendBatch)
+    leader.fetch("b", -1)
+    assert leader.replica.may_answer_publishers(leader.now_ns)
+    leader.publish()
+    assert leader.only(do.RejectPublishes).reason is do.RejectReason.BELOW_MIN_ISR
+    leader.told(state(isr="ab", leader_epoch=2, min_isr=3, epoch=2), live={"a": 1, "b": 2, "c": 1})
+    assert not leader.replica.may_answer_publishers(leader.now_ns), "b has started again"
+
+
+def test_no_space_is_not_told_either() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed("disk full", no_space=True, token=1))
+    assert leader.only(do.DropPublishes).token == 1
     leader.publish()
     assert leader.has(do.DropPublishes)
 

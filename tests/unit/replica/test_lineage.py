@@ -36,28 +36,20 @@ def a_log(start: int = 10, end: int = 50) -> LocalLog:
         ((20, 1), cut(10)),  # nothing of what was read is here
         ((50, 7), cut(50)),  # past the end of a leader's log
         ((80, 6), cut(40)),
-        ((49, 8), BEHIND),  # the reader has seen a newer epoch than this replica
-        ((80, 8), BEHIND),
     ],
 )
-def test_a_leader_knows(last: tuple[int, int], wanted: Judgement) -> None:
-    assert judge(a_log(), 7, last_offset=last[0], last_epoch=last[1], is_settled=True, is_latest=True) == wanted
+def test_a_leader_with_a_lease_knows(last: tuple[int, int], wanted: Judgement) -> None:
+    assert judge(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
 
 
-def test_a_follower_that_agrees_knows_what_is_within_its_log_and_nothing_past_it() -> None:
+def test_nobody_else_says_cut() -> None:
     log = a_log()
-    assert judge(log, 7, last_offset=45, last_epoch=5, is_settled=True, is_latest=False) == cut(40)
-    assert judge(log, 7, last_offset=50, last_epoch=7, is_settled=True, is_latest=False) == BEHIND
-
-
-def test_who_has_not_reconciled_says_cut_to_nobody() -> None:
-    log = a_log()
-    for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1)):
-        assert judge(log, 7, last_offset=last_offset, last_epoch=last_epoch, is_settled=False, is_latest=False) == BEHIND
-    assert judge(log, 7, last_offset=45, last_epoch=7, is_settled=False, is_latest=False) == SAME
+    for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1), (50, 7), (49, 8)):
+        assert judge(log, last_offset=last_offset, last_epoch=last_epoch, is_latest=False) == BEHIND
+    assert judge(log, last_offset=45, last_epoch=7, is_latest=False) == SAME
 
 
 def test_an_empty_log_of_a_leader_has_lost_what_was_past_it() -> None:
     log = LocalLog()
     log.opened(0, 0, -1, ())
-    assert judge(log, 7, last_offset=3, last_epoch=2, is_settled=True, is_latest=True) == cut(0)
+    assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)
