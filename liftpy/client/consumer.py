@@ -84,7 +84,8 @@ class PartitionReader:
                 try:
                     slices = progress.accept(answer)
                 except NotServedError as error:
-                    self.node = self.options.node or error.leader  # there is a thing or two that only the leader knows
+                    if error.leader != asked:  # there is a thing or two that only the leader knows
+                        self.node = self.options.node or error.leader
                     raise
                 self.node = self.options.node or progress.node
                 return slices

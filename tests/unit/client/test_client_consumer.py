@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, ReadOptions
+from liftpy.client.progress import ReadProgress
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.wire import frames
@@ -245,6 +246,33 @@ async def test_damaged_answers_are_asked_elsewhere_and_raised_when_all_are_damag
 async def test_nobody_there_is_said_after_a_bounded_time(client: Client) -> None:
     with pytest.raises(UnavailableError, match="nobody listens"):
         await values(aiter(client.consume("s", options=ReadOptions(patience_s=0.2))))
+
+
+async def test_a_replica_that_can_not_serve_names_the_leader_and_the_leader_is_asked(
+    client: Client, leader: Replica, server_side: Transport, subjects: Subjects
+) -> None:
+    behind = await Replica(server_side, subjects, "n2").start()
+    leader.grow(20)
+    await leader.subscriptions[0].unsubscribe()  # of the queue group only n2 is left
+    await leader.transport.settle()
+    pieces = [piece async for piece in client.read_range("s", 0, 0, 20, uid="u1", options=QUICK)]
+    assert [v for piece in pieces for v in piece.values()] == expected(0, 20)
+    assert len(behind.asked) == 1
+
+
+async def test_a_leader_that_is_behind_does_not_hold_its_readers(
+    client: Client, leader: Replica, server_side: Transport, subjects: Subjects
+) -> None:
+    other = await Replica(server_side, subjects, "n2").start()
+    other.grow(20)
+    await leader.subscriptions[0].unsubscribe()  # so that the queue group leads to n2 whenever anybody is asked
+    await leader.transport.settle()
+    options = ReadOptions(max_bytes=4096, wait_s=0.05, answer_timeout_s=0.3, patience_s=5.0)
+    reader = client._reader("s", 0, options)
+    reader.node = "n1"
+    pieces = await reader.fetch(ReadProgress("s", 0, 0, 20, uid="u1", floor_high_watermark=19))
+    assert [v for piece in pieces for v in piece.values()] == expected(0, 20)
+    assert len(leader.asked) == 1
 
 
 async def test_a_range_is_given_whole_or_not_at_all(client: Client, leader: Replica) -> None:
