@@ -42,6 +42,7 @@ def test_the_answer_comes_after_its_time_out() -> None:
     """The same within one epoch: the request timed out, was sent again and answered; then the first answer comes too."""
     with Stage() as s:
         _, _, c = s.leader, *s.followers
+        s.cluster.nodes[c].awaits_more = False  # it is woken and fetches; of second answers: test_second_answer
         s.publish(2)
         s.settle()
         late = s.hold("data", receiver=c, at_most=1)
