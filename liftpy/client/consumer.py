@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeVar
 
 from liftpy.client import positions
+from liftpy.client.ending import end_tasks
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, check_head
 from liftpy.client.retrying import retrying
@@ -25,6 +28,7 @@ from liftpy.wire.batch import Record
 from liftpy.wire.subjects import Subjects
 
 _PAYLOAD_RESERVE_BYTES = 4096
+_Item = TypeVar("_Item", Record, BatchSlice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,10 @@ class PartitionReader:
 class Consumer:
     """One reader of one partition: an async iterator of records; ``batches()`` is the same by whole batches, much faster.
 
-    Within one Consumer every committed record comes once, in order, without a gap, or an error is raised [R1, R2]. It holds
-    on to the stream that it began with: one deleted and made again is an error [R9]. Use one iterator at a time.
+    Within one Consumer every committed record comes once, in order, without a gap, or an error is raised [R1, R2], also when an
+    iteration is broken off, cancelled, or ends by an exception: the position is that of the last record handed on, and the next
+    iteration goes on behind it. It holds on to the stream that it began with: one deleted and made again is an error [R9]. One
+    iteration at a time: a second one while the first is alive is refused.
     """
 
     def __init__(self, reader: PartitionReader, start: Start, until: Until, after_epoch: int = 0) -> None:
@@ -137,46 +143,79 @@ class Consumer:
         self._start = start
         self._after_epoch = after_epoch
         self._until = until
-        self._progress: ReadProgress | None = None
+        self._origin: ReadProgress | None = None
+        """Where reading began; never moved."""
+        self._handed_on: Record | BatchSlice | None = None
+        """The last that the application was given, whole: what was only fetched for it is not behind the position."""
+        self._iteration: weakref.ref[AsyncGenerator[object, None]] | None = None
         self.bounds: Bounds | None = None
         """What the partition held when reading began; None before."""
 
     async def begin(self) -> Bounds:
         """Resolve start and end now, not at the first record; idempotent. Raises as reading does."""
-        if self.bounds is None or self._progress is None:
+        if self.bounds is None:
             by_time = isinstance(self._start, datetime)
             at_ns = positions.timestamp_ns(self._start) if isinstance(self._start, datetime) else None
             last = (self._start - 1, self._after_epoch) if isinstance(self._start, int) and self._after_epoch else (-1, 0)
-            self.bounds, at_offset = await self._reader.bounds(at_ns=at_ns, last=last)
-            self._progress = ReadProgress(
+            bounds, at_offset = await self._reader.bounds(at_ns=at_ns, last=last)
+            self._origin = ReadProgress(
                 self._reader.stream,
                 self._reader.partition,
-                next_offset=at_offset if by_time else positions.start_offset(self._start, self.bounds),
-                end_offset=positions.end_offset(self._until, self.bounds),
-                uid=self.bounds.uid,
-                high_watermark=self.bounds.high_watermark,
+                next_offset=at_offset if by_time else positions.start_offset(self._start, bounds),
+                end_offset=positions.end_offset(self._until, bounds),
+                uid=bounds.uid,
+                high_watermark=bounds.high_watermark,
                 last_offset=last[0],
                 leader_epoch=last[1],
             )
+            self.bounds = bounds
         return self.bounds
 
-    async def batches(self) -> AsyncGenerator[BatchSlice, None]:
-        """The committed records as slices of batches, in order; ends at ``until``."""
-        await self.begin()
-        assert self._progress is not None
-        async with contextlib.aclosing(read_ahead(self._reader, self._progress)) as pieces:
-            async for piece in pieces:
-                yield piece
+    def batches(self) -> AsyncGenerator[BatchSlice, None]:
+        """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
+        return self._begun(self._batches())
 
-    async def records(self) -> AsyncGenerator[Record, None]:
-        """The committed records one by one, for code that works by record; ends at ``until``."""
-        async with contextlib.aclosing(self.batches()) as pieces:
-            async for piece in pieces:
-                for record in piece.records():
-                    yield record
+    def records(self) -> AsyncGenerator[Record, None]:
+        """As ``batches``, one by one, for code that works by record."""
+        return self._begun(self._records())
 
     def __aiter__(self) -> AsyncGenerator[Record, None]:
         return self.records()
+
+    def _begun(self, iteration: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
+        """``iteration`` if no other one is alive. One that was broken off, or has ended, is dead when nobody holds it."""
+        earlier = self._iteration() if self._iteration is not None else None
+        if earlier is not None and earlier.ag_frame is not None:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"{self._reader.stream}/{self._reader.partition} is being read by another iteration of this Consumer: finish or "
+                "aclose() it first, or read with a Consumer of its own"
+            )
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    async def _batches(self) -> AsyncGenerator[BatchSlice, None]:
+        await self.begin()
+        async with contextlib.aclosing(read_ahead(self._reader, self._position())) as pieces:
+            async for piece in pieces:
+                self._handed_on = piece
+                yield piece
+
+    async def _records(self) -> AsyncGenerator[Record, None]:
+        await self.begin()
+        async with contextlib.aclosing(read_ahead(self._reader, self._position())) as pieces:
+            async for piece in pieces:
+                for record in piece.records():
+                    self._handed_on = record
+                    yield record
+
+    def _position(self) -> ReadProgress:
+        """Behind the last record that was handed on."""
+        assert self._origin is not None
+        last = self._handed_on
+        if last is None:
+            return replace(self._origin)
+        offset = last.last_offset if isinstance(last, BatchSlice) else last.offset
+        return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)
 
 
 async def read_ahead(reader: PartitionReader, progress: ReadProgress) -> AsyncGenerator[BatchSlice, None]:
@@ -190,8 +229,7 @@ async def read_ahead(reader: PartitionReader, progress: ReadProgress) -> AsyncGe
             for piece in pieces:
                 yield piece
     finally:
-        fetching.cancel()
-        await asyncio.gather(fetching, return_exceptions=True)
+        await end_tasks([fetching])
 
 
 async def _fetch_all(

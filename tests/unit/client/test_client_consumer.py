@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, ReadOptions
+from liftpy.client.consumer import Consumer
 from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.wire import frames
@@ -299,6 +301,61 @@ async def test_read_ahead_is_bounded_and_ends_with_its_reader(client: Client, le
     assert len(asked) <= 5
     await batches.aclose()
     assert not {t for t in asyncio.all_tasks() - before if t.get_name().startswith("read s/0")}
+
+
+async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int, how: str) -> None:
+    """Read on with ``consumer`` until ``limit`` more were got, then leave by ``how``."""
+    end = len(got) + limit
+    async for item in consumer.batches() if by_batch else consumer:
+        got += [value or b"" for value in item.values()] if isinstance(item, BatchSlice) else [item.value or b""]
+        if len(got) >= end and how == "raise":
+            raise LookupError
+        if len(got) >= end and how == "break":
+            break
+
+
+@pytest.mark.parametrize("how", ["break", "raise"])
+async def test_an_iteration_that_is_left_loses_nothing_that_was_read_ahead(client: Client, leader: Replica, how: str) -> None:
+    leader.grow(400)
+    consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
+    for by_batch, limit in [(False, 1), (True, 10), (False, 3), (False, 7), (True, 25), (True, 1), (False, 130)]:
+        with contextlib.suppress(LookupError):
+            await _take(consumer, got, by_batch, limit, how)
+    assert 0 < len(got) < 400
+    await _take(consumer, got, by_batch=False, limit=400, how="end")
+    assert got == expected(0, 400)
+    await until(lambda: not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks()))
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+async def test_an_iteration_that_is_cancelled_at_any_await_loses_nothing(
+    client: Client, leader: Replica, by_batch: bool
+) -> None:
+    leader.grow(3000)
+    consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
+    for turns in range(100):  # of the loop: so the cancellation meets each of the reader's awaits
+        reading = asyncio.create_task(_take(consumer, got, by_batch, 5000, "end"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert len(got) > 0
+    await _take(consumer, got, by_batch, 5000, "end")
+    assert got == expected(0, 3000)
+
+
+async def test_a_consumer_is_read_by_one_iteration_at_a_time(client: Client, leader: Replica) -> None:
+    leader.grow(100)
+    consumer = client.consume("s", until="end", options=QUICK)
+    first = aiter(consumer)
+    await anext(first)
+    for second in (consumer.batches, consumer.records):
+        with pytest.raises(ConfigError, match="another iteration"):
+            second()
+    assert (await anext(first)).value == b"v1"  # it was not disturbed
+    await first.aclose()
+    assert await values(aiter(consumer)) == expected(2, 100)
+    assert await values(aiter(consumer)) == []
 
 
 def test_options_are_bounded() -> None:
