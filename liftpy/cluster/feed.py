@@ -77,7 +77,12 @@ class FeedProducer:
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-        """Entries, a chunk, or None: then ``snapshot_is_ready`` has to be called first, and this again."""
+        """Entries, a chunk, or None: then ``snapshot_is_ready`` has to be called first, and this again.
+
+        An empty answer of index 0: nothing has been applied here, so there is no image of the cluster yet; ask again.
+        """
+        if not self.index:
+            return pb.FeedSnapshotResponse()
         if request.afterIndex and (request.afterIndex >= self.index or self._leads_on_from(request.afterIndex)):
             entries = list(self._entries(request.afterIndex, MAX_ENTRY_SIZE_BYTES))
             return pb.FeedSnapshotResponse(index=self.index, entries=entries)
@@ -85,7 +90,8 @@ class FeedProducer:
 
     def snapshot_is_ready(self, index: int, data: bytes) -> None:
         """``encode_snapshot(image, operations=False)`` of the image at ``index`` is done; it serves all who ask for a while."""
-        self._snapshots[index] = data
+        if index:
+            self._snapshots[index] = data
         self._drop_old_snapshots()
 
     def _chunk(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:

@@ -108,6 +108,8 @@ class FeedSubscription:
         self._waiting = {previous: e for previous, e in self._waiting.items() if e.index > self.image.index}
 
     def _take_chunk(self, response: pb.FeedSnapshotResponse) -> None:
+        if not response.index:
+            return  # no image of the cluster: 0 is no position
         if response.index != self._parts_index and response.offsetBytes == 0:
             self._parts, self._parts_index = bytearray(), response.index
         wanted = response.index == self._parts_index and response.offsetBytes == len(self._parts)
@@ -126,7 +128,7 @@ class FeedSubscription:
         except LiftError:
             self.resync_count += 1
             return
-        if not self.synced or image.index > self.image.index:
+        if image.index and (not self.synced or image.index > self.image.index):
             self.image, self.synced = image, True
             self.known_index = max(self.known_index, image.index)
 

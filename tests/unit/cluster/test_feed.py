@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import crc32c
 import pytest
 from cluster_driver import Driver
 
@@ -84,6 +85,32 @@ def test_a_new_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -
     feed.deliver(feed.do("change_isr", isr=["a", "b"]))
     feed.check()
     assert feed.subscription.resync_count == 0
+
+
+def test_a_controller_that_has_applied_nothing_has_no_image_to_give() -> None:
+    feed = Feed()
+    for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
+        assert feed.exchange()
+        assert not feed.subscription.synced
+    empty = encode_snapshot(ClusterImage(), operations=False)
+    feed.producer.snapshot_is_ready(0, empty)
+    feed.register("a", "b", "c")
+    feed.settle()
+    assert set(feed.subscription.image.nodes) == {"a", "b", "c"}
+
+
+def test_an_image_of_index_0_is_not_taken_from_anybody() -> None:
+    """A controller of another version may still serve what it had before the first entry."""
+    feed = Feed()
+    data = encode_snapshot(ClusterImage(), operations=False)
+    for index in (0, 7):
+        chunk = pb.FeedSnapshotResponse(index=index, sizeBytes=len(data), chunk=data, crc=crc32c.crc32c(data))
+        assert feed.subscription.request(feed.now_ns) is not None
+        assert not feed.subscription.response_received(chunk)
+        assert not feed.subscription.synced
+        feed.now_ns += RETRY_AFTER_NS
+    feed.register("a", "b", "c")
+    feed.settle()
 
 
 def test_a_lost_entry_is_fetched_from_what_is_held_without_a_snapshot(feed: Feed) -> None:
