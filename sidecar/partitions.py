@@ -49,6 +49,8 @@ class Partitions:
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Workers that are being stopped."""
         self._changed_meanwhile: set[PartitionKey] = set()
         """Of the busy ones: their state in the image has changed."""
         self._deleted_uids: set[str] = set()
@@ -123,6 +125,8 @@ class Partitions:
         return found
 
     def _reconcile(self, key: PartitionKey) -> None:
+        if self._stopping:
+            return  # ``stop`` ends whatever there is
         if key in self._busy:
             self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
             return
@@ -166,6 +170,14 @@ class Partitions:
         self._by_name[key.stream, key.partition] = worker
 
     async def _stop(self, worker: PartitionWorker) -> None:
+        """Once for each worker, and to its end, whoever waits for it and is cancelled meanwhile."""
+        ending = self._endings.get(worker.key)
+        if ending is None:
+            ending = self._endings[worker.key] = asyncio.get_running_loop().create_task(self._end(worker))
+            ending.add_done_callback(lambda _: self._endings.pop(worker.key))
+        await asyncio.shield(ending)
+
+    async def _end(self, worker: PartitionWorker) -> None:
         key = worker.key
         del self._workers[key]
         self._leading.pop(key, None)
@@ -244,12 +256,13 @@ class Partitions:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
-        """Stop every worker; return whether everything that was acknowledged is on disk."""
+        """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
         self._stopping = self._closing = True
         await end_tasks(list(self._aside.values()))
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*self._endings.values())
         workers = list(self)
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
