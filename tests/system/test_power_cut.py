@@ -1,0 +1,291 @@
+"""The shim below a process, and the cut: what was flushed is there, the rest is gone or half there, a failed flush stays one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, NoShimError, PowerCut, Rule
+
+_PRELUDE = """
+import os, time
+APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
+def opened(name, flags=APPEND):
+    return os.open(name, flags, 0o640)
+def sync_folder(name="."):
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(folder)
+    os.close(folder)
+def failure_of(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return -error.errno
+def made(name, data, durable=True):
+    file = opened(name)
+    os.write(file, data)
+    if durable:
+        os.fdatasync(file)
+        sync_folder()
+    return file
+"""
+PAGE = 4096
+
+
+class Machine:
+    """A data folder with the shim below whatever runs on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.data.mkdir()
+        self.power = PowerCut(self.data, folder / "shadow")
+
+    def run(self, program: str) -> str:
+        """Run ``program`` in the data folder, in a process of its own; return what it said."""
+        command = [sys.executable, "-S", "-c", _PRELUDE + program]
+        environment = {**os.environ, **self.power.environment}
+        done = subprocess.run(command, env=environment, cwd=self.data, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def cut(self, chance: random.Random | None = None) -> dict[str, bytes]:
+        """What a power cut leaves: path -> bytes."""
+        self.power.cut(chance=chance)
+        return self.files()
+
+    def files(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.data)): p.read_bytes() for p in sorted(self.data.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    try:
+        return Machine(tmp_path)
+    except NoShimError as error:
+        pytest.skip(str(error))
+
+
+# ---- data -------------------------------------------------------------------------------------------------------------------
+def test_what_was_not_flushed_is_visible_until_the_cut(machine: Machine) -> None:
+    machine.run("file = made('a', b'one'); os.write(file, b'two')")
+    assert machine.files() == {"a": b"onetwo"}
+    assert machine.run("print(open('a').read())") == "onetwo"
+    assert machine.cut() == {"a": b"one"}
+
+
+@pytest.mark.parametrize(
+    "flush",
+    [
+        "os.write(file, b'two'); os.fsync(file)",
+        "os.writev(file, [b'tw', b'o']); os.fdatasync(file)",
+        "other = opened('a', os.O_WRONLY | os.O_APPEND | os.O_DSYNC); os.write(other, b'two')",
+        "other = opened('a', os.O_RDWR); os.pwrite(other, b'two', 3); os.fsync(other)",
+        "other = opened('a', os.O_RDWR); os.pwritev(other, [b'two'], 3); os.fsync(other)",
+        "other = opened('a', os.O_RDWR); os.pwritev(other, [b'two'], 3, os.RWF_DSYNC)",
+        "python = open('a', 'ab'); python.write(b'two'); python.flush(); os.fsync(python.fileno())",
+        "source = made('b', b'two', False); other = opened('a', os.O_RDWR); os.lseek(other, 3, 0);"
+        "os.sendfile(other, source, 0, 3); os.fsync(other); os.unlink('b')",
+        "source = made('b', b'two', False); other = opened('a', os.O_RDWR);"
+        "os.copy_file_range(source, other, 3, 0, 3); os.fsync(other); os.unlink('b')",
+    ],
+)
+def test_what_was_flushed_is_durable_whatever_wrote_it(machine: Machine, flush: str) -> None:
+    machine.run("file = made('a', b'one')\n" + flush)
+    assert machine.cut() == {"a": b"onetwo"}
+
+
+def test_a_flush_takes_what_an_earlier_process_left_unflushed(machine: Machine) -> None:
+    machine.run("made('a', b'one'); made('b', b'one')")
+    machine.run("os.write(opened('a'), b'two'); os.write(opened('b'), b'two')")
+    machine.run("os.fdatasync(opened('a'))")
+    assert machine.cut() == {"a": b"onetwo", "b": b"one"}
+
+
+def test_cuts_of_files(machine: Machine) -> None:
+    machine.run(
+        "for name in 'abc': made(name, b'0123456789')\n"
+        "os.ftruncate(opened('a'), 5)\n"
+        "file = opened('b'); os.ftruncate(file, 5); os.write(file, b'x'); os.fdatasync(file)\n"
+        "file = opened('c', os.O_RDWR | os.O_TRUNC); os.write(file, b'y'); os.ftruncate(file, 4); os.fsync(file)"
+    )
+    assert machine.cut() == {"a": b"0123456789", "b": b"01234x", "c": b"y\0\0\0"}
+
+
+def test_large_files_are_flushed_piece_by_piece(machine: Machine) -> None:
+    machine.run("file = made('a', b'')\nfor number in range(100): os.write(file, bytes([number]) * 3000); os.fdatasync(file)")
+    assert machine.cut() == {"a": b"".join(bytes([number]) * 3000 for number in range(100))}
+
+
+def test_writes_beside_a_flush_are_not_forgotten(machine: Machine) -> None:
+    machine.run(
+        "import threading; file = made('a', b'')\n"
+        "done = []\ndef flush():\n    while not done: os.fdatasync(file)\n"
+        "threads = [threading.Thread(target=flush) for _ in range(3)]\n"
+        "for thread in threads: thread.start()\n"
+        "for number in range(2000): os.write(file, b'%07d ' % number)\n"
+        "done.append(1)\nfor thread in threads: thread.join()\n"
+        "os.fdatasync(file)"
+    )
+    assert machine.cut() == {"a": b"".join(b"%07d " % number for number in range(2000))}
+
+
+# ---- names ------------------------------------------------------------------------------------------------------------------
+def test_a_name_is_durable_once_its_folder_was_flushed(machine: Machine) -> None:
+    machine.run("os.fdatasync(made('a', b'one', False))")
+    assert machine.files() == {"a": b"one"}
+    assert machine.cut() == {}
+    machine.run("made('b', b'two', False); sync_folder()")
+    assert machine.cut() == {"b": b""}, "the name, not the bytes"
+
+
+@pytest.mark.parametrize("folder_flushed", [False, True])
+def test_names_change_with_the_flush_of_the_folder(machine: Machine, folder_flushed: bool) -> None:
+    machine.run("for name in 'abcd': made(name, name.encode())")
+    machine.run("os.rename('a', 'A'); os.replace('b', 'c'); os.unlink('d')" + ("; sync_folder()" if folder_flushed else ""))
+    assert machine.files() == {"A": b"a", "c": b"b"}
+    after = machine.cut()
+    assert after == ({"A": b"a", "c": b"b"} if folder_flushed else {"a": b"a", "b": b"b", "c": b"c", "d": b"d"})
+
+
+def test_folders_come_and_go_with_the_flush_of_theirs(machine: Machine) -> None:
+    machine.run(
+        "for name in 'xyz': os.mkdir(name)\nfor name in 'xy': made(name + '/f', b'1'); sync_folder(name)\nsync_folder()\n"
+        "made('z/f', b'1', False); os.rename('x', 'X'); import shutil; shutil.rmtree('y'); os.mkdir('w')"
+    )
+    machine.cut()
+    assert sorted(p.name for p in machine.data.iterdir()) == ["x", "y", "z"]
+    assert machine.files() == {"x/f": b"1", "y/f": b"1"}
+    machine.run("os.rename('x', 'X'); os.unlink('y/f'); os.rmdir('y'); sync_folder()")
+    assert machine.cut() == {"X/f": b"1"}
+
+
+def test_the_number_of_an_inode_that_is_used_again_is_another_file(machine: Machine) -> None:
+    machine.run(
+        "os.close(made('a', b'one')); number = os.stat('a').st_ino; time.sleep(0.01); os.unlink('a')\n"
+        "for name in 'bcdefgh':\n    os.fsync(made(name, b'two', False))\n    if os.stat(name).st_ino == number: break"
+    )
+    assert machine.cut() == {"a": b"one"}
+
+
+# ---- several cuts, several nodes -------------------------------------------------------------------------------------------
+def test_what_survived_a_cut_is_durable(machine: Machine) -> None:
+    machine.run("file = made('a', b'one'); os.write(file, b'two')")
+    assert machine.cut() == machine.cut() == {"a": b"one"}
+    machine.run("file = opened('a'); os.write(file, b'2'); os.fsync(file); os.write(file, b'3')")
+    assert machine.cut() == {"a": b"one2"}
+
+
+def test_one_node_of_several_loses_power(machine: Machine) -> None:
+    machine.run(
+        "for node in ('n1', 'n2'):\n    os.mkdir(node); sync_folder(); made(node + '/a', b'1', False)\nmade('n3', b'1', False)"
+    )
+    machine.power.cut(["n1"])
+    assert machine.files() == {"n2/a": b"1", "n3": b"1"}
+    machine.run("os.fsync(opened('n2/a')); sync_folder('n2')")
+    assert machine.cut() == {"n2/a": b"1"}
+
+
+def test_what_else_survives_is_a_matter_of_chance(machine: Machine) -> None:
+    machine.run(
+        "for number in range(40):\n    folder = '%d' % number; os.mkdir(folder)\n"
+        "    file = made(folder + '/a', b'A' * 10); sync_folder(folder); sync_folder()\n"
+        "    os.write(file, b'B' * 5000); made(folder + '/b', b'', False)"
+    )
+    after = machine.cut(random.Random(7))
+    logs = [after[f"{number}/a"] for number in range(40)]
+    for log in logs:
+        assert log.startswith(b"A" * 10)
+        assert not log.strip(b"AB\0")
+    assert len({len(log) // 500 for log in logs}) > 5
+    assert {log[-1:] for log in logs} >= {b"B", b"\0"}
+    assert {f"{number}/b" in after for number in range(40)} == {False, True}
+
+
+# ---- failures ---------------------------------------------------------------------------------------------------------------
+def test_a_failed_flush_makes_nothing_durable_and_neither_do_later_ones(machine: Machine) -> None:
+    machine.run("made('a', b'one')")
+    machine.power.fail(Rule(FLUSH_FAILS, "a"))
+    said = machine.run(
+        "file = opened('a'); os.write(file, b'two'); print(failure_of(os.fdatasync, file), failure_of(os.fsync, file))"
+    )
+    assert said == f"{-errno.EIO} None"
+    assert machine.power.hits() == [1]
+    assert machine.run("os.fsync(opened('a')); print(open('a').read())") == "onetwo", (
+        "the next process sees it, and is told that it is safe"
+    )
+    assert machine.cut(random.Random(1)) == machine.cut() == {"a": b"one"}
+
+
+def test_what_is_written_again_after_a_failed_flush_becomes_durable(machine: Machine) -> None:
+    machine.power.fail(Rule(FLUSH_FAILS, "*", skip=2))
+    machine.run(
+        f"file = made('a', b'A' * {2 * PAGE}); os.write(file, b'B' * {2 * PAGE}); print(failure_of(os.fsync, file))\n"
+        f"os.write(file, b'C' * {PAGE}); os.pwrite(opened('a', os.O_RDWR), b'D', {2 * PAGE}); os.fsync(file)"
+    )
+    page_of_d = b"D" + b"B" * (PAGE - 1)
+    assert machine.cut() == {"a": b"A" * 2 * PAGE + page_of_d + bytes(PAGE) + b"C" * PAGE}, "whole pages, and zeros between"
+
+
+def test_a_copy_that_is_flushed_holds_what_the_failed_file_lost(machine: Machine) -> None:
+    machine.power.fail(Rule(FLUSH_FAILS, "a"))
+    machine.run(
+        "file = made('a', b'one', False); failure_of(os.fsync, file); os.fsync(file)\n"
+        "os.fsync(made('copy', open('a', 'rb').read(), False)); os.rename('copy', 'a'); sync_folder()"
+    )
+    assert machine.cut() == {"a": b"one"}
+
+
+def test_a_failed_flush_of_a_folder(machine: Machine) -> None:
+    machine.power.fail(Rule(FLUSH_FAILS, ""))
+    assert machine.run("os.fsync(made('a', b'1', False)); print(failure_of(sync_folder))") == str(-errno.EIO)
+    assert machine.cut() == {}
+
+
+def _program(text: str) -> Callable[[Machine], str]:
+    return lambda machine: machine.run("file = made('n1/raft/journal', b'12345', False); " + text)
+
+
+@pytest.mark.parametrize(
+    ("rules", "program", "said", "left"),
+    [
+        ([Rule(WRITE_FAILS, "n1/*", skip=1)], "print(failure_of(os.write, file, b'67'))", -errno.EIO, b"12345"),
+        ([Rule(WRITE_SHORT, "n?/raft/*", skip=1, value=1)], "print(os.write(file, b'67'))", 1, b"123456"),
+        ([Rule(WRITE_SHORT, "n2/*", value=1)], "print(os.write(file, b'67'))", 2, b"1234567"),
+        (
+            [Rule(WRITE_SHORT, "*journal", skip=1, value=1), Rule(WRITE_FAILS, "*journal", error=errno.ENOSPC)],
+            "os.writev(file, [b'6', b'7']); print(failure_of(os.write, file, b'7'), os.write(file, b'8'))",
+            f"{-errno.ENOSPC} 1",
+            b"1234568",
+        ),
+    ],
+)
+def test_writes_that_fail(machine: Machine, rules: list[Rule], program: str, said: object, left: bytes) -> None:
+    machine.run("os.makedirs('n1/raft')")
+    if len(rules) == 2:  # the second one would strike the first write, which the first one lets pass
+        rules[1] = Rule(rules[1].op, rules[1].pattern, error=rules[1].error, skip=1)
+    machine.power.fail(*rules)
+    assert _program(program)(machine) == str(said)
+    assert machine.files() == {"n1/raft/journal": left}
+
+
+def test_rules_can_be_many_and_go(machine: Machine) -> None:
+    machine.power.fail(Rule(FLUSH_FAILS, "b", ALL), Rule(FLUSH_FAILS, "a", ALL, errno.ENOSPC))
+    count = "file = made('a', b'1', False); print([failure_of(os.fsync, file) for _ in range(3)])"
+    assert machine.run(count) == str([-errno.ENOSPC] * 3)
+    assert machine.power.hits() == [0, 3]
+    machine.power.heal()
+    assert machine.run(count) == str([None] * 3)
+
+
+def test_a_slow_flush_takes_its_time_and_is_one(machine: Machine) -> None:
+    machine.power.fail(Rule(FLUSH_SLOW, "a", ALL, value=50))
+    took = machine.run("began = time.monotonic(); made('a', b'1'); print(time.monotonic() - began)")
+    assert float(took) >= 0.05
+    assert machine.cut() == {"a": b"1"}
