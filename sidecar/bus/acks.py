@@ -64,16 +64,20 @@ class _Waiting:
     publishers: Publishers
 
 
+MAX_REPLY_BYTES = 255
+"""Of a reply subject. A server takes lines of 4,096 bytes at most (``max_control_line``) and cuts off who sends a longer one."""
+
+
 class InboxRule:
-    """Which reply subjects may be answered: those under an inbox prefix, without wildcards and blanks."""
+    """Which reply subjects may be answered: those under an inbox prefix, bounded, without wildcards, blanks, control characters."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         choices = b"|".join(re.escape(prefix.encode()) for prefix in prefixes)
-        self._pattern = re.compile(rb"(?:%b)[^\s*>]+" % choices)
+        self._pattern = re.compile(rb"(?:%b)[!-)+-=?-~\x80-\xff]+" % choices)
 
     def allows(self, subject: bytes) -> bool:
         """Whether a node may publish there."""
-        return self._pattern.fullmatch(subject) is not None
+        return len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
 
 
 class PendingAcks:

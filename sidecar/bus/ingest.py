@@ -18,7 +18,7 @@ from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import build_batch
 from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
 from sidecar.bus.connection import BusConnection, Listener
-from sidecar.bus.publishes import Columns, RawMessage, Reader
+from sidecar.bus.publishes import MAX_HEADER_BYTES, MAX_HEADERS, Columns, RawMessage, Reader
 
 _RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
@@ -165,6 +165,11 @@ class Ingest:
             return
         now_wall_ns = time.time_ns()
         columns = self.reader.read(messages, now_wall_ns)
+        if columns.too_many_headers:
+            if self._alone(messages):
+                detail = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them"
+                self._refuse(columns.publishers, RejectReason.TOO_LARGE, detail)
+            return
         if columns.size_bytes > self._largest_bytes:
             self._refuse(columns.publishers, RejectReason.TOO_LARGE, f"more than {self._largest_bytes} bytes in one batch")
             return
@@ -180,12 +185,16 @@ class Ingest:
         end = self._log_end_offset()
         if all(expected == end + index for index, expected in columns.expected.items()):
             return True
+        if self._alone(messages):
+            self._refuse(columns.publishers, RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}")
+        return False
+
+    def _alone(self, messages: list[RawMessage]) -> bool:
+        """Whether it is one message; several are submitted one by one, since what is wrong with one is not the others' fault."""
         if len(messages) > 1:
             for message in messages:
                 self._submit([message])
-            return False
-        self._refuse(columns.publishers, RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}")
-        return False
+        return len(messages) == 1
 
     def _overload(self, messages: list[RawMessage]) -> None:
         self.counters.overloaded += len(messages)

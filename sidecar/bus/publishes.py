@@ -25,11 +25,19 @@ _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL,
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
 _STATUS_LINE = b"NATS/1.0"
 _TEXT = ("utf-8", "surrogateescape")
+_MAX_DIGITS = 19
+"""Of an offset: it has 63 bits."""
+MAX_HEADERS = 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Of one message: reading a block costs time for each of its lines."""
 
 
 @dataclass(slots=True)
 class Columns:
-    """Messages as columns, all of the same length; None: the column is absent. ``expected``: record index -> offset wanted."""
+    """Messages as columns, all of the same length; None: the column is absent.
+
+    ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
+    """
 
     values: list[bytes]
     publishers: Publishers
@@ -39,6 +47,8 @@ class Columns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
+    too_many_headers: bool = False
+    """One of them carries more headers than a message may; its other columns are not filled in."""
 
 
 class Reader:
@@ -82,6 +92,9 @@ class Reader:
 
     def _look_into(self, columns: Columns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
+        if block and (len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADERS + 2):  # its status line and its end
+            columns.too_many_headers = True
+            return
         headers = parse_headers(block) if block else []
         if payload.startswith(envelope.MAGIC):
             self._take_envelope(columns, index, message, headers, now_wall_ns)
@@ -90,8 +103,8 @@ class Reader:
                 _column(columns, "keys")[index] = value
             elif name == "Lift-Ack" and value in _BY_HEADER:
                 self._policies(columns)[index] = _BY_HEADER[value]
-            elif name == "Nats-Expected-Last-Sequence" and value.isdigit():
-                columns.expected[index] = int(value)
+            elif name == "Nats-Expected-Last-Sequence":
+                columns.expected[index] = _expected_offset(value)
         if headers:
             _column(columns, "headers")[index] = headers
             columns.size_bytes += len(block)
@@ -107,6 +120,9 @@ class Reader:
             _column(columns, "keys")[index] = published.key
         if published.replySubject:
             _column(columns, "replies")[index] = published.replySubject
+        if len(published.headers) > MAX_HEADERS:
+            columns.too_many_headers = True
+            return
         headers += sorted(published.headers.items())
         if published.offset > 0:  # 0 is what a publisher sends that does not know the field
             columns.expected[index] = published.offset
@@ -130,6 +146,10 @@ class Reader:
             publishers.policies = [self._policy] * len(columns.values)
         assert isinstance(publishers.policies, list)
         return publishers.policies
+
+
+def _expected_offset(text: bytes) -> int:
+    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
 
 
 def _column(columns: Columns, name: str) -> list[object]:

@@ -12,6 +12,8 @@ import pytest
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
 from sidecar.bus.acks import InboxRule, PendingAcks
 from sidecar.bus.ingest import Ingest
@@ -247,3 +249,67 @@ async def test_who_left_and_lost_the_role_does_not_come_back() -> None:
     bench.ingest.start()
     bench.ingest.come_back()
     assert bench.bus.listened == 2
+
+
+def _answers(bench: Bench) -> list[dict[str, Any]]:
+    return [json.loads(line.split(b"\r\n")[1]) for line in bench.bus.lines]
+
+
+@pytest.mark.parametrize("wanted", [b"9" * 20, b"9" * 5000, b"-1", b"1e3", b"\xd9\xa1", b"", b"0x10", b"1 2"])
+async def test_an_expected_sequence_that_is_none_is_refused_and_not_ignored(wanted: bytes) -> None:
+    bench = Bench()
+    bench.publish(b"before", b"_INBOX.a")
+    bench.publish(b"odd", b"_INBOX.b", b"NATS/1.0\r\nNats-Expected-Last-Sequence: %b\r\n\r\n" % wanted)
+    bench.publish(b"after", b"_INBOX.c")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"before", b"after"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10071]
+    assert not bench.bus.failed
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b"NATS/1.0\r\n" + b"a:1\r\n" * 90_000 + b"\r\n", b"NATS/1.0\r\na:" + b"x" * 70_000 + b"\r\n\r\n"],
+    ids=["lines", "bytes"],
+)
+async def test_a_message_with_too_many_headers_is_refused_and_its_neighbours_are_not(block: bytes) -> None:
+    bench = Bench()
+    bench.publish(b"before")
+    bench.publish(b"bomb", b"_INBOX.b", block)
+    bench.publish(b"after", headers=b"NATS/1.0\r\n" + b"a:1\r\n" * 1024 + b"\r\n")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"before", b"after"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10054]
+    assert not bench.bus.failed
+
+
+async def test_an_envelope_with_too_many_headers_is_refused() -> None:
+    bench = Bench()
+    message = client_pb2.Message(offset=-1, value=b"bomb", headers={f"h{i}": b"" for i in range(2000)}, ackInbox="_INBOX.b")
+    bench.publish(frames.encode(message), b"_INBOX.b")
+    await turn()
+    assert not bench.batches
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10054]
+
+
+@pytest.mark.parametrize(
+    ("reply", "answered"),
+    [
+        (b"_INBOX.abc.1", True),
+        (b"_INBOX." + b"x" * 248, True),
+        (b"_INBOX." + b"x" * 249, False),
+        (b"_INBOX." + b"x" * 5000, False),
+        (b"_INBOX.a\x00b", False),
+        (b"_INBOX.a\x0bb", False),
+        (b"_INBOX.a\x1fb", False),
+        (b"_INBOX.a\x7fb", False),
+        (b"_INBOX.a b", False),
+        (b"_INBOX.a\r\nPUB x 0", False),
+        (b"_INBOX.*", False),
+        (b"_INBOX.>", False),
+        (b"_INBOX.", False),
+        (b"orders", False),
+    ],
+)
+def test_only_what_is_an_inbox_and_fits_a_line_is_answered(reply: bytes, answered: bool) -> None:
+    assert INBOXES.allows(reply) is answered
