@@ -120,10 +120,12 @@ class UnavailableError(LiftError):
 
 
 class OutcomeUnknownError(LiftError):
-    """It may or may not have been done. Retry with the same operation id, which is applied at most once."""
+    """It may or may not have been done (a record may be stored and only its ack lost): look before you ask again.
+
+    Only who asks again under the same operation id may do so blindly, as this client does on its own until its time is up.
+    """
 
     code = "OUTCOME_UNKNOWN"
-    retryable = True
 
 
 class StaleRequestError(LiftError):

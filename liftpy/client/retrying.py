@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from liftpy.errors import CorruptionError, LiftError, ProtocolError
+from liftpy.errors import CorruptionError, LiftError, OutcomeUnknownError, ProtocolError
 
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.5
@@ -13,9 +13,10 @@ LONGEST_WAIT_S = 0.5
 def retrying(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
     """Attempts until one works, an error is final, or ``patience_s`` have passed (then the last error is raised).
 
+    For what may be asked twice: reads, and changes under one operation id, which are applied once.
     ``reads``: bytes that do not parse or check are tried again too: another replica may hold them whole.
     """
-    also: tuple[type[LiftError], ...] = (ProtocolError, CorruptionError) if reads else ()
+    also: tuple[type[LiftError], ...] = (OutcomeUnknownError, *((ProtocolError, CorruptionError) if reads else ()))
 
     def worth_it(error: BaseException) -> bool:
         return isinstance(error, LiftError) and (error.retryable or isinstance(error, also))

@@ -29,7 +29,7 @@ class NobodyListensError(UnavailableError):
 
 
 class NoAnswerError(OutcomeUnknownError):
-    """The request was sent, the answer did not come in time. Reads may be repeated; changes only with the same id."""
+    """The request was sent, the answer did not come in time. Reads may be repeated; changes only under the same operation id."""
 
     code = "NO_ANSWER"
 
