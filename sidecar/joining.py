@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import nats.errors
-from nats.aio.client import Client
 
+from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
@@ -31,9 +32,14 @@ _PING_INTERVAL_S = 1
 
 
 class GroupLink:
-    """The connection and the group on it. ``open`` connects, ``group.start`` joins, ``close`` leaves both."""
+    """The connection and the group on it. ``open`` connects, ``group.start`` joins, ``close`` leaves both.
 
-    def __init__(self, settings: NodeSettings, folder: DataFolder, subjects: Subjects, inboxes: InboxRule) -> None:
+    ``counters``: where messages are counted that the connection could not take.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, folder: DataFolder, subjects: Subjects, inboxes: InboxRule, counters: Counter[str]
+    ) -> None:
         if not settings.controllers:
             raise ConfigError(
                 "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
@@ -42,7 +48,7 @@ class GroupLink:
         self._folder = folder
         self._subjects = subjects
         self._inboxes = inboxes
-        self._connection = Client()
+        self._connection = StrictConnection(counters)
         self._group: RaftMember | FeedSubscriber | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> Group:
@@ -89,7 +95,7 @@ class GroupLink:
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):
                     await self._connection.close()
-                self._connection = Client()
+                self._connection = StrictConnection(self._connection.errors)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _error(self, error: Exception) -> None:

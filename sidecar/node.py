@@ -93,7 +93,7 @@ class Node:
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
-        self._link = GroupLink(settings, folder, self.subjects, self._inboxes)
+        self._link = GroupLink(settings, folder, self.subjects, self._inboxes, self.counters)
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous

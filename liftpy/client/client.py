@@ -13,6 +13,7 @@ from liftpy.client import positions
 from liftpy.client.admin import Admin, ClusterState
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_ahead
 from liftpy.client.credentials import Credentials
+from liftpy.client.parser import make_strict
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
@@ -36,11 +37,13 @@ async def connect(
 ) -> Client:
     """A Client of the cluster ``namespace`` on these NATS servers; use it as ``async with await connect(...)``.
 
-    ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close. ``nats_options``: more arguments
-    for ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
+    ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close; it gets our
+    parser (``liftpy.client.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
+    ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
     """
     subjects = Subjects(namespace)
     if isinstance(nats, NatsConnection):
+        make_strict(nats)
         return Client(Transport(nats), subjects, owns_connection=False)
     connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
     return Client(Transport(connection), subjects, owns_connection=True)

@@ -16,6 +16,7 @@ import nats.errors
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError, OutcomeUnknownError, ProtocolError, UnavailableError
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -57,7 +58,7 @@ async def open_connection(
         **(credentials or Credentials()).nats_options(),
         **nats_options,
     }
-    connection = NatsConnection()
+    connection = StrictConnection()
     seen = _ErrorsSeen()
     try:
         await _first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s)

@@ -69,7 +69,7 @@ MAX_REPLY_BYTES = 255
 
 
 class InboxRule:
-    """Which reply subjects may be answered: those under an inbox prefix, bounded, without wildcards, blanks, control characters."""
+    """Which reply subjects may be answered: UTF-8 under an inbox prefix, bounded, without wildcards, blanks, control characters."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         choices = b"|".join(re.escape(prefix.encode()) for prefix in prefixes)
@@ -77,7 +77,16 @@ class InboxRule:
 
     def allows(self, subject: bytes) -> bool:
         """Whether a node may publish there."""
-        return len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
+        fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
+        return fits and (subject.isascii() or _is_utf8(subject))
+
+
+def _is_utf8(subject: bytes) -> bool:
+    try:
+        subject.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class PendingAcks:

@@ -1,7 +1,7 @@
 """A node's one NATS connection for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
 
 Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each.
-This is the one module (with ``parser.py``) that names private parts of nats-py; ``check_nats_py`` refuses to run where they
+This is the one module (with the parsers) that names private parts of nats-py; ``check_nats_py`` refuses to run where they
 are missing.
 
 Bounds: what waits to be sent is at most ``send_buffer_bytes``; beyond that, and while disconnected, replication traffic is
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
+from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
@@ -65,16 +65,17 @@ class Listener:
         self._connection._unsubscribe(self._sid)
 
 
-class BusConnection(Client):
-    """nats-py's client with a synchronous way in and out. Make it with ``open_bus``."""
+class BusConnection(StrictConnection):
+    """nats-py's client with a synchronous way in and out. Make it with ``open_bus``.
+
+    ``errors``: kind -> count of nats-py's asynchronous errors, disconnects, dropped sends, messages that were not taken.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._sinks: dict[bytes, Sink] = {}
-        self._ps = SinkParser(self, self._sinks)
+        self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._on_reconnect: list[Callable[[], None]] = []
-        self.errors: Counter[str] = Counter()
-        """Kind of error -> count: nats-py's asynchronous errors, disconnects, dropped sends."""
         self._leaving: list[Listener] = []
         self._retiring: asyncio.Task[None] | None = None
         self.last_problem = ""
@@ -127,11 +128,13 @@ class BusConnection(Client):
         sid = self._sid
         self._subs[sid] = Subscription(self, sid, subject, queue=queue)
         self._sinks[b"%d" % sid] = sink
+        self._parser.expect(sid, subject)
         if self._status == Client.CONNECTED:
             self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
         return Listener(self, sid)
 
     def _forget(self, sid: int) -> None:
+        self._parser.forget(sid)
         if self._sinks.pop(b"%d" % sid, None) is not None:
             self._unsubscribe(sid)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -148,3 +149,34 @@ async def test_bounds_of_what_is_sent(bus: BusConnection, monkeypatch: pytest.Mo
     assert bus.errors["send buffer full"] == 100 - sent
     await bus.flush()
     assert bus.send("b.x", [b"x" * 1000])
+
+
+async def test_hostile_subjects_and_headers_reach_no_other_sink_and_end_nothing(bus: BusConnection, server: NatsServer) -> None:
+    """What nats-server takes for one token must be one here, and what is no text must end no reading [A12]."""
+    shop: list[Message] = []
+    private: list[Message] = []
+    owned: list[bytes] = []
+    bus.listen("shop.>", lambda *message: shop.append(message))
+    victim = bus.listen("private", lambda *message: private.append(message))
+
+    async def own(message: Any) -> None:
+        owned.append(message.data)
+
+    await bus.subscribe("own.>", cb=own)
+    await bus.flush()
+    await bus.flush()
+    sid = victim._sid
+    forged = [b"shop.a%b%d" % (blank, sid) for blank in (b"\x0b", b"\x0c", b"\r", b"\x1c", b"\x00", b"\xff")]
+    lines = [b"PUB %b 2\r\nhi\r\n" % subject for subject in forged]
+    lines += [b"PUB shop.b _INBOX.x%b%d 2\r\nhi\r\n" % (blank, sid) for blank in (b"\x0b", b"\x0c")]
+    lines += [b"HPUB shop.b\x0b%d 2 4\r\nhihi\r\n" % sid, b"PUB own.\xff 2\r\nhi\r\n", b"HPUB own.a 2 2\r\nhi\r\n"]
+    lines += [b"PUB own.last 4\r\nlast\r\n", b"PUB shop.last 4\r\nlast\r\n"]
+    _, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines))
+    await until(lambda: bool(shop and owned) and shop[-1][2] == owned[-1] == b"last", "the last messages")
+    assert private == []
+    assert [message[0] for message in shop] == [*forged, b"shop.b", b"shop.b", b"shop.b\x0b%d" % sid, b"shop.last"]
+    assert owned == [b"last"]
+    assert bus.errors == {"messages that can't be decoded": 2}
+    assert bus.stats["reconnects"] == 0
+    writer.close()

@@ -308,6 +308,8 @@ async def test_an_envelope_with_too_many_headers_is_refused() -> None:
         (b"_INBOX.*", False),
         (b"_INBOX.>", False),
         (b"_INBOX.", False),
+        (b"_INBOX.\xff", False),
+        (b"_INBOX.\xc3\xa4", True),
         (b"orders", False),
     ],
 )

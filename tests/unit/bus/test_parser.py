@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nats.aio.subscription import Subscription
 from nats.protocol.parser import ProtocolError
 
+from liftpy.client.parser import Pattern
 from sidecar.bus.parser import SinkParser
+from tests.unit.bus.parser_fuzz import fuzz
 
 MESSAGES = [
     (b"a.b", b"", b"hello", b""),
@@ -41,6 +44,7 @@ class FakeClient:
         self.stats = {"in_msgs": 0, "in_bytes": 0}
         self.calls: Counter[str] = Counter()
         self.own: list[bytes] = []
+        self._subs = {7: Subscription(self, 7, "a.*")}
         self.failed: list[bytes] = []
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
@@ -117,3 +121,85 @@ def test_a_sink_that_fails_costs_one_message() -> None:
     asyncio.run(SinkParser(client, {b"1": sink}).parse(b"".join(map(wire, MESSAGES))))
     assert got == [b"a.b", b"a.d", b"a.e", b"a.f", b"a.g"]
     assert client.failed == [b"a.c"]
+
+
+def test_random_hostile_streams_are_read_as_the_protocol_says() -> None:
+    assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.bus.parser_fuzz
+
+
+def test_a_publishers_bytes_choose_no_other_subscription() -> None:
+    """``shop.a\\x0b7`` is one token for nats-server; white space once ended the field, and 7 was taken for the sid [A12]."""
+    got: list[tuple[int, bytes]] = []
+    client = FakeClient()
+    sinks = {b"%d" % sid: (lambda s, r, payload, h, sid=sid: got.append((sid, payload))) for sid in (5, 7)}
+    parser = SinkParser(client, sinks)
+    parser.expect(5, "shop.>")
+    parser.expect(7, "liftpy.notify.n1")
+    forged = (
+        b"MSG liftpy.notify.n1\x0b7 5 2\r\nhi\r\nMSG shop.a\x0b7 5 2\r\nhi\r\nMSG shop.a\x0c7\x0c_INBOX.x\x0c0 5 2\r\nhi\r\n"
+    )
+    asyncio.run(parser.parse(forged + b"MSG shop.a 7 2\r\nhi\r\nMSG liftpy.notify.n1 7 2\r\nok\r\n"))
+    assert got == [(5, b"hi"), (5, b"hi"), (7, b"ok")]
+    assert parser.errors == {"messages under a foreign subject": 2}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG a.b  1 2",
+        b"MSG a.b 1",
+        b"MSG a.b 1 r s 2",
+        b"MSG a.b 1\t2 2",
+        b"HMSG a.b 1 3 2",
+        b"HMSG a.b 1 r \xd9\xa1 2",
+        b"MSG  1 2",
+    ],
+)
+def test_a_line_that_does_not_fit_costs_its_own_message(line: bytes) -> None:
+    content = b"x" * int(line.split(b" ")[-1])
+    got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
+    assert got == [MESSAGES[0], MESSAGES[1]]
+
+
+@pytest.mark.parametrize("size", [b"+2", b"2_0", b"\xd9\xa2", b"2\x0b", b"", b"-1", b"1234567890", b"999999999", b"0x2"])
+def test_a_size_that_is_none_ends_the_connection(size: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        run([b"MSG a.b 1 %b\r\nhi\r\n" % size])
+
+
+def test_after_a_reconnect_nothing_of_the_old_connection_is_read() -> None:
+    got, client = [], FakeClient()
+    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
+
+    async def process_err(text: str) -> None:
+        parser.reset()  # as nats-py does when it begins to reconnect
+
+    client._process_err = process_err  # type: ignore[method-assign]
+    asyncio.run(parser.parse(b"-ERR 'Stale Connection'\r\n" + wire(MESSAGES[0]) + b"MSG a.b 1 1"))
+    asyncio.run(parser.parse(wire(MESSAGES[1])))
+    assert got == [MESSAGES[1]]
+
+
+def test_a_line_without_an_end_is_bounded() -> None:
+    with pytest.raises(ProtocolError):
+        run([b"M" * 1024] * 65)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("a.b", [b"a.b"], [b"a.b.c", b"a", b"a.B", b"aXb"]),
+        ("a.*", [b"a.b", b"a.\xff", b"a.*"], [b"a", b"a.", b"a.b.c", b"b.b", b"aXb"]),
+        ("a.>", [b"a.b", b"a.b.c"], [b"a", b"a.", b"a.b.", b"a..b", b"b.a"]),
+        ("*.x.*.r", [b"q.x.1.r"], [b"q.y.1.r", b"q.x.r", b"q.x.1.r.s"]),
+        (">", [b"a", b"a.b"], [b"", b".a"]),
+    ],
+)
+def test_a_pattern_matches_what_its_subscription_is_sent(pattern: str, inside: list[bytes], outside: list[bytes]) -> None:
+    subscription = Pattern(pattern)
+    for _ in range(2):  # the second time from memory
+        assert all(map(subscription.matches, inside))
+        assert not any(map(subscription.matches, outside))
+    for number in range(3000):
+        subscription.matches(b"a.%d" % number)
+    assert len(subscription.known) <= 1024

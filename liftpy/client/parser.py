@@ -1,0 +1,234 @@
+"""A strict parser of what a NATS server sends, in the place of nats-py's: no publisher's bytes are taken for anything else [A12].
+
+A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>`` with one
+space between the fields, and passes every other byte of a subject or reply on as it came: ``shop.a\\x0b7`` is one token. nats-py
+takes any white space for the end of a field, so that a publisher could shift the fields and choose the subscription; and a
+subject or header block that it can't decode ends its reading for good. Here one space separates, the number of fields and the
+digits of the sizes must fit, and the subject must be one that the subscription asked for. What does not fit is counted and left
+out; only where the end of the frame is unknown is it a ProtocolError, after which nats-py reconnects.
+
+With ``sidecar/bus/connection.py`` the only place that names private parts of nats-py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error, ProtocolError
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
+
+from liftpy.errors import ConfigError
+
+LONGEST_LINE_BYTES = 64 * 1024
+LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
+SIZE_DIGITS = 9
+"""As many as nats-server reads."""
+_REMEMBERED_SUBJECTS = 1024
+"""Of a wildcard subscription, so that the next message under the same subject costs one look-up."""
+_REMEMBERED_BYTES = 256
+"""Longer subjects are compared every time."""
+
+_WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
+
+Fields = tuple[bytes, bytes, bytes, int]
+"""(subject, sid, reply or b"", size of the header block in bytes)."""
+
+
+class Pattern:
+    """The subject of a subscription, wildcards included. ``known``: subjects that it matches, as far as remembered."""
+
+    def __init__(self, pattern: str) -> None:
+        parts = [_WILDCARDS.get(token, re.escape(token)) for token in pattern.encode().split(b".")]
+        self._matched_by = re.compile(rb"\.".join(parts)).fullmatch
+        self.known = {pattern.encode()} if _WILDCARDS.keys().isdisjoint(pattern.encode().split(b".")) else set()
+
+    def matches(self, subject: bytes) -> bool:
+        """Whether the subscription is sent messages under ``subject``."""
+        if self._matched_by(subject) is None:
+            return False
+        if len(subject) <= _REMEMBERED_BYTES:
+            if len(self.known) >= _REMEMBERED_SUBJECTS:
+                self.known.clear()
+            self.known.add(subject)
+        return True
+
+
+def size_of(digits: bytes) -> int:
+    """A size as a nats-server writes it, in bytes; -1 for anything else."""
+    if not digits.isdigit() or len(digits) > SIZE_DIGITS:
+        return -1
+    size_bytes = int(digits)
+    return size_bytes if size_bytes <= LARGEST_MESSAGE_BYTES else -1
+
+
+def message_fields(fields: list[bytes]) -> Fields | None:
+    """What the parts between single spaces of a MSG or HMSG line say; None if that is not such a line."""
+    sizes = {b"MSG": 1, b"HMSG": 2}.get(fields[0], 0)
+    if not sizes or len(fields) not in (3 + sizes, 4 + sizes) or b"" in fields:
+        return None
+    total = size_of(fields[-1])
+    header = size_of(fields[-2]) if sizes == 2 else 0
+    if total < 0 or not 0 <= header <= total:
+        return None
+    return fields[1], fields[2], fields[3] if len(fields) == 4 + sizes else b"", header
+
+
+class StrictParser(Parser):
+    """Takes the place of ``nats.protocol.parser.Parser`` in a connection; messages go to nats-py's subscriptions.
+
+    ``errors`` counts what was left out, by kind. ``check_subjects``: False on a connection that is not ours alone, because
+    JetStream delivers under subjects that nobody subscribed to.
+    """
+
+    def __init__(self, connection: Any, errors: Counter[str] | None = None, *, check_subjects: bool = True) -> None:
+        self._rest = Parser(connection)
+        """For everything that is no message."""
+        self.errors: Counter[str] = Counter() if errors is None else errors
+        self._connection = connection
+        self._check_subjects = check_subjects
+        self._chunks: list[bytes] = []
+        self._held_bytes = 0
+        self._needed_bytes = 0
+        """Of an incomplete message, so that its pieces are joined once and not at every read; 0 when it isn't known."""
+        self._resets = 0
+        self._patterns: dict[bytes, Pattern] = {}
+
+    def reset(self) -> None:
+        """Forget what was half received; a new connection starts."""
+        self._resets += 1
+        self._chunks = []
+        self._held_bytes = self._needed_bytes = 0
+        self._rest.reset()
+
+    def expect(self, sid: int, subject: str) -> None:
+        """Messages for the subscription ``sid`` must carry a subject that ``subject`` matches."""
+        self._patterns[b"%d" % sid] = Pattern(subject)
+
+    def forget(self, sid: int) -> None:
+        """The subscription is no more."""
+        self._patterns.pop(b"%d" % sid, None)
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Dispatch every complete message and command in what has come so far; raise only nats-py's errors and OSError."""
+        self._chunks.append(bytes(data))
+        self._held_bytes += len(data)
+        if self._held_bytes < self._needed_bytes:
+            return
+        buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        self._held_bytes = self._needed_bytes = 0
+        position, resets = 0, self._resets
+        while position < len(buffer):
+            position = self._messages(buffer, position)
+            end = await self._other(buffer, position)
+            if self._resets != resets:
+                return  # what is left belongs to a connection that is gone
+            if end == position:
+                break
+            position = end
+        rest = buffer[position:] if position else buffer
+        if rest:
+            self._chunks = [rest]
+            self._held_bytes = len(rest)
+
+    def _messages(self, buffer: bytes, position: int) -> int:
+        """A faster way for messages, from ``position`` on; return the position of the first thing that it left."""
+        return position
+
+    async def _other(self, buffer: bytes, position: int) -> int:
+        """Handle one complete message or command; return where it ends, or ``position`` when it is not complete."""
+        if self._needed_bytes or position >= len(buffer):
+            return position
+        eol = buffer.find(b"\r\n", position)
+        if eol < 0:
+            if len(buffer) - position > LONGEST_LINE_BYTES:
+                raise ProtocolError(f"nats: a line of more than {LONGEST_LINE_BYTES} bytes")
+            return position
+        start = eol + 2
+        if buffer[position] not in b"HM":
+            await self._command(buffer[position:start])
+            return start
+        line = buffer[position:eol].split(b" ")
+        total = size_of(line[-1])
+        if total < 0 or line[0] not in (b"MSG", b"HMSG"):
+            raise ProtocolError(f"nats: {buffer[position : min(eol, position + 80)]!r} is no line of the protocol")
+        end = start + total + 2
+        if end > len(buffer):
+            self._needed_bytes = end - position
+            return position
+        await self._message(line, buffer[start : end - 2])
+        return end
+
+    async def _command(self, line: bytes) -> None:
+        try:
+            await self._rest.parse(line)
+        except (OSError, Error):
+            raise
+        except Exception as error:  # INFO that is no JSON, -ERR without a text
+            raise ProtocolError(f"nats: {line[:80]!r} can't be read: {error!r}") from error
+
+    async def _message(self, line: list[bytes], content: bytes) -> None:
+        """One that is for nats-py, or does not fit; ``content``: header block and payload."""
+        fields = message_fields(line)
+        number = size_of(fields[1]) if fields is not None else -1
+        if fields is None or number < 0:
+            self.errors["malformed message lines"] += 1
+            return
+        subject, sid, reply, header = fields
+        subscription = self._connection._subs.get(number)
+        if subscription is None:
+            return  # it was on its way when we left
+        if self._check_subjects and not self._belongs(sid, subscription.subject, subject):
+            self.errors["messages under a foreign subject"] += 1
+            return
+        try:
+            await self._connection._process_msg(number, subject, reply, content[header:], content[:header])
+        except Exception:  # no UTF-8, a header block that is none: it concerns this message alone
+            self.errors["messages that can't be decoded"] += 1
+
+    def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:
+        pattern = self._patterns.get(sid)
+        if pattern is None:
+            for gone in [known for known in self._patterns if int(known) not in self._connection._subs]:
+                del self._patterns[gone]
+            pattern = self._patterns[sid] = Pattern(wanted)
+        return subject in pattern.known or pattern.matches(subject)
+
+
+class StrictConnection(Client):
+    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken."""
+
+    def __init__(self, errors: Counter[str] | None = None) -> None:
+        super().__init__()
+        self.errors: Counter[str] = Counter() if errors is None else errors
+        self._ps = StrictParser(self, self.errors)
+
+
+def make_strict(connection: Client) -> Counter[str]:
+    """Put the strict parser into a connection of somebody else, with what it has half received; return its counters."""
+    before = getattr(connection, "_ps", None)
+    if isinstance(before, StrictParser):
+        return before.errors
+    if not isinstance(before, Parser) or not hasattr(connection, "_process_msg"):
+        raise ConfigError("this version of nats-py keeps its parser elsewhere: install nats-py>=2.12,<3")
+    parser = StrictParser(connection, check_subjects=False)
+    half = bytes(before.buf)
+    if before.state == AWAITING_MSG_PAYLOAD:
+        half = _line_again(before) + half
+    before.reset()
+    parser._chunks, parser._held_bytes = ([half] if half else []), len(half)
+    connection._ps = parser
+    return parser.errors
+
+
+def _line_again(parser: Any) -> bytes:
+    """The line of the message whose payload nats-py's parser waits for."""
+    said = parser.msg_arg
+    line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
+    line += [said["reply"]] if said["reply"] else []
+    line += [b"%d" % parser.header_needed] if parser.header_needed else []
+    return b" ".join([*line, b"%d" % parser.needed]) + b"\r\n"
