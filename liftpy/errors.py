@@ -128,6 +128,12 @@ class OutcomeUnknownError(LiftError):
     code = "OUTCOME_UNKNOWN"
 
 
+class ClientClosedError(LiftError):
+    """The client, publisher or connection was closed by this application: a call after its end, or one that its end cut short."""
+
+    code = "CLIENT_CLOSED"
+
+
 class StaleRequestError(LiftError):
     """A compare-and-set failed: the state moved on. Look at it and decide anew."""
 

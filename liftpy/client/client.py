@@ -59,6 +59,8 @@ class Client:
         self._admin = Admin(transport, subjects)
         self._data_subjects: dict[str, str] = {}
         self._publishers: dict[tuple[str, int], Publisher] = {}
+        self._making = asyncio.Lock()
+        """Of publishers and data subjects: the first of many who ask for the same makes it for all."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -67,12 +69,17 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close publishers (what is in flight fails with OutcomeUnknownError) and the connection if it is ours."""
-        for publisher in self._publishers.values():
-            await publisher.close()
-        self._publishers.clear()
-        if self._owns_connection:
-            await self._transport.close()
+        """Close publishers (what is in flight fails with OutcomeUnknownError) and the connection if it is ours.
+
+        Whoever still reads, or waits to send, is told by ClientClosedError, at once, and so is every later call.
+        """
+        self._transport.end()
+        publishers, self._publishers = list(self._publishers.values()), {}
+        try:
+            await asyncio.gather(*(publisher.close() for publisher in publishers))
+        finally:
+            if self._owns_connection:
+                await self._transport.close()
 
     # ---- administration ----------------------------------------------------------------------------------------------
     async def create_stream(
@@ -200,7 +207,7 @@ class Client:
         """
         found = self._publishers.get((stream, partition))
         if found is None:
-            found = self._publishers[stream, partition] = await self.publisher(stream, partition)
+            found = await self._own_publisher(stream, partition)
         return await found.publish(value, key=key, headers=headers, ack=ack)
 
     async def publisher(
@@ -224,6 +231,15 @@ class Client:
         if partition < 0:
             raise ConfigError(f"partition {partition}: partitions are numbered from 0")
         return PartitionReader(self._transport, self._subjects, stream, partition, options or ReadOptions())
+
+    async def _own_publisher(self, stream: str, partition: int) -> Publisher:
+        """The one publisher of ``publish``; however many ask for it at once, one is made."""
+        self._transport.must_be_usable()
+        async with self._making:
+            found = self._publishers.get((stream, partition))
+            if found is None:
+                found = self._publishers[stream, partition] = await self.publisher(stream, partition)
+            return found
 
     async def _data_subject(self, stream: str) -> str:
         if stream not in self._data_subjects:

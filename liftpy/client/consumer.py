@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
@@ -21,7 +21,7 @@ from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, chec
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ClientClosedError, ConfigError, LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record
@@ -72,6 +72,10 @@ class PartitionReader:
         self.options = options
         self.node = options.node
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+
+    def told_of_close(self, callback: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Within the block ``callback`` is called when the client is closed."""
+        return self._transport.told_of_close(callback)
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
         """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new.
@@ -222,12 +226,20 @@ async def read_ahead(reader: PartitionReader, progress: ReadProgress) -> AsyncGe
     """Slices from ``progress`` on, with up to ``read_ahead`` answers fetched before they are wanted."""
     ready: asyncio.Queue[list[BatchSlice] | LiftError | None] = asyncio.Queue(reader.options.read_ahead)
     fetching = asyncio.create_task(_fetch_all(reader, progress, ready), name=f"read {reader.stream}/{reader.partition}")
+
+    def closed() -> None:
+        fetching.cancel()
+        while not ready.empty():
+            ready.get_nowait()
+        ready.put_nowait(ClientClosedError(f"the client was closed while {reader.stream}/{reader.partition} was read"))
+
     try:
-        while (pieces := await ready.get()) is not None:
-            if isinstance(pieces, LiftError):
-                raise pieces
-            for piece in pieces:
-                yield piece
+        with reader.told_of_close(closed):
+            while (pieces := await ready.get()) is not None:
+                if isinstance(pieces, LiftError):
+                    raise pieces
+                for piece in pieces:
+                    yield piece
     finally:
         await end_tasks([fetching])
 

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.client.ending import end_tasks
 from liftpy.client.transport import Transport
 from liftpy.config import AckPolicy
 from liftpy.errors import (
+    ClientClosedError,
     ConfigError,
     LiftError,
     OutcomeUnknownError,
@@ -92,12 +94,13 @@ class Publisher:
         self._in_flight: dict[int, _InFlight] = {}
         self._refused: set[int] = set()
         self._next_id = 0
-        self._first_error: LiftError | None = None
+        self._unseen: asyncio.Future[PublishAck] | None = None
+        """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
         self._inbox = ""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._opening = asyncio.Lock()
+        self._closed = False
 
     async def send(
         self,
@@ -110,25 +113,30 @@ class Publisher:
         """Send and return a future of the ack; waits only while ``window`` messages are in flight. Not for AckPolicy.NONE.
 
         The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it) or
-        OutcomeUnknownError (no ack in ``timeout_s``).
+        OutcomeUnknownError (no ack in ``timeout_s``). ``send`` itself raises ConfigError for what is no message, and
+        ClientClosedError.
         """
         if ack is AckPolicy.NONE:
             raise ConfigError("a message without an ack has no future: use post()")
-        if self._sweeper is None:
+        payload = self._encode(value, key, headers, ack)
+        self._must_be_open()
+        if self._subscription is None:
             await self._open()
         await self._room.acquire()
+        if self._closed:  # meanwhile; whoever waits behind is woken by this permit
+            self._room.release()
+            self._must_be_open()
         number = self._next_id
         self._next_id += 1
         loop = asyncio.get_running_loop()
         now = loop.time()
         message = _InFlight(
-            payload=self._encode(value, key, headers, ack),
+            payload=payload,
             answer=loop.create_future(),
             give_up=now + self._options.patience_s,
             deadline=now + self._options.timeout_s,
         )
         self._in_flight[number] = message
-        self._idle.clear()
         await self._put_on_the_wire(number, message)
         return message.answer
 
@@ -158,24 +166,28 @@ class Publisher:
         return await (await self.send(value, key=key, headers=headers, ack=ack))
 
     async def flush(self) -> None:
-        """Wait until everything sent is answered; raise the first error since the last flush."""
-        await self._idle.wait()
-        error, self._first_error = self._first_error, None
-        if error is not None:
-            raise error
+        """Wait until everything sent before is answered; raise the first error that nobody has looked at."""
+        waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
+        if waiting:
+            await asyncio.wait(waiting)
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None and not _was_looked_at(unseen):
+            unseen.result()
 
     async def close(self) -> None:
-        """Stop without waiting; what is in flight fails with OutcomeUnknownError."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-            self._sweeper = None
-        if self._subscription is not None:
-            with contextlib.suppress(Exception):
-                await self._subscription.unsubscribe()
-            self._subscription = None
+        """Stop without waiting; what is in flight fails with OutcomeUnknownError, who waits to send with ClientClosedError."""
+        self._closed = True
         for number in list(self._in_flight):
             self._fail(number, OutcomeUnknownError("the publisher was closed before the ack came"))
+        if self._unseen is not None:
+            self._unseen.exception()  # nobody is left who would flush
+        subscription, self._subscription = self._subscription, None
+        try:
+            await end_tasks([self._sweeper])
+        finally:
+            if subscription is not None:
+                with contextlib.suppress(Exception):
+                    await subscription.unsubscribe()
 
     async def __aenter__(self) -> Publisher:
         return self
@@ -188,22 +200,39 @@ class Publisher:
             await self.close()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _must_be_open(self) -> None:
+        self._transport.must_be_usable()
+        if self._closed:
+            raise ClientClosedError(f"the publisher of {self._stream}/{self._partition} is closed")
+
     async def _open(self) -> None:
-        connection = self._transport.connection
-        self._inbox = connection.new_inbox()
-        self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
-        self._subscription = await connection.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+        """Listen for acks; the first of those who send at once does it for all."""
+        async with self._opening:
+            if self._subscription is None:
+                connection = self._transport.connection
+                self._inbox = connection.new_inbox()
+                subscription = await connection.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+                self._must_be_open()
+                self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
+                self._subscription = subscription
 
     def _encode(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy) -> bytes:
-        message = client_pb2.Message(
-            offset=-1,
-            key=key or b"",
-            value=value,
-            stream=self._stream,
-            partition=self._partition,
-            headers=dict(headers or {}),
-            ackPolicy=_POLICIES[ack],
-        )
+        if value is None:
+            raise ConfigError("value is bytes; None is no value, and not an empty one")
+        try:
+            message = client_pb2.Message(
+                offset=-1,
+                key=key or b"",
+                value=value,
+                stream=self._stream,
+                partition=self._partition,
+                headers=dict(headers or {}),
+                ackPolicy=_POLICIES[ack],
+            )
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"value and key are bytes, headers a mapping of str to bytes, ack an AckPolicy: {error}"
+            ) from error
         return frames.encode(message)
 
     async def _put_on_the_wire(self, number: int, message: _InFlight) -> None:
@@ -229,7 +258,9 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(f"the answer on {self._subject} is not an ack of ours: {error}"))
             return
         if ack.ackError == _Ack.OK:
-            self._done(number).set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
+            answer = self._done(number)
+            if not answer.done():
+                answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
             return
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
         refusal = PublishRejectedError(f"{self._stream}/{self._partition} refused: {reason} {ack.detail}".rstrip(), reason)
@@ -245,20 +276,21 @@ class Publisher:
         self._refused.add(number)
 
     def _done(self, number: int) -> asyncio.Future[PublishAck]:
+        """The future of a message that is answered or given up; done already if who waited for it has cancelled it."""
         message = self._in_flight.pop(number)
         self._refused.discard(number)
         self._room.release()
-        if not self._in_flight:
-            self._idle.set()
-        if message.answer.done():  # cancelled by who waits for it: the ack is of no use to anyone
-            return asyncio.get_running_loop().create_future()
         return message.answer
 
     def _fail(self, number: int, error: LiftError) -> None:
-        self._first_error = self._first_error or error
         answer = self._done(number)
+        if answer.done():
+            return
         answer.set_exception(error)
-        answer.exception()  # it counts as seen: flush() raises it where nobody awaits the future
+        if self._unseen is None or _was_looked_at(self._unseen):
+            self._unseen = answer
+        else:
+            answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self) -> None:
         """Every tick what was refused is sent again, every tenth what was not answered is given up."""
@@ -280,3 +312,8 @@ class Publisher:
             message.resend_at, message.deadline = 0.0, now + self._options.timeout_s
             self._refused.discard(number)
             await self._put_on_the_wire(number, message)
+
+
+def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:
+    """Whether somebody was told the error of a future that failed: then it was his to handle."""
+    return not getattr(failed, "_log_traceback", True)

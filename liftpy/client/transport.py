@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import nats
@@ -17,7 +17,7 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.credentials import Credentials
 from liftpy.client.parser import StrictConnection
-from liftpy.errors import ConfigError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, ProtocolError, UnavailableError
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
@@ -93,6 +93,28 @@ class Transport:
 
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
+        self._loop = asyncio.get_running_loop()
+        self.closed = False
+        self._on_close: set[Callable[[], None]] = set()
+
+    def must_be_usable(self) -> None:
+        """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
+        if self.closed:
+            raise ClientClosedError("the client is closed")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "a client belongs to the event loop that made it: connect anew in this one, or hand the call over "
+                "(asyncio.run_coroutine_threadsafe)"
+            )
+
+    @contextlib.contextmanager
+    def told_of_close(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Within the block ``callback`` is called when the transport is closed."""
+        self._on_close.add(callback)
+        try:
+            yield
+        finally:
+            self._on_close.discard(callback)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -102,7 +124,8 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """The answer's bytes; raise NobodyListensError (not delivered) or NoAnswerError (delivered or not, unknown)."""
+        """The answer's bytes; raise NobodyListensError (not delivered), NoAnswerError (unknown whether), ClientClosedError."""
+        self.must_be_usable()
         try:
             answer = await self.connection.request(subject, payload, timeout=timeout_s, headers=headers)
         except nats.errors.NoRespondersError:
@@ -112,11 +135,13 @@ class Transport:
         except nats.errors.MaxPayloadError:
             raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
         except (nats.errors.Error, OSError) as error:
+            self.must_be_usable()
             raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
         return answer.data
 
     async def publish(self, subject: str, payload: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Send without waiting for anything but room in the connection's buffer; errors as of ``request``."""
+        self.must_be_usable()
         try:
             await self.connection.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.MaxPayloadError:
@@ -136,8 +161,15 @@ class Transport:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(f"the NATS connection fails: {error or type(error).__name__}") from error
 
+    def end(self) -> None:
+        """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""
+        self.closed = True
+        for callback in list(self._on_close):
+            callback()
+
     async def close(self) -> None:
-        """Flush and close the connection; never raises."""
+        """``end``, then flush and close the connection; never raises."""
+        self.end()
         with contextlib.suppress(Exception):
             await self.connection.flush(timeout=2)
         with contextlib.suppress(Exception):

@@ -14,7 +14,14 @@ from liftpy.client.consumer import Consumer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport
-from liftpy.errors import ConfigError, CorruptionError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    CorruptionError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
@@ -356,6 +363,22 @@ async def test_a_consumer_is_read_by_one_iteration_at_a_time(client: Client, lea
     await first.aclose()
     assert await values(aiter(consumer)) == expected(2, 100)
     assert await values(aiter(consumer)) == []
+
+
+async def test_closing_the_client_tells_its_readers_at_once(client: Client, leader: Replica) -> None:
+    leader.grow(30)
+    patient = ReadOptions(wait_s=30)
+    consumer = client.consume("s", options=patient)
+    got: list[bytes] = []
+    reading = asyncio.create_task(_take(consumer, got, by_batch=False, limit=1000, how="end"))
+    await until(lambda: len(got) == 30)
+    async with asyncio.timeout(5):
+        client._transport.end()
+        with pytest.raises(ClientClosedError):
+            await reading
+        with pytest.raises(ClientClosedError):
+            await client.bounds("s")
+    assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
 
 
 def test_options_are_bounded() -> None:

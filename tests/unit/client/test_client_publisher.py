@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from liftpy.client import Client
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
 from liftpy.client.transport import Transport
 from liftpy.config import AckPolicy
-from liftpy.errors import ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.subjects import Subjects
 
 _Ack = client_pb2.Ack
 
@@ -23,6 +25,8 @@ class Leader:
         self.stored: list[client_pb2.Message] = []
         self.script: list[_Ack | bytes | None] = []
         self.seen = 0
+        self.mute: set[bytes] = set()
+        """Values that are not answered."""
 
     async def start(self) -> Leader:
         self.subscription = await self.transport.connection.subscribe(self.subject, cb=self.on_message)
@@ -31,6 +35,8 @@ class Leader:
 
     async def on_message(self, message: Any) -> None:
         self.seen += 1
+        if message.data.startswith(envelope.MAGIC) and frames.decode(message.data, client_pb2.Message).value in self.mute:
+            return
         answer = self.script.pop(0) if self.script else _Ack()
         if answer is None:
             return
@@ -93,8 +99,14 @@ async def test_a_refusal_that_stays_is_raised_with_its_reason(transport: Transpo
         with pytest.raises(PublishRejectedError, match="OVERLOADED"):
             await hasty.publish(b"x")
         await hasty.close()
-        with pytest.raises(PublishRejectedError):  # flush tells what nobody awaited
+        await p.flush()  # what was handled is not told again
+        leader.script = [_Ack(ackError=_Ack.READ_ONLY, detail="first"), _Ack(ackError=_Ack.READ_ONLY, detail="second")]
+        futures = [await p.send(b"x"), await p.send(b"y")]
+        with pytest.raises(PublishRejectedError, match="first"):  # what nobody awaited is told, once
             await p.flush()
+        await p.flush()
+        with pytest.raises(PublishRejectedError, match="second"):
+            await futures[1]
 
 
 async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transport: Transport, leader: Leader) -> None:
@@ -150,7 +162,6 @@ async def test_too_large_a_message_is_refused_at_once(transport: Transport, lead
         with pytest.raises(PublishRejectedError) as caught:
             await p.publish(b"x" * (transport.max_payload_bytes + 1))
         assert caught.value.reason == "TOO_LARGE"
-        p._first_error = None
 
 
 async def test_closing_fails_what_is_in_flight(transport: Transport, leader: Leader) -> None:
@@ -160,6 +171,86 @@ async def test_closing_fails_what_is_in_flight(transport: Transport, leader: Lea
     await p.close()
     with pytest.raises(OutcomeUnknownError, match="closed"):
         await future
+
+
+async def test_what_is_no_message_costs_no_room_in_the_window(transport: Transport, leader: Leader) -> None:
+    async with publisher(transport, leader, window=1) as p:
+        bad: list[dict[str, Any]] = [
+            {"value": "text"},
+            {"value": None},
+            {"value": b"", "headers": {"a": 1}},
+            {"value": b"", "ack": 3},
+        ]
+        for arguments in bad:
+            with pytest.raises(ConfigError):
+                await p.send(**arguments)
+        async with asyncio.timeout(5):
+            await p.publish(b"x")
+    assert leader.seen == 1
+
+
+async def test_closing_tells_who_waits_to_send_and_who_comes_later(transport: Transport, leader: Leader) -> None:
+    leader.script = [None] * 10
+    p = publisher(transport, leader, window=1)
+    first = await p.send(b"x")
+    waiting = [asyncio.create_task(p.send(b"y")) for _ in range(5)]
+    flushing = asyncio.create_task(p.flush())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await p.close()
+        await p.close()
+        told = await asyncio.gather(*waiting, flushing, return_exceptions=True)
+    assert [type(error) for error in told[:5]] == [ClientClosedError] * 5
+    assert isinstance(told[5], OutcomeUnknownError) or told[5] is None
+    with pytest.raises(OutcomeUnknownError, match="closed"):
+        await first
+    with pytest.raises(ClientClosedError):
+        await p.send(b"z")
+    assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
+
+
+async def test_a_flush_waits_for_what_was_sent_before_it_only(transport: Transport, leader: Leader) -> None:
+    p = publisher(transport, leader)
+    leader.mute = {b"mute"}
+    futures = [await p.send(b"before") for _ in range(3)]
+    flushing = asyncio.create_task(p.flush())
+    await asyncio.sleep(0)
+    after = await p.send(b"mute")
+    async with asyncio.timeout(5):
+        await flushing
+    assert all(future.done() for future in futures)
+    assert not after.done()
+    await p.close()
+
+
+async def test_the_first_use_by_many_tasks_makes_one_publisher(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(transport, Subjects("first"), owns_connection=False)
+    made = 0
+
+    async def publisher_of(stream: str, partition: int = 0) -> Publisher:
+        nonlocal made
+        made += 1
+        await transport.settle()
+        return publisher(transport, leader)
+
+    monkeypatch.setattr(client, "publisher", publisher_of)
+    acks = await asyncio.gather(*(client.publish("flights", b"%d" % i) for i in range(200)))
+    assert made == 1
+    assert sorted(ack.offset for ack in acks if ack) == list(range(200))
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await client.publish("flights", b"x")
+    assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
+
+
+async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leader) -> None:
+    p = publisher(transport, leader)
+    await p.publish(b"x")
+    with pytest.raises(ConfigError, match="event loop that made it"):
+        await asyncio.to_thread(lambda: asyncio.run(p.publish(b"y")))
+    await p.close()
 
 
 def test_options_are_bounded() -> None:
