@@ -38,6 +38,7 @@ from sidecar.partitions import Partitions
 from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
 from sidecar.recovery import RecoveredLogs
+from sidecar.restarting import EXIT_TO_REPAIR, momentary
 from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings
 from sidecar.status.report import Reporter
@@ -49,8 +50,6 @@ logger = logging.getLogger("liftpy.node")
 FLUSH_THREADS = 4
 HARD_STOP_S = 12.0
 _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
-EXIT_TO_REPAIR = 75
-"""Exit code of a node that wants to be started again, to recover a log that it found damaged."""
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
@@ -169,7 +168,7 @@ class Node:
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Something that must not be gone on with: the node stops, without a clean-stop marker."""
+        """Something that must not be gone on with: the node stops, without a clean-stop marker, and starts again if that may help."""
         if self._failure is None:
             leave_the_process_in(HARD_STOP_S)
             self._failure = error
@@ -232,12 +231,13 @@ class Node:
         took_s = time.monotonic() - began
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
-            return 1
+            return EXIT_TO_REPAIR if momentary(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
 
 
 async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:
-    """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised."""
+    """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised, unless it was
+    a momentary failure of the disk."""
     retain_freed_memory()
     node = Node(settings)
     loop = asyncio.get_running_loop()
@@ -253,7 +253,11 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            say_ready(starting.result())
+            if momentary(failure := starting.exception()):
+                assert isinstance(failure, Exception)
+                node.fatal(failure)
+            else:
+                say_ready(starting.result())
             await stopping
     finally:
         await end_tasks([starting, stopping])

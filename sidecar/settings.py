@@ -40,6 +40,9 @@ DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
 STATUS_OFF = -1
 _PREFIX = "LIFTPY_"
+_RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
+"""Not a setting: what a node that starts itself again says to its next life."""
+_MAX_RESTARTS = 1_000
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -142,6 +145,17 @@ def search_path() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
+    """How many times this node has started itself again without a quiet time since; 0 for one that was started."""
+    told = (os.environ if environment is None else environment).get(_RESTARTS, "")
+    return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
+
+
+def restarted_environment(in_a_row: int) -> dict[str, str]:
+    """The environment for a node that starts itself again."""
+    return {**os.environ, _RESTARTS: str(min(in_a_row, _MAX_RESTARTS))}
 
 
 def _check_urls(urls: tuple[str, ...]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from sidecar.settings import NodeSettings, load_node_settings
+from sidecar.restarting import EXIT_TO_REPAIR, count_restart, pause_s
+from sidecar.settings import NodeSettings, load_node_settings, restarted_environment, restarts_in_a_row
 
-_REPAIR_AT_MOST_EVERY_S = 5.0
-"""So that a disk that reads wrongly again and again does not make a node do nothing but restart."""
+logger = logging.getLogger("liftpy.node")
 
 
 @click.command()
@@ -45,7 +45,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """
     settings = load_node_settings(config, flags)
     _configure_logging(settings)
-    from sidecar.node import EXIT_TO_REPAIR, run_node  # late: brings nats-py and PySyncObj
+    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
 
@@ -55,8 +55,11 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 
     code = _run(run_node(settings, say_ready))
     if code == EXIT_TO_REPAIR:
-        time.sleep(max(0.0, began + _REPAIR_AT_MOST_EVERY_S - time.monotonic()))
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # the same process for its supervisor
+        in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
+        logger.warning("starting again in %g s", pause_s(in_a_row))
+        time.sleep(pause_s(in_a_row))
+        arguments = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor
     return code
 
 

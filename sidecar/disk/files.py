@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -125,15 +125,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write ``path`` atomically and durably: temporary file, flush, rename, flush of the folder. Raises StorageError."""
+def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write ``path`` atomically and durably: temporary file, flush, rename, flush of the folder. ``data`` may come in pieces.
+    Raises StorageError."""
     temporary = path.with_name(path.name + ".tmp")
     with _storage_errors("write", path):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            for piece in (data,) if isinstance(data, bytes) else data:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

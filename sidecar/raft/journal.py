@@ -7,8 +7,11 @@ flushes: so at most the last frame can be torn, and a torn one was never shown t
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
 
-Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. A frame that is
-wrong with a right one behind it is damage, and the journal refuses to open: a member that lost entries must not vote.
+Dropping a prefix (after a snapshot) rewrites the file: temporary, flush, rename, flush of the folder [M8]. So does opening it: what
+was found may be in the page cache only, or on pages that a failed flush has marked clean, and must be on disk before anything of it is
+shown [S12, S4]. After a write or flush that failed nothing more is written to the file: behind a torn frame it would be damage [S13].
+A frame that is wrong with a right one behind it IS damage, and the journal refuses to open: a member that lost entries must not
+vote. So is a right frame that holds what no journal writes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import crc32c
@@ -29,6 +33,12 @@ _FRAME = struct.Struct("<II")
 _RECORD = struct.Struct("<BQQI")
 _ENTRY, _CUT, _META = 1, 2, 3
 MAX_FRAME_BYTES = 1 << 30
+_NEW_FRAME_BYTES = 8 << 20
+"""A rewritten file is made of frames of about this size."""
+_APPEND_BYTES = 256 << 20
+"""More than this is not appended: the file is rewritten instead."""
+MAX_NUMBER = 1 << 62
+"""Terms and indexes are below: no group gets there, and a wrong one must not come near what 64 bits can hold."""
 
 
 class GroupJournal:
@@ -39,14 +49,17 @@ class GroupJournal:
         self._flush = flush
         self._entries: list[Entry] = []
         self._pending: list[bytes] = []
-        self._rewrite = not path.exists() or path.stat().st_size == 0  # empty: the process died before its first flush
+        self._rewrite = True
         self._meta_changed = False
         self._term, self._vote, self._commit = 0, "", 1
+        self._descriptor = -1
+        self._closed = False
+        self._failed = False
+        """A write or flush failed: the file is left as it is."""
         self.sync_count = 0
         """How many times something was flushed."""
-        if not self._rewrite:
-            self._load()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        if self._load():
+            self.sync()
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def add(self, command: bytes, idx: int, term: int) -> None:
@@ -111,14 +124,18 @@ class GroupJournal:
         return self._entries[-1][1] if self._entries else 0
 
     def sync(self) -> None:
-        """Make everything durable that has changed. Raises StorageError."""
+        """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
+        if self._failed:
+            raise StorageError(f"write {self._path}: a write has failed before; start again")
+        self._failed = True
         try:
-            if self._rewrite:
+            if self._rewrite or sum(map(len, self._pending)) > _APPEND_BYTES:
                 self._rewrite_file()
             elif self._pending or self._meta_changed:
                 self._append_frame()
         except OSError as error:
             raise StorageError(f"write {self._path}: {error.strerror}") from error
+        self._failed = False
 
     def _append_frame(self) -> None:
         frame = _frame([*self._pending, self._meta()])
@@ -130,12 +147,25 @@ class GroupJournal:
         self._written()
 
     def _rewrite_file(self) -> None:
-        records = [_RECORD.pack(_ENTRY, i, t, len(c)) + c for c, i, t in self._entries]
-        replace_file(self._path, _MAGIC + _frame([*records, self._meta()]))
-        os.close(self._descriptor)
+        sync_folder(self._path.parent)  # the entries that go may be in a snapshot whose name is not durable yet
+        replace_file(self._path, self._content())
+        self._give_back()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._rewrite = False
         self._written()
+
+    def _content(self) -> Iterator[bytes]:
+        """The whole file, in pieces."""
+        yield _MAGIC
+        records: list[bytes] = []
+        size = 0
+        for command, index, term in self._entries:
+            records.append(_RECORD.pack(_ENTRY, index, term, len(command)) + command)
+            size += len(records[-1])
+            if size > _NEW_FRAME_BYTES:
+                yield _frame(records)
+                records, size = [], 0
+        yield _frame([*records, self._meta()])
 
     def _written(self) -> None:
         self._pending, self._meta_changed = [], False
@@ -146,50 +176,78 @@ class GroupJournal:
         return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
 
     def close(self) -> None:
-        """Flush and close; may be called twice."""
-        if self._descriptor >= 0:
-            self.sync()
-            self.abandon()
+        """Flush, unless a flush has failed, and close; may be called twice. Raises StorageError; it is closed then, too."""
+        if not self._closed:
+            try:
+                if not self._failed:
+                    self.sync()
+            finally:
+                self.abandon()
 
     def abandon(self) -> None:
         """Give the file back without a flush, as a death does."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._closed = True
+        self._give_back()
 
-    def _load(self) -> None:
-        data = self._path.read_bytes()
+    def _give_back(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    # ---- opening -------------------------------------------------------------------------------------------------------
+    def _load(self) -> bool:
+        """Read what is there; False: it is new, or the process died before its first flush."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StorageError(f"read {self._path}: {error.strerror}") from error
+        if not data:
+            return False
         if data[: len(_MAGIC)] != _MAGIC:
             if data[:4] == _MAGIC[:4] and len(data) >= len(_MAGIC):
                 raise UnknownFormatError(f"{self._path} has another format version: start the version that wrote it")
             raise CorruptionError(f"{self._path} is not a journal of the metadata group")
         position = len(_MAGIC)
         while (records := _frame_at(data, position)) is not None:
+            self._replay_frame(records, position)
+            position += _FRAME.size + len(records)
+        if position < len(data) and _frame_behind(data, position):
+            raise self._damage(position)
+        return True
+
+    def _damage(self, position: int, what: str = "") -> CorruptionError:
+        return CorruptionError(
+            f"{self._path} is damaged at position {position}{what}: this member may have lost entries and must not vote; "
+            "remove its data folder and let it join under a new node id"
+        )
+
+    def _replay_frame(self, records: memoryview, position: int) -> None:
+        try:
             for record in _records(records):
                 self._replay(*record)
-            position += _FRAME.size + len(records)
-        if position < len(data):
-            self._cut_torn(data, position)
-
-    def _cut_torn(self, data: bytes, position: int) -> None:
-        if _frame_behind(data, position):
-            raise CorruptionError(
-                f"{self._path} is damaged at position {position}: this member may have lost entries and must not vote; "
-                "remove its data folder and let it join under a new node id"
-            )
-        with self._path.open("r+b") as file:
-            file.truncate(position)
-            os.fsync(file.fileno())
-        sync_folder(self._path.parent)
+        except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+            raise self._damage(position, f" ({error})") from None
 
     def _replay(self, kind: int, a: int, b: int, body: bytes) -> None:
+        if a >= MAX_NUMBER or b >= MAX_NUMBER:
+            raise ValueError(f"{a} or {b} is no term or index")
         if kind == _META:
             self._term, self._commit, self._vote = a, b, body.decode()
-            return
-        while self._entries and self._entries[-1][1] >= a:
-            self._entries.pop()
-        if kind == _ENTRY:
-            self._entries.append((body, a, b))
+        elif kind in (_ENTRY, _CUT):
+            while self._entries and self._entries[-1][1] >= a:
+                self._entries.pop()
+            if kind == _ENTRY:
+                self._add_loaded(body, a, b)
+        else:
+            raise ValueError(f"a record of kind {kind}")
+
+    def _add_loaded(self, command: bytes, index: int, term: int) -> None:
+        if not command or not index or (self._entries and index != self._entries[-1][1] + 1):
+            raise ValueError(f"entry {index} is empty or does not follow the one before it")
+        self._entries.append((command, index, term))
 
 
 def _frame(records: list[bytes]) -> bytes:
@@ -220,5 +278,7 @@ def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
     while position < len(view):
         kind, a, b, size = _RECORD.unpack_from(view, position)
         position += _RECORD.size
+        if position + size > len(view):
+            raise ValueError("a record is longer than its frame")
         yield kind, a, b, bytes(view[position : position + size])
         position += size

@@ -19,7 +19,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from liftpy.errors import ConfigError, ProtocolError
+from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.raft.journal import GroupJournal
 
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "settings"]
@@ -28,6 +28,7 @@ SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
 """Of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
 _REGULAR = b"\x00"
+_DUMP_FAILED = -2
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__tryLogCompaction",
@@ -207,6 +208,8 @@ class RaftCore(SyncObj):
         would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
         super()._SyncObj__tryLogCompaction()
         if self._SyncObj__serializer._Serializer__pid:
+            if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
+                self.failure = StorageError("the snapshot can't be put in its place")  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:

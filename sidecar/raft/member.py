@@ -40,7 +40,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.outgoing import Outgoing
 from sidecar.raft.presence import Presence
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.stepping_aside import ask_to_step_aside
 from sidecar.raft.transport import SessionTransport
 
@@ -142,7 +142,7 @@ class RaftMember:
 
     def _load(self, name: str) -> Any:
         try:
-            snapshot = decode_snapshot_file(Path(name).read_bytes())
+            snapshot = load_snapshot_file(Path(name))
             self._fsm.restore(snapshot.image)
         except (OSError, LiftError) as error:
             self._core.failure = error

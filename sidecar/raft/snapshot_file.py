@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.wire._pb import raft_pb2 as pb
+from sidecar.disk.files import replace_file
 from sidecar.raft.codec import Entry
-from sidecar.raft.journal import GroupJournal
+from sidecar.raft.journal import MAX_NUMBER, GroupJournal
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC, _VERSION = b"LFRS", 1
@@ -53,7 +54,10 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
         message = pb.RaftSnapshot.FromString(body)
     except DecodeError as error:
         raise CorruptionError(f"the snapshot of the metadata group does not parse: {error}") from None
-    return SnapshotFile(_entry(message.last), _entry(message.previous), tuple(message.nodes), message.image)
+    last, previous = _entry(message.last), _entry(message.previous)
+    if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
+        raise CorruptionError("the snapshot of the metadata group names entries that do not follow each other")
+    return SnapshotFile(last, previous, tuple(message.nodes), message.image)
 
 
 def _entry(entry: pb.RaftEntry) -> Entry:
@@ -66,6 +70,15 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
         file.write(encode_snapshot_file(snapshot))
         file.flush()
         os.fsync(file.fileno())
+
+
+def load_snapshot_file(path: Path) -> SnapshotFile:
+    """What is in the file, which is written anew first: as received, or found at a start, it may never have reached the disk, and the
+    entries that it holds are about to leave the journal [S12]. Raises OSError or StorageError."""
+    data = path.read_bytes()
+    snapshot = decode_snapshot_file(data)
+    replace_file(path, data)
+    return snapshot
 
 
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:

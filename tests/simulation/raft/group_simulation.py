@@ -24,7 +24,7 @@ import pysyncobj.syncobj
 from sidecar.raft.driver import tick_once
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
 
 TICK_S = 0.03
@@ -118,7 +118,7 @@ class Member:
         self.run.seen["snapshots taken"] += 1
 
     def _load(self, name: str) -> Any:
-        snapshot = decode_snapshot_file(Path(name).read_bytes())
+        snapshot = load_snapshot_file(Path(name))
         self.machine.applied = [(index, op) for index, op in json.loads(snapshot.image)]
         self.machine.held = {op for _, op in self.machine.applied}
         trim_journal(self.journal, snapshot.previous, snapshot.last)

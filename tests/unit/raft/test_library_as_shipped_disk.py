@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_ours_nothing_leaves_before_the_journal_on_disk_says_the_same(tmp_path: 
         def post(sender: str, receiver: str, frame: Any) -> None:
             nonlocal looked_at
             journal, path = net.up[sender].journal, tmp_path / sender / "journal"
-            on_disk = GroupJournal(path)
+            copy = shutil.copyfile(path, tmp_path / "copy")  # opening one writes it anew
+            on_disk = GroupJournal(copy)
             held = [(j.getCurrentTerm(), j.getVotedForNodeId(), j[:]) for j in (on_disk, journal)]
             on_disk.abandon()
             assert held[0] == held[1]

@@ -1,0 +1,32 @@
+"""A controller whose disk refuses something for a while: it starts itself again until that is over, and needs nobody [S13, L11]."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.devcluster import DevCluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+def test_a_start_that_the_disk_refuses_is_repeated_by_the_node_itself(tmp_path: Path) -> None:
+    with DevCluster(1, data=tmp_path) as cluster:
+        node = cluster.nodes["n1"]
+        incarnation = (node.ready or {})["incarnation"]
+        node.kill()
+        blocked = tmp_path / "n1" / "raft" / "journal.tmp"
+        blocked.mkdir()  # the journal can't be written anew
+        node.start()
+        pid = node.pid
+        deadline = time.monotonic() + 60
+        while not any("starting again in 1 s" in line for line in node.log):
+            assert node.running, list(node.log)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        blocked.rmdir()
+        node.wait_ready(60)
+        assert node.pid == pid
+        assert (node.ready or {})["incarnation"] > incarnation
