@@ -9,10 +9,14 @@ import io
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
+from liftpy.client import PublishAck
+from liftpy.config import AckPolicy
+from liftpy.errors import PublishRejectedError
 from liftpy.wire.batch import Record, build_batch, parse_batch
 from sidecar.cli import demo_steps, main, publish
 from sidecar.cli.consume import record_json
@@ -123,6 +127,60 @@ def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> Non
             return [*found, *[line async for line in got]]
 
         assert asyncio.run(first_before_the_second_is_whole()) == [b"first", b"second"]
+
+
+class Scripted:
+    """A publisher that refuses the lines named ``no``, at once or later; ``sent`` are those that it was given."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.sent: list[tuple[bytes, bytes | None, dict[str, bytes]]] = []
+        self.at_once = at_once
+
+    async def __aenter__(self) -> Scripted:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0)
+
+    async def send(
+        self, line: bytes, *, key: bytes | None, headers: dict[str, bytes], ack: AckPolicy
+    ) -> asyncio.Future[PublishAck]:
+        answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
+        offset = len(self.sent)
+        self.sent.append((line, key, headers))
+
+        def done() -> None:
+            if line == b"no":
+                answer.set_exception(PublishRejectedError("refused: TOO_LARGE", "TOO_LARGE"))
+            else:
+                answer.set_result(PublishAck("s", 0, offset, 1))
+
+        done() if self.at_once else asyncio.get_running_loop().call_soon(done)
+        return answer
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_a_refused_line_is_named_and_counted(
+    at_once: bool, keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Scripted(at_once)
+
+    async def publisher(*_: object, **__: object) -> Scripted:
+        return made
+
+    monkeypatch.setattr(publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher))))
+    text = b"a\nno\n" + b"b\n" * 100_000 + b"no\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    more = ["--keep-going"] if keep_going else []
+    code, out, err = run("publish", "s", *more, "--key", "k", "--header", "h=1", "--json", capsys=capsys)
+    found = json.loads(out)
+    assert code == 1
+    assert (found["refused"], found["first_refused_line"], found["error"]) == (1 + keep_going, 2, "PUBLISH_REJECTED")
+    assert "line 2: refused: TOO_LARGE" in err
+    assert found["published"] == len(made.sent) - found["refused"]
+    assert (len(made.sent) == 100_003) is keep_going
+    assert made.sent[0] == (b"a", b"k", {"h": b"1"})
 
 
 def test_records_are_printed_as_text_where_they_are_text() -> None:
