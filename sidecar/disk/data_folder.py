@@ -19,7 +19,7 @@ import crc32c
 
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
-from sidecar.disk.files import FolderStorage, replace_file, sync_folder
+from sidecar.disk.files import FolderStorage, make_folder, replace_file, sync_folder
 
 _FORMAT = 1
 
@@ -47,8 +47,11 @@ class DataFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        make_folder(path)
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o750)
+            for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
+                if folder.exists():
+                    sync_folder(folder)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise StorageError(f"data folder {path}: {error.strerror}") from error

@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from liftpy.errors import NoSpaceError, StorageError
@@ -125,6 +125,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError.
+
+    Also of a folder that is there: who made it may have died before it flushed the name.
+    """
+    with _storage_errors("make", folder):
+        missing = [p for p in (folder, *folder.parents) if not p.exists()]
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for made in missing:
+            sync_folder(made.parent)
+        if not missing:
+            with suppress(PermissionError):  # somebody else's folder, and so was the flush
+                sync_folder(folder.parent)
+
+
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write ``path`` atomically and durably: temporary file, flush, rename, flush of the folder. ``data`` may come in pieces.
     Raises StorageError."""
@@ -148,11 +163,7 @@ class FolderStorage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with _storage_errors("make", folder):
-            missing = [p for p in (folder, *folder.parents) if not p.exists()]
-            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-            for made in missing:
-                sync_folder(made.parent)
+        make_folder(folder)
 
     def names(self) -> list[str]:
         """The names in the folder, sorted."""

@@ -29,7 +29,7 @@ from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
-from sidecar.disk.files import replace_file
+from sidecar.disk.files import make_folder, replace_file
 from sidecar.ending import end_tasks
 from sidecar.raft.control import ControlDesk
 from sidecar.raft.driver import Driver
@@ -106,7 +106,7 @@ class RaftMember:
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open(self, compact_after_entries: int, flush: bool) -> None:
         folder = self._folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(folder)
         path = folder / "journal"
         if (folder / "member").exists() and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{folder} has lost its journal: {self._what_to_do()}")

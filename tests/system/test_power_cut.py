@@ -3,65 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, NoShimError, PowerCut, Rule
+from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, NoShimError, Rule
+from tests.system.powercut.machine import Machine
 
-_PRELUDE = """
-import os, time
-APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
-def opened(name, flags=APPEND):
-    return os.open(name, flags, 0o640)
-def sync_folder(name="."):
-    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(folder)
-    os.close(folder)
-def failure_of(call, *arguments):
-    try:
-        return call(*arguments)
-    except OSError as error:
-        return -error.errno
-def made(name, data, durable=True):
-    file = opened(name)
-    os.write(file, data)
-    if durable:
-        os.fdatasync(file)
-        sync_folder()
-    return file
-"""
 PAGE = 4096
-
-
-class Machine:
-    """A data folder with the shim below whatever runs on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "data"
-        self.data.mkdir()
-        self.power = PowerCut(self.data, folder / "shadow")
-
-    def run(self, program: str) -> str:
-        """Run ``program`` in the data folder, in a process of its own; return what it said."""
-        command = [sys.executable, "-S", "-c", _PRELUDE + program]
-        environment = {**os.environ, **self.power.environment}
-        done = subprocess.run(command, env=environment, cwd=self.data, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def cut(self, chance: random.Random | None = None) -> dict[str, bytes]:
-        """What a power cut leaves: path -> bytes."""
-        self.power.cut(chance=chance)
-        return self.files()
-
-    def files(self) -> dict[str, bytes]:
-        return {str(p.relative_to(self.data)): p.read_bytes() for p in sorted(self.data.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture
@@ -289,3 +240,32 @@ def test_a_slow_flush_takes_its_time_and_is_one(machine: Machine) -> None:
     took = machine.run("began = time.monotonic(); made('a', b'1'); print(time.monotonic() - began)")
     assert float(took) >= 0.05
     assert machine.cut() == {"a": b"1"}
+
+
+# ---- the node's own folders -------------------------------------------------------------------------------------------------
+_MAKES = """
+from pathlib import Path
+from sidecar.disk import data_folder, files
+"""
+_NODE = (
+    _MAKES + "folder = data_folder.DataFolder(Path('nodes/n1')); files.make_folder(folder.raft)\n"
+    "files.replace_file(folder.raft / 'journal', b'vote')\n"
+    "files.FolderStorage(folder.path / 'streams' / 's-u' / '0').replace('hw', b'1')\n"
+)
+_MADE = {"nodes/n1/raft/journal": b"vote", "nodes/n1/streams/s-u/0/hw": b"1"}
+
+
+def test_the_folders_of_a_new_node_are_there_after_a_power_cut(machine: Machine) -> None:
+    machine.run(_NODE)
+    left = machine.cut()
+    left.pop("nodes/n1/lock", None)
+    assert left == _MADE
+
+
+def test_names_that_a_killed_process_did_not_flush_are_flushed_by_the_next(machine: Machine) -> None:
+    machine.run("os.mkdir('nodes'); sync_folder()")
+    machine.run(_NODE.replace("files\n", "files\nfiles.sync_folder = data_folder.sync_folder = lambda folder: None\n", 1))
+    machine.run(_NODE)
+    left = machine.cut()
+    left.pop("nodes/n1/lock", None)
+    assert left == _MADE
