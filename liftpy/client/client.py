@@ -193,7 +193,7 @@ class Client:
     async def publish(
         self,
         stream: str,
-        value: bytes,
+        value: bytes | None,
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -202,6 +202,7 @@ class Client:
     ) -> PublishAck | None:
         """Publish one message and wait until it is committed (ALL), flushed on the leader (LEADER), or not at all (NONE: None).
 
+        ``value`` None: a tombstone, by which compaction deletes ``key``.
         Raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored), OutcomeUnknownError (no ack came).
         For more than a few messages use ``publisher()``: it keeps many in flight.
         """

@@ -104,13 +104,15 @@ class Publisher:
 
     async def send(
         self,
-        value: bytes,
+        value: bytes | None,
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
         ack: AckPolicy = AckPolicy.ALL,
     ) -> asyncio.Future[PublishAck]:
         """Send and return a future of the ack; waits only while ``window`` messages are in flight. Not for AckPolicy.NONE.
+
+        ``value`` None: a tombstone, by which compaction deletes ``key``. An empty value is a value, an empty key a key.
 
         The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it) or
         OutcomeUnknownError (no ack in ``timeout_s``). ``send`` itself raises ConfigError for what is no message, and
@@ -140,9 +142,9 @@ class Publisher:
         await self._put_on_the_wire(number, message)
         return message.answer
 
-    async def post(self, value: bytes, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> None:
-        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key."""
-        if key is not None:
+    async def post(self, value: bytes | None, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> None:
+        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key or no value."""
+        if key is not None or value is None:
             await self._transport.publish(self._subject, self._encode(value, key, headers, AckPolicy.NONE))
             return
         try:
@@ -153,7 +155,7 @@ class Publisher:
 
     async def publish(
         self,
-        value: bytes,
+        value: bytes | None,
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -216,14 +218,14 @@ class Publisher:
                 self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
                 self._subscription = subscription
 
-    def _encode(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy) -> bytes:
-        if value is None:
-            raise ConfigError("value is bytes; None is no value, and not an empty one")
+    def _encode(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy) -> bytes:
         try:
             message = client_pb2.Message(
                 offset=-1,
-                key=key or b"",
-                value=value,
+                key=b"" if key is None else key,
+                keyed=key is not None,
+                value=b"" if value is None else value,
+                tombstone=value is None,
                 stream=self._stream,
                 partition=self._partition,
                 headers=dict(headers or {}),
@@ -231,7 +233,7 @@ class Publisher:
             )
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"value and key are bytes, headers a mapping of str to bytes, ack an AckPolicy: {error}"
+                f"value and key are bytes or None, headers a mapping of str to bytes, ack an AckPolicy: {error}"
             ) from error
         return frames.encode(message)
 

@@ -42,6 +42,7 @@ class RejectReason(Enum):
     BELOW_MIN_ISR = 6
     NO_SPACE = 7
     NOT_LEADER = 8
+    MALFORMED = 9
     OVERLOADED = 10
 
 

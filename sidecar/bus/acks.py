@@ -29,6 +29,7 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.BELOW_MIN_ISR: (503, 10008, "too few in-sync replicas"),
     RejectReason.NO_SPACE: (503, 10047, "insufficient storage resources available"),
     RejectReason.NOT_LEADER: (503, 10008, "this node does not lead the partition"),
+    RejectReason.MALFORMED: (400, 10003, "bad request"),
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""

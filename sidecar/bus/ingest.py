@@ -18,7 +18,7 @@ from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import build_batch
 from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
 from sidecar.bus.connection import BusConnection, Listener
-from sidecar.bus.publishes import MAX_HEADER_BYTES, MAX_HEADERS, Columns, RawMessage, Reader
+from sidecar.bus.publishes import Columns, RawMessage, Reader
 
 _RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
@@ -165,10 +165,9 @@ class Ingest:
             return
         now_wall_ns = time.time_ns()
         columns = self.reader.read(messages, now_wall_ns)
-        if columns.too_many_headers:
+        if columns.unfit is not None:
             if self._alone(messages):
-                detail = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them"
-                self._refuse(columns.publishers, RejectReason.TOO_LARGE, detail)
+                self._refuse(columns.publishers, *columns.unfit)
             return
         if columns.size_bytes > self._largest_bytes:
             self._refuse(columns.publishers, RejectReason.TOO_LARGE, f"more than {self._largest_bytes} bytes in one batch")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from liftpy.config import AckPolicy
 from liftpy.errors import ProtocolError
+from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from sidecar.bus.acks import Envelope, InboxRule, Publishers
@@ -30,16 +31,18 @@ _MAX_DIGITS = 19
 MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
 """Of one message: reading a block costs time for each of its lines."""
+_TOO_MANY_HEADERS = (RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
+_NO_TOMBSTONE = (RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
 
 @dataclass(slots=True)
 class Columns:
-    """Messages as columns, all of the same length; None: the column is absent.
+    """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
 
     ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
     """
 
-    values: list[bytes]
+    values: list[bytes | None]
     publishers: Publishers
     size_bytes: int
     subjects: list[str]
@@ -47,8 +50,8 @@ class Columns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
-    too_many_headers: bool = False
-    """One of them carries more headers than a message may; its other columns are not filled in."""
+    unfit: tuple[RejectReason, str] | None = None
+    """One of them can't be stored as it is, and why; its other columns are not filled in."""
 
 
 class Reader:
@@ -66,12 +69,12 @@ class Reader:
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> Columns:
         """The columns of ``messages``, in their order."""
-        values = [message[2] for message in messages]
+        values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         if any(replies):
             replies = self._allowed(replies)
         subjects = self._subjects(messages)
-        columns = Columns(values, Publishers(self._policy, replies), sum(map(len, values)), subjects)
+        columns = Columns(values, Publishers(self._policy, replies), sum(len(message[2]) for message in messages), subjects)
         magic = envelope.MAGIC
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
@@ -93,7 +96,7 @@ class Reader:
     def _look_into(self, columns: Columns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
         if block and (len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADERS + 2):  # its status line and its end
-            columns.too_many_headers = True
+            columns.unfit = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
         if payload.startswith(envelope.MAGIC):
@@ -103,6 +106,11 @@ class Reader:
                 _column(columns, "keys")[index] = value
             elif name == "Lift-Ack" and value in _BY_HEADER:
                 self._policies(columns)[index] = _BY_HEADER[value]
+            elif name == "Lift-Tombstone":
+                if value != b"1" or columns.values[index]:
+                    columns.unfit = _NO_TOMBSTONE
+                    return
+                columns.values[index] = None
             elif name == "Nats-Expected-Last-Sequence":
                 columns.expected[index] = _expected_offset(value)
         if headers:
@@ -115,13 +123,16 @@ class Reader:
         except ProtocolError:
             self.poison_envelopes += 1
             return
-        columns.values[index] = published.value
-        if published.key:
+        if published.tombstone and published.value:
+            columns.unfit = _NO_TOMBSTONE
+            return
+        columns.values[index] = None if published.tombstone else published.value
+        if published.key or published.keyed:
             _column(columns, "keys")[index] = published.key
         if published.replySubject:
             _column(columns, "replies")[index] = published.replySubject
         if len(published.headers) > MAX_HEADERS:
-            columns.too_many_headers = True
+            columns.unfit = _TOO_MANY_HEADERS
             return
         headers += sorted(published.headers.items())
         if published.offset > 0:  # 0 is what a publisher sends that does not know the field

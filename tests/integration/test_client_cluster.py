@@ -187,3 +187,17 @@ async def test_the_cluster_describes_itself(client: Client, name: str) -> None:
     assert name in [p["stream"] for p in status["partitions"]]
     with pytest.raises(LiftError):
         await client.node_status("nobody")
+
+
+async def test_a_tombstone_is_no_empty_value_and_an_empty_key_is_a_key(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}")
+    await client.publish(name, b"", key=b"a")
+    await client.publish(name, None, key=b"a")
+    await client.publish(name, b"v", key=b"")
+    await client.publish(name, None)
+    async with await client.publisher(name) as publisher:
+        await publisher.post(None, key=b"posted")
+    last = await client.publish(name, b"last")
+    assert last is not None
+    found = [(record.key, record.value) for record in await read(client, name)]
+    assert found == [(b"a", b""), (b"a", None), (b"", b"v"), (None, None), (b"posted", None), (None, b"last")]

@@ -292,6 +292,34 @@ async def test_an_envelope_with_too_many_headers_is_refused() -> None:
     assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10054]
 
 
+async def test_a_tombstone_has_no_value_and_an_empty_key_is_a_key() -> None:
+    bench = Bench()
+    for message in (
+        client_pb2.Message(offset=-1, key=b"a", value=b""),
+        client_pb2.Message(offset=-1, key=b"a", tombstone=True),
+        client_pb2.Message(offset=-1, keyed=True, value=b"v"),
+        client_pb2.Message(offset=-1, value=b"v"),
+    ):
+        bench.publish(frames.encode(message))
+    bench.publish(b"", headers=b"NATS/1.0\r\nLift-Key: b\r\nLift-Tombstone: 1\r\n\r\n")
+    bench.publish(b"", headers=b"NATS/1.0\r\nLift-Key:\r\n\r\n")
+    await turn()
+    batch = parse_batch(bench.batches[0])
+    assert batch.values() == [b"", None, b"v", b"v", None, b""]
+    assert batch.keys() == [b"a", b"a", b"", None, b"b", b""]
+
+
+@pytest.mark.parametrize(("flag", "payload"), [(b"1", b"a value"), (b"0", b""), (b"true", b""), (b"", b"")])
+async def test_a_tombstone_that_is_none_is_refused_and_not_stored_as_something_else(flag: bytes, payload: bytes) -> None:
+    bench = Bench()
+    bench.publish(payload, b"_INBOX.a", b"NATS/1.0\r\nLift-Key: b\r\nLift-Tombstone: %b\r\n\r\n" % flag)
+    bench.publish(frames.encode(client_pb2.Message(offset=-1, value=b"x", tombstone=True)), b"_INBOX.b")
+    bench.publish(b"neighbour")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"neighbour"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10003, 10003]
+
+
 @pytest.mark.parametrize(
     ("reply", "answered"),
     [

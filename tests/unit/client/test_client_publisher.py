@@ -177,7 +177,8 @@ async def test_what_is_no_message_costs_no_room_in_the_window(transport: Transpo
     async with publisher(transport, leader, window=1) as p:
         bad: list[dict[str, Any]] = [
             {"value": "text"},
-            {"value": None},
+            {"value": ""},
+            {"value": b"", "key": ""},
             {"value": b"", "headers": {"a": 1}},
             {"value": b"", "ack": 3},
         ]
