@@ -284,6 +284,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
         commit_policy=found.commit_policy,
         candidate=found.candidate,
         leaderships=found.leaderships,
+        may_lead=found.may_lead,
     )
 
 

@@ -47,6 +47,7 @@ class Proposals:
             epoch=effect.epoch,
             isr=sorted(effect.isr),
             incarnations=dict(effect.incarnations),
+            lost=sorted(effect.lost),
         )
         response = await self._group.propose(pb.ControlRequest(changeIsr=change), _TIMEOUT_S)
         if response.error == pb.ControlResponse.OK:

@@ -59,7 +59,13 @@ def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage,
     check(new.leader_epoch >= old.leader_epoch, "C2", "LeaderEpoch fell", old, new)
     if new.leader and new.leader != old.leader:
         check(new.leader_epoch > old.leader_epoch or new.leader == old.candidate, "C1", "a leader without an epoch", old, new)
-        check(new.leader in old.isr or new.unclean_elected or quorum, "C5", "a leader from outside the ISR", old, new)
+        check(
+            new.leader in (*old.isr, *old.complete) or new.unclean_elected or quorum,
+            "C5",
+            "a leader from outside the ISR",
+            old,
+            new,
+        )
         check(new.leader not in old.incomplete or new.unclean_elected, "C10", "silently elected", old, new)
     for node_id in set(new.isr) - set(old.isr):
         check(image.is_live(node_id), "C6", node_id, "joined but is not live", old, new)

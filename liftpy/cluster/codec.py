@@ -106,6 +106,7 @@ def partition_to_pb(partition: PartitionImage) -> pb.Partition:
         deposed=partition.deposed,
         lastLeader=partition.last_leader,
         leaderships=partition.leaderships,
+        complete=partition.complete,
     )
 
 
@@ -127,6 +128,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         deposed=names.string(message.deposed),
         last_leader=names.string(message.lastLeader),
         leaderships=message.leaderships,
+        complete=names.strings(message.complete),
     )
 
 

@@ -76,6 +76,7 @@ class PartitionFacts:
     commit_policy: CommitPolicy
     candidate: str
     leaderships: int
+    may_lead: frozenset[str]
 
 
 def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
@@ -92,6 +93,7 @@ def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
         commit_policy=stream.config.commit_policy,
         candidate=partition.candidate,
         leaderships=partition.leaderships,
+        may_lead=frozenset(stream.may_lead(partition)),
     )
 
 

@@ -3,11 +3,12 @@
 Goal: after the loss of a leader, the member of the ISR that has most leads next, and nothing committed is lost.
 
 Constraint: only the ISR as of apply is eligible [C5], and of it only who is live, not the deposed leader, not passed over
-in this election, and not known to have lost data [C10]. Every candidate gets a LeaderEpoch of its own [C2]. The ISR is
-frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy ``quorum`` any majority
-of the replica set may hold a committed record: every complete replica is eligible, a majority must have told its
-position in this very election, in which it follows nobody, and the best of them is taken; without a majority only the
-last leader itself will do.
+in this election, and not known to have lost data [C10]. When nobody of it is, those are who left it while HW stood still,
+because they left fewer than ``min.isr`` behind: they hold all that was committed, too. Every candidate gets a LeaderEpoch of
+its own [C2]. The ISR is frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy
+``quorum`` any majority of the replica set may hold a committed record: every complete replica is eligible, a majority must
+have told its position in this very election, in which it follows nobody, and the best of them is taken; without a majority
+only the last leader itself will do.
 
 Algorithm::
 
@@ -33,24 +34,22 @@ from dataclasses import replace
 
 from liftpy.cluster.draft import Draft
 from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, StreamImage
-from liftpy.config import CommitPolicy
 
 
 def is_quorum(stream: StreamImage) -> bool:
     """Whether a majority of the replica set commits, and not the ISR."""
-    return stream.config.commit_policy is CommitPolicy.QUORUM
+    return stream.commits_by_quorum
 
 
 def eligible(draft: Draft, stream: StreamImage, partition: PartitionImage) -> tuple[str, ...]:
-    """Who may become the leader in this election, in replica order."""
-    return tuple(
+    """Who may become the leader in this election, in replica order: of the ISR, and else of those that are as complete."""
+    able = [
         node_id
-        for node_id in (partition.replicas if is_quorum(stream) else partition.isr)
-        if node_id != partition.deposed
-        and node_id not in partition.passed_over
-        and node_id not in partition.incomplete
-        and draft.is_live(node_id)
-    )
+        for node_id in stream.may_lead(partition)
+        if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)
+    ]
+    members = able if is_quorum(stream) else [node_id for node_id in able if node_id in partition.isr]
+    return tuple(members or able)
 
 
 def begin(
@@ -117,21 +116,21 @@ def propose(draft: Draft, partition: PartitionImage, candidate: str) -> Partitio
     )
 
 
-def finish(partition: PartitionImage) -> PartitionImage:
+def finish(stream: StreamImage, partition: PartitionImage) -> PartitionImage:
     """Online, led by the candidate, in one change. One that may lack data is the only member from then on [C11]."""
     candidate = partition.candidate
     unclean = candidate in partition.incomplete
     staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
-    isr = tuple(node for node in partition.replicas if node in staying)
+    elected = stream.with_isr(partition, staying, lost=(partition.deposed,))  # it may keep what was refused since [A2]
     return replace(
-        partition,
+        elected,
         leader=candidate,
         candidate="",
-        isr=isr,
+        complete=() if unclean else elected.complete,
         status=PartitionStatus.ONLINE,
         passed_over=(),
         deposed="",
-        incomplete=tuple(node for node in partition.incomplete if node not in isr),
+        incomplete=tuple(node for node in partition.incomplete if node not in staying),
         unclean_elected=partition.unclean_elected or unclean,
     )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.cluster.diff import diff
-from liftpy.cluster.election import is_quorum
 from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus, StreamImage
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -104,8 +103,8 @@ class ElectionTimers:
         self._clocks[stream.key(partition.partition)] = _Clock(partition, now_ns + self._wait_ns[partition.status])
 
     def _can_lead(self, stream: StreamImage, partition: PartitionImage) -> bool:
-        image, members = self._image, partition.replicas if is_quorum(stream) else partition.isr
-        return image is not None and any(n not in partition.incomplete and image.is_live(n) for n in members)
+        image = self._image
+        return image is not None and any(map(image.is_live, stream.may_lead(partition)))
 
 
 def _proposal(key: PartitionKey, partition: PartitionImage) -> Proposal:

@@ -16,7 +16,7 @@ from immutables import Map
 
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.trail import Trail
-from liftpy.config import StreamConfig
+from liftpy.config import CommitPolicy, StreamConfig
 from liftpy.ids import PartitionKey
 
 
@@ -84,6 +84,9 @@ class PartitionImage:
     with the commit policy ``quorum`` too."""
     leaderships: int = 0
     """How many there have been, the current one included: so that a replica knows when it has missed one."""
+    complete: tuple[str, ...] = ()
+    """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
+    members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,27 @@ class StreamImage:
     def key(self, partition: int) -> PartitionKey:
         """The identity of partition ``partition``."""
         return PartitionKey(self.name, self.uid, partition)
+
+    @property
+    def commits_by_quorum(self) -> bool:
+        """Whether a majority of the replica set commits, and not the ISR."""
+        return self.config.commit_policy is CommitPolicy.QUORUM
+
+    def may_lead(self, partition: PartitionImage) -> tuple[str, ...]:
+        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        counted = partition.replicas if self.commits_by_quorum else (*partition.isr, *partition.complete)
+        return tuple(node for node in partition.replicas if node in counted and node not in partition.incomplete)
+
+    def with_isr(self, partition: PartitionImage, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionImage:
+        """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
+        members = frozenset(isr)
+        stands_still = len(members) < self.config.effective_min_isr(len(partition.replicas)) and not self.commits_by_quorum
+        kept = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
+        return replace(
+            partition,
+            isr=tuple(node for node in partition.replicas if node in members),
+            complete=tuple(node for node in partition.replicas if node in kept),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ largest offset that a majority has flushed, at least ``min_isr`` of them [D21]. 
 epochs commits nothing: a replica outside of it may hold a record of a later, failed epoch at the same offset and win the next
 election by it (the classical counter-example, figure 8 of the Raft paper). So HW moves only to an offset that lies in this
 epoch; then everything before it is committed with it.
+Or to one that EVERY replica which may be elected has flushed in this epoch: nobody is outside of it then, so that after an
+election HW reaches the log's end without another record.
 
 Worked example, isr {a, b, c} with newest offsets a=4, b=3, c=2: HW 2. While the removal of c is in flight: still 2. Once the
 metadata shows isr {a, b}: 3. Policy quorum, majority 2 of 3: HW 3 at once, if the epoch began at or below offset 3.
@@ -47,10 +49,14 @@ def quorum_high_watermark(
     min_isr: int,
     epoch_start_offset: int,
     high_watermark: int,
+    may_lead: Collection[str] = (),
 ) -> int:
-    """New HW, inclusive. ``epoch_start_offset``: the leader's log end when it began to lead."""
+    """New HW, inclusive. ``epoch_start_offset``: the leader's log end when it began to lead; ``may_lead``: who may be elected
+    next, or have become so by a change in flight; empty: not known."""
     if isr_count < min_isr:
         return high_watermark
+    if len(may_lead) >= max(min_isr, 1):
+        high_watermark = isr_high_watermark(positions, may_lead, isr_count, min_isr, high_watermark)
     needed = max(len(replicas) // 2 + 1, min_isr)
     known = sorted((p for p in map(positions.get, replicas) if p is not None), reverse=True)
     if len(known) < needed:
@@ -69,8 +75,10 @@ def new_high_watermark(
     min_isr: int,
     epoch_start_offset: int,
     high_watermark: int,
+    may_lead: Collection[str] = (),
 ) -> int:
     """HW after the leader looked at all positions, its own included; never below ``high_watermark``."""
     if policy is CommitPolicy.QUORUM:
-        return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark)
+        heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
+        return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
     return isr_high_watermark(positions, maximal_isr, len(isr), min_isr, high_watermark)

@@ -220,6 +220,8 @@ class ProposeIsr:
     leader_epoch: int
     epoch: int
     incarnations: tuple[tuple[str, int], ...]
+    lost: frozenset[str] = frozenset()
+    """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,10 @@ class FetchService:
             self._shared.succession.asked_by(replica)
 
     @property
-    def isr_has_joined(self) -> bool:
-        """Whether every other member of the ISR has fetched in this LeaderEpoch, as the process that it is now."""
-        isr = self._shared.state.isr
-        return all(progress.position is not None for replica, progress in self.followers.items() if replica in isr)
+    def heirs_have_joined(self) -> bool:
+        """Whether everyone who may lead next has fetched in this LeaderEpoch, as the process that it is now."""
+        heirs = self._shared.state.isr | self._shared.state.may_lead
+        return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
         """Whether nobody who led before may still speak."""

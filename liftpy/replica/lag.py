@@ -21,7 +21,7 @@ end 50, it joins (if it was caught up lately), and HW then waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from liftpy.replica.progress import Progress
 
@@ -42,6 +42,11 @@ def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns:
 def has_lost(progress: Progress, high_watermark: int) -> bool:
     """Whether a member of the ISR no longer holds what HW was raised by: HW is the least that the members acknowledged [D3]."""
     return progress.position is not None and progress.position < high_watermark
+
+
+def have_lost(followers: Mapping[str, Progress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
+    """Those of ``heirs``, who count as complete, that are not. Outside the ISR too: HW has stood still since they left it."""
+    return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
 def may_join(progress: Progress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:

@@ -140,8 +140,10 @@ class LeaderRole(Role):
 
     def may_refuse(self, now_ns: int) -> bool:
         """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
-        any more. A deposed leader hears the same message, and as long as a member of the ISR follows it, its copy may live."""
-        return self.shared.lease.is_current(now_ns) and self.service.isr_has_joined
+        any more. A deposed leader hears the same message, and as long as one of them follows it, its copy may live. By quorum no
+        log of an earlier leader wins an election once a record of this one is committed."""
+        settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
+        return self.shared.lease.is_current(now_ns) and (settled or self.service.heirs_have_joined)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""
@@ -162,6 +164,7 @@ class LeaderRole(Role):
             replicas=state.replicas,
             isr=state.isr,
             maximal_isr=self.isr_change.maximal(state.isr),
+            may_lead=state.may_lead,
             min_isr=state.min_isr,
             epoch_start_offset=self.epoch_start_offset,
             high_watermark=log.high_watermark,
@@ -293,12 +296,15 @@ class LeaderRole(Role):
             replica_count=len(state.replicas),
             min_isr=state.min_isr,
         )
-        if wanted == state.isr and not change.unsettled:
+        followers, high_watermark = self.service.followers, self.log.high_watermark
+        heirs = frozenset() if self._commits_by_quorum else state.isr | state.may_lead
+        lost = lag.have_lost(followers, heirs, high_watermark)
+        if wanted == state.isr and not change.unsettled and not lost:
             return
         change.proposed(wanted)
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
-        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations))
+        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations, lost))
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:

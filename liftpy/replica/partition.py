@@ -34,3 +34,5 @@ class PartitionState:
     candidate: str = ""
     leaderships: int = 0
     """How many there have been, the current one included."""
+    may_lead: frozenset[str] = frozenset()
+    """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""

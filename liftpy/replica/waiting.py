@@ -12,7 +12,7 @@ from liftpy.replica.role import Effects, Role, Shared
 class WaitingRole(Role):
     """There is no leader, or this node is no replica, or the metadata does not show this process yet.
 
-    In an election it tells its position once, so that the best candidate can be chosen.
+    In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
     """
 
     name = "WAITING"
@@ -26,7 +26,7 @@ class WaitingRole(Role):
         state = self.shared.state
         if (
             state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in state.isr
+            and self.shared.node_id in (state.isr | state.may_lead)
             and self.shared.node_id != state.leader
         ):
             out.append(report_leader(self.shared))

@@ -340,19 +340,27 @@ class Checkers:
         self._complete_members(key, "D19" if joined else "D3")
 
     def _complete_members(self, key: PartitionKey, name: str) -> None:
-        """Every member of the ISR holds everything committed on its disk, dead or alive, unless it is known to be doubtful."""
+        """Who may be elected holds everything committed on its disk, dead or alive, unless it has lost something and nobody knows it
+        yet. Of a quorum: so many do that no majority is without one of them, and the last leader is among them."""
         ghost, truth = self.ghost(key), self._truth(key)
-        if ghost.high_watermark < 0 or truth.unclean_elected or self.cluster.commit_by_quorum:
+        if ghost.high_watermark < 0 or truth.unclean_elected:
             return
-        for node_id in truth.isr:
-            node = self.cluster.nodes[node_id]
-            if node.lost_data or node_id in truth.incomplete:
-                continue
-            shadow = ghost.shadows.get(node_id, Shadow())
-            holds = ghost.holds_committed(shadow, shadow.durable_end_offset)
-            check(
-                holds, name, node_id, "is in ISR", truth.isr, "with", shadow.durable_end_offset, "HW is", ghost.high_watermark
-            )
+        lacking = {node_id for node_id in self._counted(key, truth) if not self._holds_committed(ghost, node_id)}
+        if self.cluster.commit_by_quorum:
+            few = 2 * len(lacking) <= len(truth.replicas)
+            alone = truth.last_leader in lacking
+            check(few and not alone, name, lacking, "lack what", truth, "has committed, HW is", ghost.high_watermark)
+        else:
+            check(not lacking, name, lacking, "may lead of", truth, "and lack something, HW is", ghost.high_watermark)
+
+    def _counted(self, key: PartitionKey, truth: PartitionImage) -> list[str]:
+        able = self.cluster.group.image.streams[key.stream].may_lead(truth)
+        return [node_id for node_id in able if not self.cluster.nodes[node_id].lost_data]
+
+    @staticmethod
+    def _holds_committed(ghost: PartitionGhost, node_id: str) -> bool:
+        shadow = ghost.shadows.get(node_id, Shadow())
+        return ghost.holds_committed(shadow, shadow.durable_end_offset)
 
     def _truth(self, key: PartitionKey) -> PartitionImage:
         return self.cluster.group.partition(key.stream, key.partition)

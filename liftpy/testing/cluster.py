@@ -221,11 +221,14 @@ class Cluster:
         self.checkers.nothing_is_lost()
 
     def waits_for_the_operator(self) -> bool:
-        """Nobody may lead without a command: the whole ISR may have lost data [C10], or is too small for a quorum's election."""
-        partition = self.group.partition(STREAM, 0)
-        doubtful = set(partition.isr) <= set(partition.incomplete)
-        too_few = self.commit_by_quorum and 2 * len(set(partition.isr) - set(partition.incomplete)) <= len(partition.replicas)
-        return partition.status is not PartitionStatus.ONLINE and (doubtful or too_few)
+        """Nobody may lead without a command: everyone may have lost data [C10], or too many for a quorum's election."""
+        stream = self.group.image.streams[STREAM]
+        partition = stream.partitions[0]
+        able = stream.may_lead(partition)
+        enough = (
+            2 * len(able) > len(partition.replicas) or partition.last_leader in able if self.commit_by_quorum else bool(able)
+        )
+        return partition.status is not PartitionStatus.ONLINE and not enough
 
     def _isr_is_whole(self) -> bool:
         partition = self.group.partition(STREAM, 0)
@@ -235,8 +238,6 @@ class Cluster:
         leader = self.leader()
         if leader is None:
             return False
-        if self.commit_by_quorum and leader.log.epochs.latest_epoch != leader.replica.leader_epoch:
-            return True  # nothing of this epoch: what is left of older ones commits with its first record
         replicas = [self.replica(node_id) for node_id in leader.replica.state.replicas]
         return all(r is not None and r.log.high_watermark == r.log.newest_offset == leader.log.newest_offset for r in replicas)
 

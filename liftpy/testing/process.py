@@ -41,6 +41,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
         key=found.key, replicas=found.replicas, isr=found.isr, leader=found.leader, leader_epoch=found.leader_epoch,
         epoch=found.epoch, status=PartitionStatus(found.status), min_isr=found.min_isr,
         commit_policy=found.commit_policy, candidate=found.candidate, leaderships=found.leaderships,
+        may_lead=found.may_lead,
     )  # fmt: skip
 
 

@@ -433,7 +433,7 @@ class SimReplica:
         change = pb.ChangeIsr(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
             leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations),
+            incarnations=dict(effect.incarnations), lost=sorted(effect.lost),
         )  # fmt: skip
 
         def answered(response: pb.ControlResponse | None) -> None:

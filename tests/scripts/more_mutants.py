@@ -8,16 +8,17 @@ from typing import Any
 from liftpy.client import progress
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import recovery
 from liftpy.log.log import Log
+from liftpy.replica import commit, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.replica import replica
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.waiting import FailedRole
+from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire import frames
@@ -190,8 +191,37 @@ def lagging_says_cut() -> Patches:
     return [method(replica, "judge", lambda *args, **known: real(*args, **{**known, "is_latest": True}))]
 
 
-def negative_ack_before_the_isr_has_joined() -> Patches:
-    return [method(FetchService, "isr_has_joined", True)]
+def negative_ack_before_the_heirs_have_joined() -> Patches:
+    return [method(FetchService, "heirs_have_joined", True)]
+
+
+def negative_ack_when_the_isr_has_joined() -> Patches:
+    def joined(self: FetchService) -> bool:
+        isr = self._shared.state.isr
+        return all(p.position is not None for replica, p in self.followers.items() if replica in isr)
+
+    return [method(FetchService, "heirs_have_joined", property(joined))]
+
+
+def positions_of_the_isr_only() -> Patches:
+    real = WaitingRole.enter
+
+    def enter(self: WaitingRole, now_ns: int, out: list) -> None:
+        real(self, now_ns, out)
+        if self.shared.node_id not in self.shared.state.isr:
+            out[:] = [effect for effect in out if not isinstance(effect, do.ReportLeader)]
+
+    return [method(WaitingRole, "enter", enter)]
+
+
+def quorum_log_stays_uncommitted() -> Patches:
+    real = commit.quorum_high_watermark
+    return [method(commit, "quorum_high_watermark", lambda *args: real(*args[:6]))]
+
+
+def who_has_lost_something_stays_complete() -> Patches:
+    real = StreamImage.with_isr
+    return [method(StreamImage, "with_isr", lambda self, partition, isr, lost=(): real(self, partition, isr))]
 
 
 def told_once_and_never_again() -> Patches:
@@ -250,7 +280,11 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
-    Mutant("negative ack before the ISR has joined", "A2", negative_ack_before_the_isr_has_joined),
+    Mutant("negative ack before the ISR has joined", "A2", negative_ack_before_the_heirs_have_joined),
+    Mutant("negative ack when the ISR alone has joined", "A2", negative_ack_when_the_isr_has_joined),
+    Mutant("positions of the ISR only", "L1", positions_of_the_isr_only),
+    Mutant("a quorum's log stays uncommitted", "L3", quorum_log_stays_uncommitted),
+    Mutant("who has lost something stays complete", "C10; KIP-966", who_has_lost_something_stays_complete),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),

@@ -64,7 +64,7 @@ def report_promotion(draft: Draft, request: pb.ReportPromotion) -> Decision:
     refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
     if refusal is not None:
         return refusal
-    return _changed(draft, stream, partition, election.finish(partition))
+    return _changed(draft, stream, partition, election.finish(stream, partition))
 
 
 def pass_over(draft: Draft, request: pb.PassOver) -> Decision:
@@ -155,9 +155,10 @@ def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImag
 
 
 def _counts(stream: StreamImage, partition: PartitionImage, witness: str) -> bool:
-    """Whether the witness's word counts: of an ISR follower, and in the election of a quorum of any replica."""
-    in_election = election.is_quorum(stream) and partition.status is PartitionStatus.ELECTION
-    return witness in (partition.replicas if in_election else partition.isr)
+    """Whether the witness's word counts: of an ISR follower, and in an election of everyone who may lead."""
+    if partition.status is PartitionStatus.ELECTION:
+        return witness in partition.isr or witness in stream.may_lead(partition)
+    return witness in partition.isr
 
 
 def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport) -> bool:

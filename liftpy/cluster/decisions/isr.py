@@ -20,10 +20,10 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
     refusal = _refusal(draft, request, partition)
     if refusal is not None:
         return refusal
-    isr = tuple(node for node in partition.replicas if node in request.isr)
     # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
-    incomplete = tuple(node for node in partition.incomplete if node not in isr)
-    changed = draft.change(stream, replace(partition, isr=isr, incomplete=incomplete))
+    incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
+    moved = stream.with_isr(partition, request.isr, request.lost)
+    changed = draft.change(stream, replace(moved, incomplete=incomplete))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
 
 

@@ -46,7 +46,8 @@ def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
     """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
     changes = []
     for stream, partition in draft.image.partitions_of(node_id):
-        if node_id in partition.isr or node_id == partition.candidate or election.is_quorum(stream):
+        counts = node_id in partition.isr or node_id in partition.complete or election.is_quorum(stream)
+        if counts or node_id == partition.candidate:
             changed = step(draft, stream, partition, node_id)
             if changed != partition:
                 changes.append(draft.change(stream, changed))
@@ -67,9 +68,9 @@ def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionImag
     quorum = election.is_quorum(stream)
     sole = partition.isr == (node_id,)
     incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
+    staying = partition.isr if sole else tuple(member for member in partition.isr if member != node_id)
     shrunk = replace(
-        partition,
-        isr=partition.isr if sole else tuple(member for member in partition.isr if member != node_id),
+        stream.with_isr(partition, staying, lost=(node_id,)),
         incomplete=tuple(node for node in partition.replicas if node in incomplete),
     )
     if partition.leader == node_id:
@@ -92,8 +93,7 @@ def _gone(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id:
 
 
 def _revive(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
-    counts = node_id in partition.isr or election.is_quorum(stream)
-    waits = partition.status is PartitionStatus.OFFLINE and counts
+    waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.may_lead(partition)
     return _replace_leader(draft, stream, partition) if waits else partition
 
 

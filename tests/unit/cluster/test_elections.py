@@ -313,7 +313,7 @@ def test_a_candidate_that_comes_back_incomplete_is_passed_over() -> None:
 
 
 def test_the_last_replica_standing_that_may_have_lost_data_is_elected_only_by_command_and_it_shows() -> None:
-    cluster = Cluster("ab")
+    cluster = Cluster("ab", minIsr=1)
     cluster.change_isr(["a"])
     cluster.restart("a", flushed=False)
     assert cluster.now == (OFFLINE, "", "")
@@ -329,7 +329,7 @@ def test_the_last_replica_standing_that_may_have_lost_data_is_elected_only_by_co
 
 
 def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succeeds() -> None:
-    cluster = Cluster("abc")
+    cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])
     cluster.fence("a")
     assert cluster.now == (OFFLINE, "", "")
@@ -342,6 +342,38 @@ def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succe
     cluster.promote()
     assert (cluster.now, cluster.partition().isr) == ((ONLINE, "b", ""), ("b",))
     assert cluster.partition().unclean_elected
+
+
+def test_who_left_while_hw_stood_still_may_lead_when_nobody_of_the_isr_can() -> None:
+    cluster = Cluster("abc")
+    cluster.change_isr(["a", "c"])
+    assert cluster.partition().complete == (), "the two that are left commit without b"
+    cluster.change_isr(["a"])
+    assert cluster.partition().complete == ("c",), "nothing is committed since c left, but b lacks what came before"
+    cluster.fence("a")
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert (cluster.now, cluster.partition().isr, cluster.partition().complete) == ((ONLINE, "c", ""), ("c",), ())
+    cluster.change_isr(["b", "c"])
+    assert cluster.partition().complete == ()
+
+
+def test_one_that_has_lost_something_is_complete_no_more() -> None:
+    for lose in ("registers", "asks for it", "asked for it when it left"):
+        cluster = Cluster("ab")
+        lost = ["b"] if lose == "asked for it when it left" else []
+        request = cluster.isr_request(["a"])
+        request.lost.extend(lost)
+        cluster.ask(changeIsr=request)
+        assert cluster.partition().complete == (() if lost else ("b",))
+        if lose == "registers":
+            cluster.restart("b", flushed=False)
+        elif lose == "asks for it":
+            request = cluster.isr_request(["a"])
+            request.lost.append("b")
+            cluster.ask(changeIsr=request)
+        cluster.fence("a")
+        assert cluster.now == (OFFLINE, "", ""), lose
 
 
 def test_an_unclean_election_needs_an_offline_partition_and_a_live_replica() -> None:
