@@ -15,6 +15,7 @@ from typing import Any
 
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events
@@ -129,7 +130,8 @@ class Executor:
         batches = [batch for batch in fetched.batches if batch.last_offset <= effect.last_offset]
         size_bytes = sum(batch.header.size_bytes for batch in batches)
         try:
-            self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns())
+            seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
+            self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns(), compacted=seen)
         except StorageError as error:
             self.failed(error)
             return
@@ -144,7 +146,7 @@ class Executor:
         self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
 
     def _reset_log(self, effect: do.ResetLog) -> None:
-        logger.warning("%s: behind the leader's log start, begins afresh at %d", self._t.key, effect.start_offset)
+        logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
         self._cut(lambda: self._t.log.reset(effect.start_offset))
 
     def _cut(self, cut: Callable[[], object]) -> None:

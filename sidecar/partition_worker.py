@@ -155,6 +155,8 @@ class PartitionWorker:
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
         opened = events.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, epochs, log.persisted_epoch)
         self.feed(opened)
+        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(*horizon))
+        log.on_compacted(log.horizon)
 
     def update(self, state: PartitionState, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, or the set of live nodes, in a new state."""

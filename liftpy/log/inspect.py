@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from liftpy.errors import UnknownFormatError
+from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.segment import Segment, index_name, log_name, walk
 from liftpy.log.small_files import (
     CHECKPOINT_NAME,
@@ -77,7 +78,7 @@ def inspect(storage: Storage) -> PartitionReport:
             faults.append(f"{index_name(base)}: {report.index} (a cache: rebuilt when the log is opened)")
         next_offset = report.summary.next_offset
         segments.append(report)
-    known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME}
+    known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME, HORIZON_NAME}
     data = storage.load(CHECKPOINT_NAME)
     checkpoint = decode_checkpoint(data)
     if data is not None and checkpoint is None:

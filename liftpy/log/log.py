@@ -19,6 +19,7 @@ from liftpy.invariants import check
 from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
+from liftpy.log.horizon import NEVER, CompactionHorizon, Horizon
 from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards, without_past
 from liftpy.log.recovery import OpenReport, Recovered, recover
 from liftpy.log.retention import is_too_old, retained_start
@@ -62,6 +63,9 @@ class Log:
         self._durable_end_offset = self.log_end_offset
         self._checkpointed = checkpoint
         self._stored_epochs = decode_epochs(storage.load(EPOCHS_NAME))
+        self._horizon = CompactionHorizon(storage, segments)
+        self.on_compacted: Callable[[Horizon], None] | None = None
+        """Called when the horizon rises."""
         self._compacted_end_offset = 0
         """Exclusive: what compaction has looked at since the log was opened."""
         self._unsynced: list[SealJob] = []
@@ -114,6 +118,11 @@ class Log:
         return self._durable_end_offset if self.config.flush.mode is FlushMode.ALWAYS else self.log_end_offset
 
     @property
+    def horizon(self) -> Horizon:
+        """Up to where the log may lack what compaction dropped, here or where it was fetched."""
+        return self._horizon.value
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(s.size_bytes for s in self.segments)
@@ -125,14 +134,19 @@ class Log:
         parsed = parse_batch(batch, verify=False)
         self.append_batches(memoryview(batch), (parsed,), now_wall_ns)
 
-    def append_batches(self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0) -> None:
+    def append_batches(
+        self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
+    ) -> None:
         """Add received batches as they are, with one write: ``buffer`` begins with their bytes, CRCs already checked.
 
         They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
-        ``buffer`` behind the last of them is not written either.
+        ``buffer`` behind the last of them is not written either. ``compacted``: how far the compaction of the log that they come
+        from can have looked.
         """
         self._must_be_open()
         size_bytes = self._check_follows(batches)
+        if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
+            self._compacted_to(compacted)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
         self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
@@ -335,6 +349,8 @@ class Log:
             self._shorten(active, position)
         self._forget_flushes(self.log_end_offset)
         self.epochs.truncate(self.log_end_offset)
+        if self.log_end_offset <= self.log_start_offset:
+            self._horizon.forget()
         self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
@@ -365,6 +381,7 @@ class Log:
         self.storage.sync_folder()
         self._forget_flushes(start_offset)
         self._new_names, self.epochs = False, EpochCache()
+        self._horizon.forget()
         self._advanced()
 
     def _begin_checkpoint(self, start_offset: int) -> Checkpoint:
@@ -431,14 +448,21 @@ class Log:
         if not all(id(s) in known for s in compaction.inputs):
             compaction.abandon()
             return 0
-        self._compacted_end_offset = compaction.inputs[-1].next_offset
+        self._compacted_end_offset = end_offset = compaction.inputs[-1].next_offset
         try:
+            if compaction.outputs:
+                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1)))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:
             self.closed = f"compaction failed: {error}"
             raise
         return compaction.dropped_records if compaction.outputs else 0
+
+    def _compacted_to(self, horizon: Horizon) -> None:
+        """Durable before what it tells of."""
+        if self._horizon.rise(horizon) and self.on_compacted is not None:
+            self.on_compacted(self.horizon)
 
     def _put_in_place(self, output: Output) -> None:
         """One rename, then the removals: what dies in between is sorted out by ``recover``."""

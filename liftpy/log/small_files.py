@@ -1,8 +1,8 @@
 """The small files of a partition's folder: checkpoints and segment indexes. Checksummed; anything torn is no file at all.
 
 ``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
-the last checkpoint; the log itself always wins over it. ``<base>.index``: a pure cache of a SEALED segment: what a walk over it
-would find. All: magic, version, body, CRC-32C over all before it; little endian.
+the last checkpoint; the log itself always wins over it. ``compaction-horizon``: see ``horizon.py``. ``<base>.index``: a pure cache of
+a SEALED segment: what a walk over it would find. All: magic, version, body, CRC-32C over all before it; little endian.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ class SegmentSummary:
     entries: tuple[IndexEntry, ...]
 
 
-def _seal(magic: bytes, body: bytes) -> bytes:
+def seal_small_file(magic: bytes, body: bytes) -> bytes:
+    """A small file's bytes: ``magic`` (4 bytes), version, ``body``, CRC."""
     data = _HEAD.pack(magic, _VERSION) + body
     return data + _CRC.pack(crc32c.crc32c(data))
 
 
-def _open(magic: bytes, data: bytes | None) -> bytes | None:
+def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
     """The body, None for what is missing, torn or damaged; UnknownFormatError for a whole file of another version [S11]."""
     if data is None or len(data) < _HEAD.size + _CRC.size:
         return None
@@ -80,23 +81,25 @@ def _open(magic: bytes, data: bytes | None) -> bytes | None:
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """The bytes of the ``high-watermark`` file."""
-    return _seal(b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch))
+    return seal_small_file(
+        b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch)
+    )
 
 
 def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
     """The checkpoint, or None where there is none that can be trusted."""
-    body = _open(b"LFHW", data)
+    body = open_small_file(b"LFHW", data)
     return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
 
 
 def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
     """The bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
-    return _seal(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
+    return seal_small_file(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
 
 
 def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
     """The entries, or None where there are none that can be trusted."""
-    body = _open(b"LFEP", data)
+    body = open_small_file(b"LFEP", data)
     return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 
 
@@ -114,12 +117,12 @@ def encode_index(summary: SegmentSummary) -> bytes:
     )
     epochs = b"".join(_EPOCH.pack(*entry) for entry in summary.epochs)
     entries = np.array([(e.base_offset, e.position, e.max_timestamp_ns) for e in summary.entries], dtype=_ENTRY)
-    return _seal(b"LFIX", head + epochs + entries.tobytes())
+    return seal_small_file(b"LFIX", head + epochs + entries.tobytes())
 
 
 def decode_index(data: bytes | None) -> SegmentSummary | None:
     """The summary, or None where there is none that can be trusted."""
-    body = _open(b"LFIX", data)
+    body = open_small_file(b"LFIX", data)
     if body is None or len(body) < _INDEX.size:
         return None
     base, next_offset, size_bytes, first_ns, max_ns, record_count, epoch_count, entry_count = _INDEX.unpack_from(body)

@@ -78,10 +78,14 @@ class DropPendingAcks:
 
 @dataclass(frozen=True, slots=True)
 class AppendFetched:
-    """Follower: append the batches kept under ``token`` as they are, through ``last_offset``."""
+    """Follower: append the batches kept under ``token`` as they are, through ``last_offset``. Where they show compaction, first store
+    that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
 
     token: int
     last_offset: int
+    leader_high_watermark: int
+    """Inclusive: the leader's compaction has not looked past it."""
+    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True)
 class ResetLog:
-    """Throw the local log away and begin an empty one at ``start_offset`` (behind the leader's log start) [D26]."""
+    """Throw the local log away and begin an empty one at ``start_offset``: it ends behind the leader's log start [D26], has nothing in
+    common with the leader's, or was compacted by records that are to be cut."""
 
     start_offset: int
 

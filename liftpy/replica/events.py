@@ -29,6 +29,15 @@ class LogOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCompacted:
+    """The log may lack, below ``end_offset``, what later records below it superseded; that is durable. None of these records was
+    written after ``leader_epoch``. Fed behind LogOpened too, where the log has such a horizon."""
+
+    end_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
@@ -273,6 +282,7 @@ class StopRequested:
 
 Event = (
     LogOpened
+    | LogCompacted
     | PartitionChanged
     | MetadataHeard
     | PublishesReceived

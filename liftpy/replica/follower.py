@@ -38,7 +38,7 @@ from liftpy.replica.events import (
     RequestFailed,
 )
 from liftpy.replica.partition import PartitionStatus
-from liftpy.replica.reconcile import StartAfresh, reconcile
+from liftpy.replica.reconcile import StartAfresh, lacks_superseding, reaches, reconcile
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
 
@@ -80,6 +80,9 @@ class FollowerRole(Role):
         self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
         self._asks_again = False  # while CUTTING: the logs may not agree yet
+        self._asked_epoch = 0  # of the outstanding epoch query
+        self._asks_for_horizon = False  # that query is about the horizon, not the log's end
+        self._horizon_reached = False  # the leader holds what compaction here has seen
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -126,19 +129,24 @@ class FollowerRole(Role):
         self._now(Following.RECONCILING, out)
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         request_id = self._next_request(now_ns, out)
-        out.append(SendEpochQuery(request_id, self.leader, self.log.epochs.latest_epoch, self.leader_epoch))
+        self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
+        self._asked_epoch = self.log.horizon.leader_epoch if self._asks_for_horizon else self.log.epochs.latest_epoch
+        out.append(SendEpochQuery(request_id, self.leader, self._asked_epoch, self.leader_epoch))
 
     def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
         """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
         if event.request_id != self._request_id or self.following is not Following.RECONCILING:
             return
-        asked = self.log.epochs.latest_epoch
-        if event.current_epoch != self.leader_epoch or event.leader_epoch > asked:
+        if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
             self._failed(now_ns, out)
             return
         self._request_ended(out)
         self._heard(now_ns)
-        cut = reconcile(self.log, event)
+        if self._asks_for_horizon and reaches(self.log.horizon, event):
+            self._horizon_reached = True
+            self._ask(now_ns, out)
+            return
+        cut = StartAfresh(event.log_start_offset) if self._asks_for_horizon else reconcile(self.log, event)
         if isinstance(cut, StartAfresh):
             self._start_afresh(cut.start_offset, out)
             return
@@ -206,7 +214,7 @@ class FollowerRole(Role):
             self._quiet_rounds = 0
             self._now(Following.FLUSHING, out)
             self.log.append_spans(event.spans)
-            out.append(AppendFetched(event.token, self.log.newest_offset))
+            out.append(AppendFetched(event.token, self.log.newest_offset, event.high_watermark, event.leader_epoch))
         else:
             self._learn_high_watermark(event.high_watermark, out)
             self._idle_request_id = event.request_id

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from liftpy.invariants import check
 from liftpy.log.epochs import EpochCache
+from liftpy.log.horizon import NEVER, Horizon
 from liftpy.replica.events import BatchSpan
 
 
@@ -26,6 +27,8 @@ class LocalLog:
     high_watermark: int = -1
     """Inclusive, -1 when none: the newest record that is known here to be committed, never above the log [D7]."""
     epochs: EpochCache = field(default_factory=EpochCache)
+    horizon: Horizon = NEVER
+    """Below it records may be missing that a later one below it superseded: a log that is cut below it is worth nothing."""
 
     @property
     def newest_offset(self) -> int:
@@ -52,6 +55,10 @@ class LocalLog:
         self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
         self.high_watermark = max(min(high_watermark, end - 1), start - 1)
         self.epochs = EpochCache(epochs)
+
+    def compacted(self, horizon: Horizon) -> None:
+        """Compaction, here or on the leader that was fetched from, has looked up to ``horizon``."""
+        self.horizon = horizon
 
     def append(self, record_count: int, leader_epoch: int) -> int:
         """A batch of the leader's own is appended; return its base offset."""
@@ -83,12 +90,14 @@ class LocalLog:
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
         self.epochs.truncate(end_offset)
+        if self.is_empty:
+            self.horizon = NEVER
 
     def reset(self, start_offset: int) -> None:
         """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]."""
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1
-        self.epochs = EpochCache()
+        self.epochs, self.horizon = EpochCache(), NEVER
 
     def start_moved(self, log_start_offset: int) -> None:
         """Retention moved the start; it only grows and never passes HW + 1 [D26]."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from liftpy.config import ReplicationConfig
+from liftpy.log.horizon import Horizon
 from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
@@ -200,6 +201,8 @@ class Replica:
                 self._partition_changed(event, now_ns, out)
             case ev.LogOpened():
                 self._log_opened(event, now_ns)
+            case ev.LogCompacted():
+                self._shared.log.compacted(Horizon(event.end_offset, event.leader_epoch))
             case ev.StorageFailed():
                 self._storage_failed(event, now_ns, out)
             case ev.StopRequested():

@@ -104,6 +104,9 @@ class PartitionGhost:
         check(base == shadow.log_end_offset or not shadow.lasts, "D15", where, "appends", base, "at", shadow.log_end_offset)
         if shadow.epochs:
             check(header.leader_epoch >= shadow.epochs[-1], "D14", where, "epoch", key, "after", shadow.epochs[-1])
+        if header.is_compacted:
+            self._push_what_it_was(shadow, header)
+            return
         before = shadow.chains[-1] if shadow.chains else shadow.base_chain
         known = self.chains.get(key)
         if known is None:
@@ -117,6 +120,14 @@ class PartitionGhost:
         shadow.lasts.append(header.last_offset)
         shadow.chains.append(chain)
         shadow.epochs.append(header.leader_epoch)
+
+    def _push_what_it_was(self, shadow: Shadow, header: BatchHeader) -> None:
+        """Compaction left ``header`` of one batch or several: to the spectator they are still there."""
+        first, epoch = max(header.base_offset, shadow.log_end_offset), header.leader_epoch
+        for last in sorted(last for e, last in self.spans if e == epoch and first <= last <= header.last_offset):
+            shadow.lasts.append(last)
+            shadow.chains.append(self.chains[epoch, last][0])
+            shadow.epochs.append(epoch)
 
     def commit(self, shadow: Shadow, low: int, high: int, where: str) -> list[Key]:
         """A replica takes (low, high] for committed: it must be the one true log [D1, D4, R3]. Returns what is new."""

@@ -15,6 +15,7 @@ from liftpy.config import AckPolicy
 from liftpy.errors import LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.flush import Flush
+from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _MAX_PUBLISH_BYTES = 64 * 1024
 _REPLAY_NS = 3 * MS
+KEYS = 4
+"""On a compacted stream the key of a message is its id modulo this."""
 
 
 class SimReplica:
@@ -68,6 +71,8 @@ class SimReplica:
         entries = log.epochs.entries
         opened = ev.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, entries, log.persisted_epoch)
         self.feed(opened)
+        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(*horizon))
+        log.on_compacted(log.horizon)
         subject = f"notify.{self.node_id}.{self.subject}"
         self.cluster.network.subscribe(self.node_id, subject, self._notified)
         self.cluster.network.subscribe(self.node_id, f"{self.subject}.read.{self.node_id}", self._read)
@@ -114,8 +119,13 @@ class SimReplica:
     def _append_batch(self, effect: do.AppendBatch) -> None:
         publish, reply = self._tokens.pop(effect.token)
         values = [str(i).encode() for i in publish.ids]
+        keys = [b"%d" % (i % KEYS) for i in publish.ids] if self.log.config.compaction else None
         batch = build_batch(
-            values, base_offset=effect.base_offset, leader_epoch=effect.leader_epoch, timestamp_ns=effect.timestamp_ns
+            values,
+            keys=keys,
+            base_offset=effect.base_offset,
+            leader_epoch=effect.leader_epoch,
+            timestamp_ns=effect.timestamp_ns,
         )
         try:
             self.log.append(batch)
@@ -130,7 +140,8 @@ class SimReplica:
     def _append_fetched(self, effect: do.AppendFetched) -> None:
         data, batches = self._tokens.pop(effect.token)
         try:
-            self.log.append_batches(data, batches)
+            seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
+            self.log.append_batches(data, batches, compacted=seen)
         except StorageError as error:
             self._storage_failed(error)
             return
@@ -205,6 +216,14 @@ class SimReplica:
 
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
+
+    def compact(self) -> int:
+        """One run of compaction; how many records it dropped."""
+        compaction = self.log.begin_compaction(0)
+        if compaction is None:
+            return 0
+        compaction.run()
+        return self.log.complete_compaction(compaction)
 
     def checkpoint(self) -> None:
         """The interval has passed."""

@@ -78,6 +78,11 @@ class BatchHeader(NamedTuple):
         """The offset after the last record."""
         return self.base_offset + self.last_offset_delta + 1
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether compaction has dropped records of it: it holds fewer than it has offsets."""
+        return self.record_count <= self.last_offset_delta
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

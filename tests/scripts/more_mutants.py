@@ -10,14 +10,16 @@ from liftpy.cluster.decisions import elections
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, LiftError
-from liftpy.log import recovery
+from liftpy.log import horizon, recovery
+from liftpy.log.horizon import CompactionHorizon
 from liftpy.log.log import Log
-from liftpy.replica import commit, replica
+from liftpy.replica import commit, follower, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.local_log import LocalLog
 from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
@@ -245,6 +247,27 @@ def silence_is_absence() -> Patches:
     return [method(SimReplica, "_probe_replica", probed)]
 
 
+def compacted_log_is_cut_like_any_other() -> Patches:
+    return [method(LocalLog, "compacted", lambda self, horizon: None)]
+
+
+def compacted_log_that_ends_early_goes_on() -> Patches:
+    return [method(follower, "lacks_superseding", lambda log: False)]
+
+
+def horizon_is_not_stored() -> Patches:
+    def rise(self: CompactionHorizon, horizon: Any) -> bool:
+        self.value = max(self.value, horizon)
+        return True
+
+    return [method(CompactionHorizon, "rise", rise), method(horizon, "inferred", lambda segments: horizon.NEVER)]
+
+
+def fetched_compacted_and_not_noted() -> Patches:
+    real = Log.append_batches
+    return [method(Log, "append_batches", lambda self, data, batches, now=0, *, compacted: real(self, data, batches, now))]
+
+
 def a_stream_is_its_name() -> Patches:
     real = ReadService._why_not
 
@@ -279,6 +302,10 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("batches of any size", "D23", batches_of_any_size),
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
+    Mutant("a compacted log is cut like any other", "D5", compacted_log_is_cut_like_any_other),
+    Mutant("a compacted log that ends early goes on", "D5", compacted_log_that_ends_early_goes_on),
+    Mutant("the horizon is not stored", "S5", horizon_is_not_stored),
+    Mutant("fetched compacted, and not noted", "D5", fetched_compacted_and_not_noted),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
     Mutant("negative ack before the ISR has joined", "A2", negative_ack_before_the_heirs_have_joined),
     Mutant("negative ack when the ISR alone has joined", "A2", negative_ack_when_the_isr_has_joined),

@@ -26,7 +26,7 @@ def test_it_fetches_appends_flushes_and_only_then_acknowledges() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).offset == -1
     follower.answered([(0, 2, 1), (3, 4, 1)], 1)
-    assert follower.sent() == [do.AppendFetched(1, 4)]
+    assert follower.sent() == [do.AppendFetched(1, 4, 1, 1)]
     assert follower.replica.high_watermark == -1, "HW waits for the flush"
     follower.step(ev.LogFlushed(3))
     assert not follower.has(do.SendFetch)

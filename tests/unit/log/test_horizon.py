@@ -1,0 +1,132 @@
+"""The compaction horizon: durable before what it tells of, and never too low where its file is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.horizon import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica.events import EpochOffsetAnswered
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.reconcile import Cut, StartAfresh, reaches, reconcile
+from liftpy.wire.batch import build_batch, split_batches
+
+CONFIG = StreamConfig(compaction=True)
+SEALED_END = 8
+
+
+def filled(storage: MemoryStorage | None = None) -> Log:
+    """Offsets 0-7 sealed, of two keys, in epochs 1 and 2; 8-9 in the active segment."""
+    log, _ = Log.open(storage or MemoryStorage(), CONFIG)
+    for offset in range(10):
+        if offset == SEALED_END:
+            log.roll()
+        epoch = 1 if offset < 5 else 2
+        log.append(build_batch([b"v"], keys=[b"%d" % (offset % 2)], base_offset=offset, leader_epoch=epoch, timestamp_ns=1))
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def compact(log: Log) -> int:
+    compaction = log.begin_compaction(0)
+    assert compaction is not None
+    compaction.run()
+    return log.complete_compaction(compaction)
+
+
+def reopened(storage: MemoryStorage, *, power: bool) -> Log:
+    return Log.open(storage.crash(power=power), CONFIG)[0]
+
+
+def test_it_is_told_stored_and_found_again() -> None:
+    log, told = filled(), []
+    log.on_compacted = told.append
+    assert log.horizon == NEVER
+    assert compact(log) == 6
+    assert log.horizon == Horizon(SEALED_END, 2)
+    assert told == [Horizon(SEALED_END, 2)]
+    assert reopened(log.storage, power=True).horizon == Horizon(SEALED_END, 2)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_whenever_the_process_dies_a_compacted_log_knows_that_it_is(power: bool) -> None:
+    compacted = 0
+    for calls in range(40):
+        storage = MemoryStorage()
+        log = filled(storage)
+        storage.fail_after(calls)
+        try:
+            compact(log)
+        except StorageError:
+            pass
+        log = reopened(storage, power=power)
+        if any(map(shows_traces, log.segments)):
+            compacted += 1
+            assert log.horizon.end_offset == SEALED_END, calls
+            assert decode_horizon(log.storage.load(HORIZON_NAME)) == log.horizon, "stored, not inferred"
+    assert compacted > 10
+
+
+@pytest.mark.parametrize("spoil", [lambda s: s.remove(HORIZON_NAME), lambda s: s.replace(HORIZON_NAME, b"torn")])
+def test_without_its_file_the_traces_count(spoil: Callable[[MemoryStorage], None]) -> None:
+    log = filled()
+    spoil(log.storage)
+    assert reopened(log.storage, power=False).horizon == NEVER, "nothing has been compacted"
+    compact(log)
+    spoil(log.storage)
+    assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2)
+
+
+def test_what_was_fetched_compacted_counts_up_to_the_leaders_high_watermark() -> None:
+    leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
+    compact(leader)
+    for chunk in leader.read(0, 150).chunks:
+        batches = split_batches(chunk)
+        follower.append_batches(chunk, batches, compacted=Horizon(10, 2))
+    assert follower.log_end_offset < SEALED_END
+    assert follower.horizon == Horizon(10, 2)
+    assert reopened(follower.storage, power=False).horizon == Horizon(10, 2)
+
+
+def test_whole_batches_raise_nothing() -> None:
+    leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
+    for chunk in leader.read(0, 1 << 20).chunks:
+        follower.append_batches(chunk, split_batches(chunk), compacted=Horizon(10, 2))
+    assert follower.horizon == NEVER
+
+
+@pytest.mark.parametrize("empty", [lambda log: log.reset(0), lambda log: log.truncate_to(0)])
+def test_an_empty_log_lacks_nothing(empty: Callable[[Log], object]) -> None:
+    log = filled()
+    compact(log)
+    empty(log)
+    assert log.horizon == NEVER
+    assert reopened(log.storage, power=True).horizon == NEVER
+
+
+def test_its_bytes() -> None:
+    assert decode_horizon(encode_horizon(Horizon(7, 3))) == Horizon(7, 3)
+    assert decode_horizon(None) is decode_horizon(b"") is decode_horizon(encode_horizon(NEVER)[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    ("horizon", "end_on_leader", "wanted"),
+    [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
+)
+def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut | StartAfresh) -> None:
+    log = LocalLog()
+    log.opened(0, 10, 9, ((1, 0),))
+    log.compacted(Horizon(horizon, 1))
+    assert reconcile(log, EpochOffsetAnswered(1, 1, end_on_leader - 1, 2, 0)) == wanted
+
+
+def test_the_leader_reaches_it_or_does_not() -> None:
+    for last_offset, wanted in ((18, False), (19, True), (25, True)):
+        assert reaches(Horizon(20, 3), EpochOffsetAnswered(1, 2, last_offset, 5, 0)) is wanted
+    assert not reaches(Horizon(0, 3), EpochOffsetAnswered(1, 0, -1, 5, 0))
