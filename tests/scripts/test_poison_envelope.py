@@ -67,8 +67,10 @@ async def test_poison_in_the_nats_headers() -> None:
     desk.publish(b"after", "last")
     await desk.turn()
     desk.commit()
-    assert desk.values() == [b"%d" % number for number in range(len(blocks) - 1)] + [b"after"]
-    assert desk.answers(f"p{len(blocks) - 1}")[0]["error"]["err_code"] == 10071, "that many there are not: refused, not stored"
+    refused = [number for number, block in enumerate(blocks) if b"Expected" in block]
+    assert desk.values() == [b"%d" % number for number in range(len(blocks)) if number not in refused] + [b"after"]
+    for number in refused:
+        assert "err_code" in desk.answers(f"p{number}")[0]["error"], "no such sequence can be: refused, not stored"
     assert len(desk.answers("last")) == 1
 
 
