@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import ConfigError, StorageError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder
@@ -50,18 +51,21 @@ class Identity:
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
             raise ConfigError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
-        self._stored = stored or NodeIdentity(node_id, folder_id=secrets.token_hex(8))
+        self._stored = stored or NodeIdentity(node_id)
+        if not self._stored.starts.folder_id:
+            self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
-    def count_start(self) -> tuple[str, int]:
-        """Make durable that one more process starts here; return (id of the folder, number of the start)."""
-        self._stored = replace(self._stored, starts=self._stored.starts + 1)
+    def count_start(self) -> FolderStarts:
+        """Make durable that one more process starts here, and what it drew: before the group hears of it [S15]."""
+        nonce = 1 + secrets.randbelow((1 << 64) - 1)
+        self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))
         self._folder.store_identity(self._stored)
-        return self._stored.folder_id, self._stored.starts
+        return self._stored.starts
 
     def begin(self, incarnation: int) -> None:
         """This process is ``incarnation`` now; from here on only a clean stop makes the marker good again."""
-        self._stored = replace(self._stored, incarnation=incarnation)
+        self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.taken())
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
@@ -69,6 +73,13 @@ class Identity:
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")
+
+    def distrust(self) -> None:
+        """Something is not what was acknowledged: no marker says otherwise, should this process end before it has registered."""
+        self.flushes_lazily()
+        if self._stored.clean_incarnation:
+            self._stored = replace(self._stored, clean_incarnation=0)
+            self._folder.store_identity(self._stored)
 
     def end_cleanly(self) -> None:
         """Everything acknowledged is on disk and nothing will be written any more [S9]."""

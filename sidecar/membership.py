@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from liftpy import __version__
 from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.ending import end_tasks
@@ -47,12 +48,9 @@ class Membership:
         group.watch(self._image_changed)
 
     async def register(
-        self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str, start: tuple[str, int]
+        self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str, starts: FolderStarts
     ) -> int:
-        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will.
-
-        ``start``: (id of the data folder, number of this start on it).
-        """
+        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
             previousIncarnation=previous_incarnation,
@@ -62,15 +60,16 @@ class Membership:
             weight=self._settings.weight,
             version=__version__,
             statusAddress=status_address,
-            folderId=start[0],
-            start=start[1],
         )
+        starts.tell(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
             if response.error == pb.ControlResponse.OK:
                 self.incarnation = response.node.incarnation
+                if response.detail:
+                    logger.warning("registered, but %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
             if response.error in _FINAL:

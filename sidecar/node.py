@@ -1,8 +1,9 @@
 """The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
 
-Up: lock and read the data folder, connect, join the metadata group (or its feed), register a new incarnation, open the
-partitions that the image shows, say "ready". Down: hand leaderships over, leave the partitions (flushed), tell the group, hand
-its leadership over, and only if all of that data is on disk write the clean-stop marker [S9].
+Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
+register a new incarnation, open the partitions that the image shows, say "ready". Down: hand leaderships over, leave the
+partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
+marker [S9].
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.predecessor import Predecessor
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import Probes
@@ -35,6 +37,7 @@ from sidecar.joining import GroupLink
 from sidecar.membership import Membership
 from sidecar.partition_worker import NodeTools
 from sidecar.partitions import Partitions
+from sidecar.predecessor import wait_for_predecessor
 from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
 from sidecar.recovery import RecoveredLogs
@@ -92,6 +95,7 @@ class Node:
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(time.monotonic_ns()))
         self._link = GroupLink(settings, folder, self.subjects, self._inboxes, self.counters)
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
@@ -99,13 +103,15 @@ class Node:
         await self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop)
         damaged = bool(self._recovered.damaged)
         if damaged:
-            identity.flushes_lazily()  # so that a crash before the next clean stop does not make the damage forgotten
+            identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
+        # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(time.monotonic_ns(), silences=1))
         self.incarnation = await self._membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
             flushed_always=previous.flushed_always and not damaged,
             status_address=self.status.url,
-            start=identity.count_start(),
+            starts=identity.count_start(),
         )
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session

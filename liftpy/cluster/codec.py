@@ -69,6 +69,8 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         previousIncarnation=node.previous_incarnation,
         folderId=node.folder_id,
         start=node.start,
+        nonce=node.nonce,
+        earlierNonces=node.earlier_nonces,
     )
 
 
@@ -86,6 +88,8 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         previous_incarnation=message.previousIncarnation,
         folder_id=message.folderId,
         start=message.start,
+        nonce=message.nonce,
+        earlier_nonces=tuple(message.earlierNonces),
     )
 
 

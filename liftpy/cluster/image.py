@@ -50,6 +50,10 @@ class NodeImage:
     folder_id: str = ""
     start: int = 0
     """The process is the ``start``-th one on the data folder ``folder_id``."""
+    nonce: int = 0
+    """Drawn by the process; 0: registered by a version that drew none."""
+    earlier_nonces: tuple[int, ...] = ()
+    """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,11 @@ class Cluster:
         known = self.group.images[-4:]
         return known[(self.seed + index) % len(known)]
 
+    def draw_nonce(self) -> int:
+        """What a process draws when it starts; no other has it."""
+        self.counters["processes"] += 1
+        return self.counters["processes"]
+
     def new_id(self, publisher: str, number: int) -> int:
         """An id that no message has had."""
         message_id = len(self.publishes) + 1

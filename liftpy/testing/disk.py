@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import StorageError
 from liftpy.log.memory import MemoryStorage
 from liftpy.testing.clock import MS
@@ -18,14 +20,26 @@ Keep = Callable[[str, int, int], int]
 """(file name, bytes that are synced, bytes that are written) -> bytes that a power cut leaves."""
 
 
+@dataclass(frozen=True, slots=True)
+class DiskCopy:
+    """What a disk held once; see ``Disk``."""
+
+    folders: dict[str, MemoryStorage]
+    starts: FolderStarts
+    incarnation: int
+    clean_stop: bool
+    doubtful: bool
+
+
 class Disk:
     """One node's disk. Partition folders by name, and the node's own small file (its incarnation)."""
 
     def __init__(self, seed: str) -> None:
         self.folders: dict[str, MemoryStorage] = {}
-        self.starts = 0
-        """Durable: how many processes have started on it. ``folder_number``: which disk it is, an emptied one is another."""
         self.folder_number = 0
+        """Which disk it is: an emptied one is another."""
+        self.starts = FolderStarts("disk-0")
+        """Durable: the processes that have started on it."""
         self.incarnation = 0
         """Durable: of the process that ran last on this disk, 0 for an empty one."""
         self.clean_stop = False
@@ -60,9 +74,20 @@ class Disk:
         """Replaced by a new one."""
         self.folders.clear()
         self.folder_number += 1
-        self.starts = 0
+        self.starts = FolderStarts(f"disk-{self.folder_number}")
         self.incarnation = 0
         self.clean_stop = self.doubtful = False
+
+    def copy(self) -> DiskCopy:
+        """Everything that is written on it, as of now."""
+        folders = {name: storage.crash(power=False) for name, storage in self.folders.items()}
+        return DiskCopy(folders, self.starts, self.incarnation, self.clean_stop, self.doubtful)
+
+    def put_back(self, copy: DiskCopy) -> None:
+        """What it held when ``copy`` was made takes the place of everything; while no process runs."""
+        self.folders = {name: self._attach(storage.crash(power=False)) for name, storage in copy.folders.items()}
+        self.starts, self.incarnation = copy.starts, copy.incarnation
+        self.clean_stop, self.doubtful = copy.clean_stop, copy.doubtful
 
     def flip_bit(self, name: str) -> bool:
         """One bit of a partition's log changes at rest; False if there is nothing to change.

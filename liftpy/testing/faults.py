@@ -23,6 +23,8 @@ KINDS = (
     "slow-disk", "flush-error", "full-disk", "hang-promotion", "retention", "wall-clock", "power-all", "transfer",
     "flip",
 )  # fmt: skip
+PUT_BACK = "put-back"
+"""Drawn apart from the other kinds, so that older seeds keep their plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,12 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         flush_ns=rng.choice((MS // 5, 2 * MS, 20 * MS)),
         publish_interval_ns=rng.choice((15 * MS, 60 * MS, 200 * MS)),
         publisher_count=rng.choice((1, 2)),
-        faults=_draw_faults(rng, nodes, profile, horizon_s),
+        faults=tuple(
+            sorted(
+                (*_draw_faults(rng, nodes, profile, horizon_s), *_draw_put_backs(seed, nodes, profile, horizon_s)),
+                key=lambda fault: fault.at_ns,
+            )
+        ),
     )
 
 
@@ -134,6 +141,18 @@ def _draw_faults(rng: random.Random, nodes: list[str], profile: str, horizon_s: 
         kind = rng.choices(kinds, weights)[0]
         faults.append(Fault(int(at_s * S), kind, node, other, int(for_s * S), rng.random()))
     return tuple(faults)
+
+
+def _draw_put_backs(seed: int, nodes: list[str], profile: str, horizon_s: float) -> list[Fault]:
+    """A copy of a node's disk, then its return, and so on; in some of the plans that have faults of disks."""
+    rng = random.Random(f"{seed}/put-back")
+    if profile not in ("", "disks") or rng.random() < 0.6:
+        return []
+    mean_gap_s, faults, at_s = rng.choice((1.0, 3.0)), [], 1.0
+    while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
+        node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
+        faults.append(Fault(int(at_s * S), PUT_BACK, node, node, int(for_s * S), rng.random()))
+    return faults
 
 
 class Nemesis:
@@ -209,6 +228,23 @@ def _power(cluster: Cluster, fault: Fault) -> bool:
 
 def _empty(cluster: Cluster, fault: Fault) -> bool:
     return _down(cluster, fault, power=True, empty=True)
+
+
+def _put_back(cluster: Cluster, fault: Fault) -> bool:
+    """The process ends, and either its disk is copied meanwhile, or what was copied before takes the disk's place."""
+    node = cluster.nodes[fault.node]
+    if not node.up or (node.copy is not None and not _others_hold_all(cluster, fault.node)):
+        return False
+    cluster.crash(fault.node, power=False)
+    if node.copy is None:
+        node.disk.clean_stop = fault.draw < 0.5
+        node.copy = node.disk.copy()
+    else:
+        node.disk.put_back(node.copy)
+        node.copy, node.lost_data = None, True
+        cluster.checkers.disk_lost()
+    cluster.clock.after(fault.for_ns, node.start)
+    return True
 
 
 def _flip(cluster: Cluster, fault: Fault) -> bool:
@@ -343,4 +379,5 @@ _STRIKES = {
     "cut-link": _cut_link, "slow-consumer": _slow_consumer, "reconnect": _reconnect, "metadata-down": _metadata_down,
     "slow-disk": _slow_disk, "flush-error": _flush_error, "full-disk": _full_disk, "hang-promotion": _hang_promotion,
     "retention": _retention, "wall-clock": _wall_clock, "power-all": _power_all, "transfer": _transfer, "flip": _flip,
+    PUT_BACK: _put_back,
 }  # fmt: skip

@@ -20,7 +20,7 @@ from liftpy.log.recovery import OpenReport
 from liftpy.replica import events as ev
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.testing.clock import MS, S
-from liftpy.testing.disk import Disk
+from liftpy.testing.disk import Disk, DiskCopy
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -56,6 +56,8 @@ class SimNode:
         self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
         """Its fetches take a second answer; the others are of the published protocol, and woken up."""
         self.process: Process | None = None
+        self.copy: DiskCopy | None = None
+        """Of its disk, to be put back by a fault."""
         self.lost_data = False
         """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
 
@@ -130,7 +132,7 @@ class Process:
     def start(self) -> None:
         """Open the logs, see what they lost, register."""
         disk = self.disk
-        disk.starts += 1
+        disk.starts = disk.starts.next(self.cluster.draw_nonce())
         for name in sorted(self.disk.folders):
             try:
                 self._logs[name], report = self._opened(name)
@@ -150,9 +152,8 @@ class Process:
             previousIncarnation=self.disk.incarnation,
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
-            folderId=f"disk-{self.disk.folder_number}",
-            start=self.disk.starts,
         )
+        self.disk.starts.tell(request)
         self.cluster.group.propose(
             self.node_id,
             pb.ControlRequest(registerNode=request, operationId=operation_id),
@@ -165,6 +166,7 @@ class Process:
             return
         self.incarnation = self.disk.incarnation = response.node.incarnation
         self.lost_data, self.node.lost_data = self.node.lost_data, False
+        self.disk.starts = self.disk.starts.taken()
         self.disk.clean_stop = self.disk.doubtful = False
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.cluster.predecessor import Sign
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 
@@ -20,15 +21,22 @@ QUESTION = b"present?"
 _ANSWER_TIMEOUT_S = 0.5
 
 
-async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
-    """Whether nobody listens for the node; False also when nothing is known."""
+async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Sign:
+    """Ask once whether anybody listens for the node."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
-        return True
-    except (nats.errors.Error, TimeoutError, OSError):
-        return False  # no answer proves nothing
-    return False
+        return Sign.ABSENT
+    except (nats.errors.TimeoutError, TimeoutError):
+        return Sign.SILENT
+    except (nats.errors.Error, OSError):
+        return Sign.UNASKED
+    return Sign.PRESENT
+
+
+async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
+    """Whether nobody listens for the node; False also when nothing is known: no answer proves nothing."""
+    return await look_for(connection, subjects, node_id) is Sign.ABSENT
 
 
 class Probes:

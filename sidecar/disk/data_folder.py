@@ -1,7 +1,7 @@
 """The data folder of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
 
 <data>/lock                                       one process per folder [S10]
-<data>/node                                       node id, incarnation, clean-stop marker; checksummed, replaced atomically
+<data>/node                                       node id, incarnation, clean-stop marker, the starts; checksummed, replaced atomically
 <data>/raft/                                      the metadata group's own
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
 """
@@ -12,16 +12,19 @@ import fcntl
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from pathlib import Path
 
 import crc32c
 
+from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
 from sidecar.disk.files import FolderStorage, make_folder, replace_file, sync_folder
 
 _FORMAT = 1
+_STARTS = tuple(field.name for field in fields_of(FolderStarts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,8 @@ class NodeIdentity:
     node_id: str
     incarnation: int = 0
     clean_incarnation: int = 0
-    folder_id: str = ""
-    """Drawn when the folder was made: an emptied folder is another one."""
-    starts: int = 0
-    """How many processes have started on it."""
+    starts: FolderStarts = field(default_factory=lambda: FolderStarts(""))
+    """The processes that have started here."""
 
     @property
     def stopped_cleanly(self) -> bool:
@@ -79,7 +80,9 @@ class DataFolder:
                 raise ValueError("checksum")
             fields = json.loads(body)
             version = fields.pop("format")
-            identity = NodeIdentity(**fields)
+            known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
+            starts = FolderStarts(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+            identity = NodeIdentity(**fields, starts=starts)
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise CorruptionError(f"{path} can't be trusted ({error}); the folder's node must join under a new id") from None
         if version != _FORMAT:
@@ -88,7 +91,9 @@ class DataFolder:
 
     def store_identity(self, identity: NodeIdentity) -> None:
         """Replace the ``node`` file, atomically and durably."""
-        body = json.dumps({"format": _FORMAT, **asdict(identity)}, sort_keys=True).encode()
+        said = asdict(identity)
+        said |= said.pop("starts")
+        body = json.dumps({"format": _FORMAT, **said}, sort_keys=True).encode()
         replace_file(self.path / "node", f"{crc32c.crc32c(body):08x}\n".encode() + body)
 
     def partition_path(self, key: PartitionKey) -> Path:

@@ -61,6 +61,24 @@ class Strikes:
         machine.disk.empty()
         machine.lost_data = True
 
+    def copy_disk(self, node: str, *, clean: bool = False) -> None:
+        """The disk of a node is copied; ``clean``: the node is down, and its last process had stopped in good order."""
+        machine = self.cluster.nodes[node]
+        assert not (clean and machine.up), f"{node} runs"
+        self._note(f"{node}'s disk is copied")
+        machine.disk.clean_stop = machine.disk.clean_stop or clean
+        machine.copy = machine.disk.copy()
+
+    def put_back(self, node: str) -> None:
+        """The last copy takes the place of what is on the disk of a node that is down."""
+        machine = self.cluster.nodes[node]
+        assert not machine.up, f"{node} runs"
+        assert machine.copy is not None
+        self._note(f"{node}'s disk is put back from the copy")
+        machine.disk.put_back(machine.copy)
+        machine.lost_data = True
+        self.cluster.checkers.disk_lost()
+
     def storage(self, node: str) -> MemoryStorage:
         """The files of ``node``'s replica; to be damaged while it is down, by ``storage(node).files[name].data``."""
         folders = self.cluster.nodes[node].disk.folders

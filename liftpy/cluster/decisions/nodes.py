@@ -13,6 +13,7 @@ from liftpy.cluster.decisions import leadership
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import NodeImage
 from liftpy.cluster.records import NodeChanged, NodeRemoved
+from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
 from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -28,7 +29,10 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
     known = draft.image.nodes.get(request.nodeId)
-    if known is not None and request.folderId and request.folderId == known.folder_id and request.start < known.start:
+    how = descent(known, request) if known is not None else Descent.FOLLOWS
+    if known is not None and how is Descent.SAME:
+        return draft.done(pb.ControlResponse(node=node_to_pb(known)))
+    if known is not None and how is Descent.OUTLIVED:
         detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
         return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
     node = NodeImage(
@@ -43,22 +47,28 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
         previous_incarnation=request.previousIncarnation,
         folder_id=request.folderId,
         start=request.start,
+        nonce=request.nonce,
+        earlier_nonces=tuple(request.earlierNonces),
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
     detail = leadership.after_registration(draft, node.node_id, complete)
+    if how is Descent.WENT_BACK:
+        detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
     return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
 
 
 def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
-    """Whether the folder of a known node holds everything that the node ever acknowledged [C7].
+    """Whether the folder of a known node holds everything that the node ever acknowledged [C7, S15].
 
     ``previousIncarnation`` 0 means an empty folder. A folder of an older incarnation is a stale copy, but for one: the
     one that the current incarnation itself registered with, because a process acts only after its new incarnation is
-    stored, so that the current one has never acted.
+    stored, so that the current one has never acted. An older copy of that folder says the same of itself; it is told by
+    what it does not know of the process that registered (``starts.py``).
     """
-    same_folder = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
-    return request.previousIncarnation != 0 and same_folder and (request.cleanStop or request.flushedAlways)
+    known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
+    unbroken = known_to_it and descent(known, request) is not Descent.WENT_BACK
+    return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)
 
 
 def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
@@ -111,6 +121,8 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
     for what in ("rack", "version", "statusAddress", "folderId"):
         if len(getattr(request, what)) > MAX_TEXT_LENGTH:
             return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
+    if len(request.earlierNonces) > MAX_EARLIER_NONCES:
+        return f"{len(request.earlierNonces)} earlier nonces, more than {MAX_EARLIER_NONCES}"
     if not 0 <= request.weight <= MAX_WEIGHT:
         return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g} (0: 1)"
     if request.nodeId not in draft.image.nodes and len(draft.image.nodes) >= MAX_NODES:

@@ -51,7 +51,7 @@ class StreamConfig(_message.Message):
     def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start")
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class Node(_message.Message):
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     FOLDERID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    EARLIERNONCES_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     rack: str
@@ -74,7 +76,9 @@ class Node(_message.Message):
     previousIncarnation: int
     folderId: str
     start: int
-    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+    nonce: int
+    earlierNonces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Partition(_message.Message):
     __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete")
@@ -159,7 +163,7 @@ class DeleteStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterNode(_message.Message):
-    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start")
+    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start", "nonce", "earlierNonces")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     CLEANSTOP_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +174,8 @@ class RegisterNode(_message.Message):
     STATUSADDRESS_FIELD_NUMBER: _ClassVar[int]
     FOLDERID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    EARLIERNONCES_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     previousIncarnation: int
     cleanStop: bool
@@ -180,7 +186,9 @@ class RegisterNode(_message.Message):
     statusAddress: str
     folderId: str
     start: int
-    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+    nonce: int
+    earlierNonces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("nodeId", "incarnation")

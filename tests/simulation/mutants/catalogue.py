@@ -16,6 +16,7 @@ from unittest.mock import patch
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
 from liftpy.cluster.image import PartitionStatus
+from liftpy.cluster.starts import Descent
 from liftpy.errors import LiftError
 from liftpy.log.epochs import EpochCache
 from liftpy.replica import commit, fetch_service, follower, lag, leader
@@ -325,6 +326,15 @@ def lossy_restart_stays_in_isr() -> Patches:
     return [method(nodes, "holds_all_it_acknowledged", lambda known, request: True)]
 
 
+def folder_put_back_counts() -> Patches:
+    """Only a start below the known one shows that a folder is older: one that is put back counts up to exactly the known start."""
+
+    def by_count(known: Any, request: Any) -> Descent:
+        return Descent.OUTLIVED if known.folder_id == request.folderId and request.start < known.start else Descent.FOLLOWS
+
+    return [method(nodes, "descent", by_count)]
+
+
 def same_epoch_after_restart() -> Patches:
     def keep(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
         return partition if partition.leader == node_id else real(draft, stream, partition, node_id)
@@ -458,6 +468,7 @@ MUTANTS = (
     Mutant("join by another incarnation", "KIP-903", join_by_another_incarnation, "disks"),
     Mutant("check-then-apply ISR", "KIP-497; Liftbridge", check_then_apply_isr),
     Mutant("lossy restart stays in the ISR", "KIP-966", lossy_restart_stays_in_isr),
+    Mutant("a folder put back counts as complete", "restored backups", folder_put_back_counts, "disks"),
     Mutant("same epoch after a restart", "KIP-966; Liftbridge", same_epoch_after_restart),
     Mutant("election from all replicas", "unclean election", election_from_all_replicas),
     Mutant("no lease", "NATS; Liftbridge", no_lease),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
+from liftpy.cluster.codec import image_from_bytes, image_to_bytes
 from liftpy.cluster.image import PartitionStatus
+from liftpy.cluster.starts import MAX_EARLIER_NONCES, FolderStarts
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -146,3 +148,137 @@ def test_a_registration_that_outlived_its_process_does_not_depose_the_next_one()
     assert late.error == Error.STALE
     assert driver.incarnation("a") == current
     assert driver.register("a", folderId="another disk", start=1).node.incarnation > current
+
+
+# ---- a folder that went back in time [S15] ------------------------------------------------------------------------------
+def start(driver: Driver, history: FolderStarts, previous: int, **how: bool) -> pb.ControlResponse:
+    """A process of "b" registers with what its folder says."""
+    request = pb.RegisterNode(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
+    history.tell(request)
+    return driver.ask(registerNode=request)
+
+
+def in_isr(driver: Driver) -> bool:
+    return "b" in driver.partition().isr
+
+
+def cluster_with_folder() -> tuple[Driver, FolderStarts]:
+    """Nodes a, b, c with a stream; the process of b has registered from a folder and runs."""
+    driver = Driver(("a", "c"))
+    history = FolderStarts("f").next(101)
+    start(driver, history, 0)
+    driver.create()
+    assert in_isr(driver)
+    return driver, history.taken()
+
+
+def test_each_next_start_on_the_folder_keeps_its_place() -> None:
+    driver, history = cluster_with_folder()
+    for number in range(102, 150):
+        history = history.next(number)
+        assert start(driver, history, driver.incarnation("b")).error == Error.OK
+        assert in_isr(driver)
+        history = history.taken()
+
+
+@pytest.mark.parametrize("how", [{}, {"cleanStop": True}])
+@pytest.mark.parametrize("starts_since", [1, 2, 5])
+def test_a_folder_put_back_from_a_copy_is_incomplete(how: dict[str, bool], starts_since: int) -> None:
+    driver, history = cluster_with_folder()
+    copy, copied_incarnation = history, driver.incarnation("b")
+    for number in range(starts_since):
+        history = history.next(200 + number).taken()
+        start(driver, history, driver.incarnation("b"))
+    assert in_isr(driver)
+    response = start(driver, copy.next(301), copied_incarnation, **how)
+    assert response.error == Error.OK, "it is let in, to catch up"
+    assert "older copy" in response.detail
+    assert not in_isr(driver)
+
+
+def test_starts_that_never_registered_do_not_make_a_copy_look_right() -> None:
+    driver, history = cluster_with_folder()
+    copy, copied_incarnation = history, driver.incarnation("b")
+    start(driver, history.next(200), copied_incarnation)
+    for number in range(300, 305):
+        copy = copy.next(number)
+    start(driver, copy, copied_incarnation, cleanStop=True)
+    assert not in_isr(driver)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("deaths", [1, 3, MAX_EARLIER_NONCES])
+def test_a_process_that_died_while_it_registered_does_not_cost_the_place(deaths: int, registered: bool) -> None:
+    driver, history = cluster_with_folder()
+    stored = driver.incarnation("b")
+    for number in range(deaths):
+        history = history.next(200 + number)  # it stores its start, and dies before it stores an answer
+        if registered:
+            start(driver, history, stored)
+    start(driver, history.next(300), stored)
+    assert in_isr(driver)
+
+
+def test_any_number_of_deaths_before_the_group_was_reached_do_not_cost_the_place() -> None:
+    driver, history = cluster_with_folder()
+    for number in range(200, 300):
+        history = history.next(number)
+    assert len(history.earlier) == MAX_EARLIER_NONCES
+    start(driver, history, driver.incarnation("b"))
+    assert in_isr(driver)
+
+
+def test_a_process_that_asks_again_is_not_taken_for_another() -> None:
+    """The window of done operations has forgotten the first time, say."""
+    driver, history = cluster_with_folder()
+    history = history.next(200)
+    before = driver.incarnation("b")
+    first = start(driver, history, before)
+    driver.fence("b")
+    again = start(driver, history, before)
+    assert (again.error, again.node.incarnation) == (Error.OK, first.node.incarnation)
+    assert in_isr(driver)
+
+
+def test_a_request_that_outlived_its_process_is_told_from_a_copy() -> None:
+    driver, history = cluster_with_folder()
+    before = driver.incarnation("b")
+    died = history.next(200)
+    start(driver, died.next(201), before)
+    assert start(driver, died, before).error == Error.STALE
+    assert in_isr(driver)
+
+
+def test_a_folder_that_another_version_registered_is_judged_by_its_starts() -> None:
+    """An image and a ``node`` file from before there were nonces."""
+    driver = Driver(("a", "c"))
+    driver.register("b", folderId="f", start=7)
+    driver.create()
+    old = FolderStarts("f", starts=7)
+    start(driver, old.next(1), driver.incarnation("b"))
+    assert in_isr(driver)
+    driver.register("b", folderId="f", start=9, previousIncarnation=driver.incarnation("b"), flushedAlways=True)
+    assert not in_isr(driver), "no nonce, where one was registered"
+
+
+def test_the_folder_before_the_emptied_one_is_not_trusted() -> None:
+    driver, history = cluster_with_folder()
+    before = driver.incarnation("b")
+    start(driver, FolderStarts("g").next(400), 0)
+    driver.change_isr(["a", "b", "c"])
+    start(driver, history.next(200), before)
+    assert not in_isr(driver)
+
+
+def test_more_nonces_than_a_folder_keeps_are_refused() -> None:
+    driver = Driver()
+    request = pb.RegisterNode(nodeId="a", earlierNonces=range(1, MAX_EARLIER_NONCES + 2))
+    assert driver.ask(registerNode=request).error == Error.INVALID
+
+
+def test_nonces_survive_a_snapshot_and_old_images_have_none() -> None:
+    driver, history = cluster_with_folder()
+    start(driver, history.next(200), driver.incarnation("b"))
+    found = image_from_bytes(image_to_bytes(driver.fsm.image)).nodes
+    assert (found["b"].nonce, found["b"].earlier_nonces) == (200, (101,))
+    assert (found["a"].nonce, found["a"].earlier_nonces) == (0, ())

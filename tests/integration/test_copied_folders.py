@@ -1,0 +1,118 @@
+"""Data folders that are copied: put back after more was acknowledged, and started beside the original [S15, C7, C12, D1]."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import show
+from test_broken_nodes import NODES, expect_everywhere, payloads, settle
+
+from sidecar.devcluster import DevNode
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+async def start(node: DevNode) -> None:
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(node.wait_ready)
+
+
+async def kill_all(bench: Any) -> None:
+    for node in bench.cluster.nodes.values():
+        await asyncio.to_thread(node.kill)
+
+
+async def start_all(bench: Any) -> None:
+    for node in bench.cluster.nodes.values():
+        node.start()
+    for node in bench.cluster.nodes.values():
+        await asyncio.to_thread(node.wait_ready)
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+async def test_a_folder_is_put_back_from_a_copy_of_a_clean_stop(
+    fragile: Any, stream_name: str, role: str, tmp_path: Path
+) -> None:
+    await fragile.create(stream_name)
+    subject = f"data.{stream_name}"
+    leader = await settle(fragile, stream_name)
+    name = leader if role == "leader" else next(node for node in NODES if node != leader)
+    node, folder, copy = fragile.cluster.nodes[name], fragile.cluster.data / name, tmp_path / "copy"
+    acked = payloads("before the copy", 10)
+    await fragile.publish_acked(subject, acked)
+    assert await asyncio.to_thread(node.terminate) == 0
+    await asyncio.to_thread(shutil.copytree, folder, copy)
+    await start(node)
+    await settle(fragile, stream_name)
+    if role == "leader":
+        await fragile.client.elect_leader(stream_name, 0, name)
+        await fragile.until(lambda: leads(fragile, stream_name, name), f"{name} leads again")
+    more = payloads("after the copy", 60)
+    await fragile.publish_acked(subject, more)
+    await kill_all(fragile)
+    await asyncio.to_thread(shutil.rmtree, folder)
+    await asyncio.to_thread(shutil.copytree, copy, folder)
+    await start_all(fragile)
+    await settle(fragile, stream_name)
+    last = payloads("in the end", 5)
+    await fragile.publish_acked(subject, last)
+    await expect_everywhere(fragile, stream_name, acked + more + last)
+    assert any("older copy" in line for line in node.log)
+
+
+async def leads(bench: Any, name: str, node: str) -> bool:
+    return await bench.leader(name) == node and await bench.ready(name)
+
+
+async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+    await fragile.create(stream_name)
+    subject = f"data.{stream_name}"
+    name = await settle(fragile, stream_name)
+    original = fragile.cluster.nodes[name]
+    acked = payloads("before the copy", 10)
+    await fragile.publish_acked(subject, acked)
+    copy = tmp_path / "copy"
+    await asyncio.to_thread(shutil.copytree, fragile.cluster.data / name, copy)
+    pid, before = original.pid, await fragile.replica(name, stream_name)
+    twin = _twin(fragile, name, copy)
+    twin.start()
+    try:
+        while twin.running:
+            acked += payloads(f"{len(acked)} beside the copy", 1)
+            await fragile.publish_acked(subject, acked[-1:])
+        assert any("another process runs as node" in line and "must not share an id" in line for line in twin.log), twin.log
+    finally:
+        twin.kill()
+    after = await fragile.replica(name, stream_name)
+    assert (original.pid, original.running) == (pid, True)
+    assert [after[what] for what in ("role", "leader_epoch", "epoch")] == [
+        before[what] for what in ("role", "leader_epoch", "epoch")
+    ]
+    await expect_everywhere(fragile, stream_name, acked)
+
+
+def _twin(bench: Any, name: str, data: Path) -> DevNode:
+    command = bench.cluster._command(name, list(NODES))
+    command[command.index("--data") + 1] = str(data)
+    return DevNode(name, command, bench.cluster._environment(), show)
+
+
+async def test_kills_and_quick_restarts_keep_the_place_in_the_isr(fragile: Any, stream_name: str) -> None:
+    await fragile.create(stream_name)
+    leader = await settle(fragile, stream_name)
+    name = next(node for node in NODES if node != leader)
+    acked = payloads("before", 10)
+    await fragile.publish_acked(f"data.{stream_name}", acked)
+    await settle(fragile, stream_name)
+    node = fragile.cluster.nodes[name]
+    for _ in range(3):
+        await asyncio.to_thread(node.kill)
+        node.log.clear()
+        await start(node)
+        assert not any("registered, but" in line or "another process" in line for line in node.log), list(node.log)
+    await settle(fragile, stream_name)
+    await expect_everywhere(fragile, stream_name, acked)

@@ -1,0 +1,90 @@
+"""A node's data folder is put back from an older copy of itself.
+
+The copy says of itself all that the folder says: node id, folder id, an incarnation that was the registered one when the process
+after it began, a clean stop. Its next process even is the start with the number that the group knows. Taken for complete, it stays
+in the ISR without records that were acknowledged, and where it led it leads on, and the others cut what it does not have. What
+gives it away is that it has not seen the process that registered last.
+
+Shows S15, C7, C12, D1, D2, D24.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.image import PartitionStatus
+from tests.scripts.stage import Stage
+
+KILLS = ("a folder put back counts as complete",)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_all_nodes_stop_and_one_comes_back_with_an_older_folder(role: str, clean: bool) -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        node = a if role == "leader" else b
+        s.publish(3)
+        s.settle()
+        s.crash(node)
+        s.copy_disk(node, clean=clean)
+        s.start(node)
+        s.until(lambda: s.isr == {a, b, c} and s.cluster.leader() is not None)
+        s.publish(20)
+        s.settle()
+        s.crash(a, b, c)
+        s.put_back(node)
+        s.start(node)
+        s.until(lambda: node not in s.isr)
+        s.start(a, b, c)
+        s.until(lambda: s.isr == {a, b, c})
+        s.settle()
+        assert len(s.ids(node)) == 23
+
+
+def test_it_leaves_the_isr_while_the_others_go_on() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.crash(c)
+        s.copy_disk(c, clean=True)
+        s.restart(c)
+        s.publish(5)
+        s.settle()
+        s.crash(c)
+        s.put_back(c)
+        s.isolate(c)
+        s.start(c)
+        s.until(lambda: s.isr == {a, b}, within_s=1.0)
+        s.reconnect(c)
+        s.until(lambda: s.isr == {a, b, c})
+
+
+def test_the_only_member_waits_for_the_operator() -> None:
+    with Stage(nodes=1, factor=1, min_isr=1, ends_whole=False) as s:
+        (a,) = s.isr
+        s.crash(a)
+        s.copy_disk(a, clean=True)
+        s.restart(a)
+        s.until(lambda: s.cluster.leader() is not None)
+        s.publish(5)
+        s.crash(a)
+        s.put_back(a)
+        s.start(a)
+        s.until(lambda: s.status is PartitionStatus.OFFLINE)
+        s.always(lambda: s.status is PartitionStatus.OFFLINE, 10)
+
+
+def test_kills_in_a_row_cost_nothing() -> None:
+    """Also of processes that die before they have heard that they are registered."""
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        for _ in range(5):
+            lost = s.hold("registerNode answer", receiver=c)
+            s.crash(c)
+            s.start(c)
+            s.until(lambda lost=lost: lost.count > 0)
+            lost.drop()
+        s.restart(c)
+        s.always(lambda: s.isr == {a, b, c}, 1.0)
