@@ -55,6 +55,15 @@ def test_an_offset_acked_twice_and_a_message_stored_twice(tmp_path: Path) -> Non
     assert not verdict.right
 
 
+def test_a_replica_whose_bytes_are_no_log(tmp_path: Path) -> None:
+    folders = {name: write(tmp_path / name, NUMBERS) for name in "ab"}
+    segment = min(folders["b"].glob("*.log"))
+    segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    verdict = check(acks(NUMBERS), folders)
+    assert not verdict.right
+    assert (verdict.unequal, verdict.damaged) == (["b"], ["b"])
+
+
 def test_percentiles_are_values_that_there_were() -> None:
     assert percentiles([]) == {}
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}

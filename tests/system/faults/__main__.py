@@ -18,6 +18,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the faults and stop")
     parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="may be given more than once")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round, which chooses its variant")
     parser.add_argument("--pause-s", type=float, default=30.0, help="how long pauses and cuts last")
     parser.add_argument("--workers", type=int, default=32, help="publishes in flight")
     parser.add_argument("--pace-s", type=float, default=0.02, help="pause of each worker after an ack")
@@ -51,7 +52,7 @@ def _summary(outcome: Outcome) -> None:
     print(
         f"acknowledged {verdict.acknowledged}, log end {verdict.log_end_offset}, replicas {verdict.replicas}: "
         f"lost {verdict.lost}, changed {verdict.changed}, acked twice {verdict.acked_twice}, stored twice {verdict.stored_twice}, "
-        f"unequal {verdict.unequal or 'none'}"
+        f"unequal {verdict.unequal or 'none'}, damaged {verdict.damaged or 'none'}"
     )
     for example in verdict.examples:
         print(f"  {example}")
@@ -89,6 +90,7 @@ def main() -> int:
         plan = Plan(
             fault=name,
             rounds=arguments.rounds,
+            first=arguments.first,
             pause_s=arguments.pause_s,
             workers=arguments.workers,
             pace_s=arguments.pace_s,

@@ -10,77 +10,15 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
-from liftpy.cluster.image import StreamImage
-from tests.system.faults.ground import DEADLINE_S, STREAM, Ground, Seen
-from tests.system.faults.load import Load
-
-_GO_ON = 50
-"""Acks to wait for before healing, so that the fault has a life of its own."""
-
-
-@dataclass(slots=True)
-class Round:
-    """One round. Moments: monotonic seconds, 0 when it has none."""
-
-    ground: Ground
-    load: Load
-    number: int
-    pause_s: float
-    nodes: tuple[str, ...] = ()
-    """Who was struck."""
-    struck_at: float = 0.0
-    acked_at: float = 0.0
-    """The first ack of a publish that was sent after the strike."""
-    healed_at: float = 0.0
-    """The node was started, resumed or connected again."""
-    metadata_leader: str = ""
-    """Who led the metadata group at the strike, where the fault looked."""
-    note: str = ""
-
-    def struck(self, *nodes: str) -> None:
-        """Now."""
-        self.struck_at, self.nodes = time.monotonic(), nodes
-
-    def heals(self) -> None:
-        """Now."""
-        self.healed_at = time.monotonic()
-
-    async def acked(self) -> None:
-        """Publishes are acknowledged again."""
-        self.acked_at = (await self.load.acked_since(self.struck_at, DEADLINE_S)).acked_at
-
-    async def go_on(self) -> None:
-        """Some more acks under the fault."""
-        await self.load.acked_more(_GO_ON, DEADLINE_S)
-
-    async def left_isr(self, node: str) -> Seen:
-        """The ISR is without ``node``."""
-        return await self.ground.see(f"{node} left the ISR", lambda seen: node not in seen.isr)
-
-    async def lasts(self) -> None:
-        """The rest of the pause."""
-        await asyncio.sleep(max(0.0, self.struck_at + self.pause_s - time.monotonic()))
-
-
-Strike = Callable[[Round], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """``count``: nodes that the cluster has. ``relayed``: their connections can be cut. ``accept``: the placement wanted."""
-
-    name: str
-    text: str
-    strike: Strike
-    count: int = 3
-    relayed: bool = False
-    accept: Callable[[StreamImage], bool] = field(default=lambda _: True)
+from tests.system.faults.copies import COPIES
+from tests.system.faults.disks import DISKS
+from tests.system.faults.ground import STREAM
+from tests.system.faults.links import LINKS
+from tests.system.faults.strike import Fault, Round
 
 
 # ---- followers -------------------------------------------------------------------------------------------------------------
@@ -295,5 +233,8 @@ FAULTS = {
         Fault("all-killed", "kill -9 of all nodes at once, all started", all_killed),
         Fault("commanded-transfer", "the leadership is moved by command", commanded_transfer),
         Fault("planned-transfer", "SIGTERM to the leader's node", planned_transfer),
+        *DISKS,
+        *COPIES,
+        *LINKS,
     )
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from liftpy.errors import CorruptionError
 from liftpy.wire.batch import split_batches
 from tests.system.faults.load import Acked, payload
 from tests.system.faults.services import ServicesVerdict
@@ -32,6 +33,8 @@ class Verdict:
     """Messages that are in a log more than once: nobody sent them again."""
     unequal: list[str] = field(default_factory=list)
     """Replicas whose bytes differ from the first one's."""
+    damaged: list[str] = field(default_factory=list)
+    """Replicas whose bytes are no log."""
     examples: list[str] = field(default_factory=list)
     services: ServicesVerdict | None = None
     """Of the services beside the nodes, if there are any."""
@@ -40,7 +43,9 @@ class Verdict:
     def right(self) -> bool:
         """Whether nothing was lost or changed, all replicas are equal, and so are the services."""
         served = self.services is None or not self.services.problems
-        return served and not (self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal)
+        return served and not (
+            self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal or self.damaged
+        )
 
     def found(self, what: str) -> None:
         """Keep the first few examples."""
@@ -86,7 +91,11 @@ def check(acked: Iterable[Acked], folders: dict[str, Path]) -> Verdict:
             verdict.unequal.append(name)
             verdict.found(f"the log of {name} ({len(log)} bytes) differs from the one of {first_name}")
         if name == first_name or digest != first_digest:
-            _check_one(name, values_of(log), promised, verdict)
+            try:
+                _check_one(name, values_of(log), promised, verdict)
+            except CorruptionError as error:
+                verdict.damaged.append(name)
+                verdict.found(f"{name}: {error}")
     return verdict
 
 

@@ -27,6 +27,7 @@ from sidecar.ending import end_tasks
 from tests.system.faults.check import partition_folder, read_log
 from tests.system.faults.relay import Relay
 from tests.system.faults.services import SERVICE, Services, ServicesVerdict
+from tests.system.powercut.cut import PowerCut
 
 STREAM, SUBJECT = "faulted", "data.faulted"
 OUTPUT, OUTPUT_SUBJECT = "faulted-out", "data.outputs"
@@ -34,6 +35,7 @@ REPLICAS, MIN_ISR = 3, 2
 _STATUS_TIMEOUT_S = 0.4
 _LOOK_EVERY_S = 0.04
 _FRESH_S = 0.5
+_SUPERVISED_EVERY_S = 0.5
 DEADLINE_S = 60.0
 
 
@@ -55,21 +57,26 @@ class Seen:
 
 class Ground:
     """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own;
-    ``services``: a replicated service runs beside each."""
+    ``powered``: their power can be cut and their disks can fail; ``services``: a replicated service runs beside each;
+    ``segment_bytes``: of the stream, 0: the default."""
 
     def __init__(
         self,
         count: int = 3,
         *,
         relayed: bool = False,
+        powered: bool = False,
         services: bool = False,
+        segment_bytes: int = 0,
         settings: Mapping[str, str] | None = None,
         on_line: LineSink | None = None,
     ) -> None:
         self._count = count
         self._relayed = relayed
+        self._powered = powered
         self._with_services = services
-        self._settings = settings
+        self._config = StreamConfig(min_isr=MIN_ISR, **({"segment_bytes": segment_bytes} if segment_bytes else {}))
+        self._settings = dict(settings or {})
         self._on_line = on_line
         self._server = NatsServer()
         self._folder: Path | None = None
@@ -77,6 +84,8 @@ class Ground:
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
         """Replica -> when it answered last, and what."""
         self.relays: dict[str, Relay] = {}
+        self.power: PowerCut | None = None
+        """Of all nodes' folders."""
         self.services: Services | None = None
         self.services_die = False
         """Whether a kill takes the services beside the nodes along, as the end of a machine does."""
@@ -96,9 +105,14 @@ class Ground:
             for number in range(self._count):
                 relay = self.relays[f"n{number + 1}"] = Relay(self._server.port)
                 await relay.start()
+        data = self._folder / "nodes"
+        data.mkdir()
+        if self._powered:
+            self.power = PowerCut(data, self._folder / "shadow")
+            self._settings |= self.power.environment
         self.cluster = DevCluster(
             self._count,
-            data=self._folder,
+            data=data,
             nats_url=self._server.url,
             settings=self._settings,
             on_line=self._on_line,
@@ -107,8 +121,7 @@ class Ground:
         await asyncio.to_thread(self.cluster.start)
         self.client = await connect(self._server.url)
         for _ in range(3 * self._count):
-            config = StreamConfig(min_isr=MIN_ISR)
-            stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=config)
+            stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=self._config)
             if accept(stream):
                 break
             await self.client.delete_stream(STREAM, stream.uid)
@@ -306,6 +319,8 @@ class Ground:
             await relay.heal()
         for node in self.cluster.nodes.values():
             node.send(signal.SIGCONT)
+        if self.power is not None:
+            self.power.heal()
         await self.start([name for name, node in self.cluster.nodes.items() if not node.running])
         if self.services is not None:
             self.services.start(self.replicas)
@@ -329,6 +344,21 @@ class Ground:
         for node in nodes:
             node.start()
         await asyncio.gather(*(asyncio.to_thread(node.wait_ready) for node in nodes))
+
+    async def supervise(self, names: Sequence[str]) -> int:
+        """As a supervisor does: start those that have ended, again and again, until all are ready; return how often."""
+        deadline = time.monotonic() + DEADLINE_S
+        nodes, starts = [self.cluster.nodes[name] for name in names], 0
+        while not all(node.running and node.ready for node in nodes):
+            if time.monotonic() > deadline:
+                logs = {node.node_id: list(node.log)[-6:] for node in nodes if not (node.running and node.ready)}
+                raise TimeoutError(f"does not come back under its supervisor: {logs}")
+            for node in nodes:
+                if not node.running:
+                    node.start()
+                    starts += 1
+            await asyncio.sleep(_SUPERVISED_EVERY_S)
+        return starts
 
 
 def _all_committed(seen: Seen) -> bool:

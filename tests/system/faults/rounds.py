@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sidecar.devcluster import LineSink
-from tests.system.faults.catalogue import FAULTS, Fault, Round
+from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.check import Verdict, check
 from tests.system.faults.ground import STREAM, SUBJECT, Ground
 from tests.system.faults.load import Load
+from tests.system.faults.strike import Fault, Round
 
 MEASURES = {
     "ack_s": "from the strike to the ack of a publish sent after it",
@@ -31,6 +32,8 @@ class Plan:
 
     fault: str
     rounds: int = 1
+    first: int = 0
+    """Number of the first round; it chooses between the variants of a fault."""
     pause_s: float = 30.0
     workers: int = 32
     pace_s: float = 0.02
@@ -103,7 +106,15 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
     """Rounds of one fault on a cluster of their own; then stop the nodes and compare their logs."""
     fault = FAULTS[plan.fault]
     began = time.monotonic()
-    ground = Ground(fault.count, relayed=fault.relayed, services=plan.services, settings=plan.settings, on_line=on_line)
+    ground = Ground(
+        fault.count,
+        relayed=fault.relayed,
+        powered=fault.powered,
+        services=plan.services,
+        segment_bytes=fault.segment_bytes,
+        settings=plan.settings,
+        on_line=on_line,
+    )
     load: Load | None = None
     figures: list[Figures] = []
     problem = ""
@@ -112,11 +123,11 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         load = open_load(ground, plan)
         await load.start()
         try:
-            for number in range(plan.rounds):
+            for number in range(plan.first, plan.first + plan.rounds):
                 figures.append(await one_round(ground, load, fault, number, plan.pause_s))
                 told(figures[-1])
         except TimeoutError as error:
-            problem = f"round {len(figures)}: {error or 'no ack in time'}"
+            problem = f"round {plan.first + len(figures)}: {error or 'no ack in time'}"
         verdict = await verdict_of(ground, load)
     except TimeoutError as error:
         problem = problem or str(error)

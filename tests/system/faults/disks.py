@@ -1,0 +1,219 @@
+"""Faults of disks and of their power. Below each node lies the shim of ``tests.system.powercut``: what was not flushed may be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Callable, Sequence
+
+from tests.system.faults.strike import Fault, Round
+from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, Rule
+
+_SMALL_SEGMENTS = 16 * 1024
+_SLOW_FLUSH_MS = 700
+_SEALED = 3
+
+
+def _logs(node: str) -> str:
+    return f"{node}/streams/*.log"
+
+
+def _journal(node: str) -> str:
+    return f"{node}/raft/journal*"
+
+
+# ---- power -----------------------------------------------------------------------------------------------------------------
+async def _lose_power(round_: Round, nodes: Sequence[str]) -> None:
+    """The machines of ``nodes`` are off; what was not flushed may be gone."""
+    ground = round_.ground
+    ground.kill_at_once(nodes)
+    await ground.reap(nodes)
+    round_.power.heal()
+    round_.tell(await asyncio.to_thread(round_.power.cut, nodes, round_.chance))
+
+
+async def power_cut_one(round_: Round) -> None:
+    """Even rounds the leader's, odd ones a follower's."""
+    ground = round_.ground
+    node = ground.others[round_.number // 2 % 2] if round_.number % 2 else ground.leader
+    round_.struck(node)
+    await _lose_power(round_, [node])
+    await round_.acked()
+    await round_.go_on()
+    round_.heals()
+    await ground.start([node])
+
+
+async def _lose_all_power(round_: Round) -> None:
+    nodes = tuple(round_.ground.cluster.nodes)
+    round_.struck(*nodes)
+    await _lose_power(round_, nodes)
+    round_.heals()
+    await round_.ground.start(nodes)
+    await round_.acked()
+
+
+async def power_cut_all(round_: Round) -> None:
+    await _lose_all_power(round_)
+
+
+async def kill_then_power_cut(round_: Round) -> None:
+    """The disks are so slow that the kill leaves sealed segments that were not flushed. Even rounds publish between kill and cut."""
+    ground = round_.ground
+    nodes = tuple(ground.cluster.nodes)
+    segments = len(list(ground.folder(ground.leader).glob("*.log")))
+    round_.power.fail(*(Rule(FLUSH_SLOW, _logs(node), ALL, value=_SLOW_FLUSH_MS) for node in nodes))
+    async with asyncio.timeout(60.0):
+        while len(list(ground.folder(ground.leader).glob("*.log"))) < segments + _SEALED:
+            await asyncio.sleep(0.01)
+    ground.kill_at_once(nodes)
+    await ground.reap(nodes)
+    round_.power.heal()
+    await ground.start(nodes)
+    if round_.number % 2 == 0:
+        await round_.go_on()
+    await _lose_all_power(round_)
+
+
+# ---- flushes that fail -----------------------------------------------------------------------------------------------------
+async def _come_back(round_: Round, nodes: Sequence[str]) -> None:
+    """Even rounds by themselves, odd ones because somebody kills and starts them."""
+    ground = round_.ground
+    if round_.number % 2:
+        ground.kill_at_once(nodes)
+        await ground.reap(nodes)
+    await ground.supervise(nodes)
+
+
+async def _fail_then_lose_power(round_: Round, files: Callable[[str], str]) -> None:
+    """One flush fails on every node, the pages count as clean; the nodes start anew, go on, and lose their power.
+
+    It takes its time first, so that it is many pages: the last one of a file is written again with the next record.
+    """
+    nodes = tuple(round_.ground.cluster.nodes)
+    round_.struck(*nodes)
+    slow = [Rule(FLUSH_SLOW, files(node), value=_SLOW_FLUSH_MS) for node in nodes]
+    await round_.all_hit(*slow, *(Rule(FLUSH_FAILS, files(node)) for node in nodes))
+    await _come_back(round_, nodes)
+    await round_.acked()
+    acked_at, struck_at = round_.acked_at, round_.struck_at
+    await round_.go_on()
+    await _lose_all_power(round_)
+    round_.tell(f"{round_.acked_at - round_.struck_at:.2f} s to the next ack after the cut")
+    round_.acked_at, round_.struck_at = acked_at, struck_at
+
+
+async def flush_fails_all(round_: Round) -> None:
+    await _fail_then_lose_power(round_, _logs)
+
+
+async def journal_flush_fails_all(round_: Round) -> None:
+    await _fail_then_lose_power(round_, _journal)
+
+
+async def flush_fails_leader(round_: Round) -> None:
+    """Even rounds once, odd ones until the round is over."""
+    ground = round_.ground
+    node = ground.leader
+    lasts = bool(round_.number % 2)
+    round_.struck(node)
+    await round_.all_hit(Rule(FLUSH_FAILS, _logs(node), ALL if lasts else 1))
+    await round_.acked()
+    await round_.go_on()
+    round_.tell("lasted" if lasts else "once")
+    round_.power.heal()
+    round_.heals()
+    await ground.supervise([node])
+
+
+# ---- the journal -----------------------------------------------------------------------------------------------------------
+def _controllers(round_: Round) -> Sequence[str]:
+    """One in even rounds, all of them in odd ones."""
+    controllers = tuple(round_.ground.cluster.nodes)[:3]
+    return controllers if round_.number % 2 else (controllers[round_.number // 2 % 3],)
+
+
+async def journal_short_write(round_: Round) -> None:
+    """A few bytes of a frame, as a disk that is full has room for."""
+    ground, nodes = round_.ground, _controllers(round_)
+    size_bytes = round_.chance.choice((1, 4, 8, 20, 35))
+    round_.struck(*nodes)
+    await round_.all_hit(*(Rule(WRITE_SHORT, _journal(node), value=size_bytes) for node in nodes))
+    round_.tell(f"{size_bytes} bytes")
+    round_.heals()
+    starts = await ground.supervise(nodes)
+    round_.tell(f"{starts} starts by the supervisor")
+    await round_.acked()
+
+
+async def journal_write_fails(round_: Round) -> None:
+    """Three writes of the journal fail: with ENOSPC and EIO by turns."""
+    ground, nodes = round_.ground, _controllers(round_)
+    error = (errno.ENOSPC, errno.EIO)[round_.number // 2 % 2]
+    round_.struck(*nodes)
+    await round_.all_hit(*(Rule(WRITE_FAILS, _journal(node), 3, error) for node in nodes))
+    round_.tell(errno.errorcode[error])
+    round_.heals()
+    starts = await ground.supervise(nodes)
+    round_.tell(f"{starts} starts by the supervisor")
+    await round_.acked()
+
+
+# ---- what was written and reads otherwise ----------------------------------------------------------------------------------
+async def flip_served(round_: Round) -> None:
+    """A byte flips in a sealed segment that the leader wrote; then a follower needs all of it."""
+    ground = round_.ground
+    leader, node = ground.leader, ground.others[round_.number % 2]
+    async with asyncio.timeout(60.0):
+        while len(sealed := sorted(ground.folder(leader).glob("*.log"))[:-1]) < _SEALED:
+            await asyncio.sleep(0.01)
+    ground.kill_at_once([node])
+    await ground.reap([node])
+    segment = sealed[-1 - round_.number % _SEALED]
+    position = round_.chance.randrange(segment.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+    round_.tell(f"byte {position} of {segment.name} on {leader}")
+    shutil.rmtree(ground.data(node))
+    round_.struck(leader)
+    round_.heals()
+    await ground.start([node])
+    await round_.acked()
+
+
+DISKS = (
+    Fault("power-cut-one", "the power of the leader's machine, or a follower's, is cut", power_cut_one, powered=True),
+    Fault("power-cut-all", "the power of all machines is cut at once", power_cut_all, powered=True),
+    Fault(
+        "kill-then-power-cut",
+        "kill -9 of all nodes while flushes are slow, all started, then the power of all machines is cut",
+        kill_then_power_cut,
+        powered=True,
+        segment_bytes=_SMALL_SEGMENTS,
+    ),
+    Fault(
+        "flush-fails-all",
+        "a flush of the log fails on all nodes, they restart, the power is cut",
+        flush_fails_all,
+        powered=True,
+    ),
+    Fault("flush-fails-leader", "flushes of the leader's log fail, once or until healed", flush_fails_leader, powered=True),
+    Fault(
+        "journal-flush-fails",
+        "a flush of the metadata journal fails on all nodes, they restart, the power is cut",
+        journal_flush_fails_all,
+        powered=True,
+    ),
+    Fault("journal-short-write", "a frame of the metadata journal is written in part", journal_short_write, powered=True),
+    Fault("journal-write-fails", "three writes of the metadata journal fail", journal_write_fails, powered=True),
+    Fault(
+        "flip-served",
+        "a byte flips in a sealed segment of the leader, a follower is emptied and needs it",
+        flip_served,
+        segment_bytes=_SMALL_SEGMENTS * 4,
+    ),
+)
