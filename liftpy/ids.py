@@ -38,9 +38,9 @@ def check_data_subject(subject: str, namespace: str) -> str:
     )
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
         raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
-    if tokens[0] in (namespace, "_INBOX", "*", ">") or tokens[0].startswith("$"):
+    if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {subject!r} would overlap with {namespace}.>, _INBOX.> or $-subjects; choose another first token"
+            f"subject {subject!r} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
         )
     return subject
 

@@ -63,7 +63,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
-        self.subjects = Subjects(settings.namespace)
+        self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.incarnation = 0
         self.partitions: Partitions | None = None

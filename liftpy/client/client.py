@@ -23,7 +23,11 @@ from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError, ProtocolError
 from liftpy.ids import check_name
+from liftpy.wire import envelope
+from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects, data_subject
+
+_STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
 
 
 async def connect(
@@ -130,7 +134,7 @@ class Client:
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
-        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), b"", timeout_s)
+        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), _STATUS_REQUEST, timeout_s)
         try:
             status = json.loads(answer)
         except ValueError as error:

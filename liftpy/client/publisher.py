@@ -38,6 +38,7 @@ _TICKS_PER_DEADLINE_CHECK = 10
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 1.0
 _NO_RESPONDERS = "503"
+_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ class Publisher:
         self._sweeper: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self.foreign_answers = 0
+        """Answers on the stream's subject by somebody else than the partition: not counted as acks."""
+        self._last_foreign = ""
 
     async def send(
         self,
@@ -246,7 +250,8 @@ class Publisher:
             self._send_again(number, message, error)
 
     async def _on_ack(self, message: Any) -> None:
-        number = int(message.subject.rpartition(".")[2])
+        token = message.subject.rpartition(".")[2]
+        number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
         if waiting is None:
             return
@@ -257,7 +262,10 @@ class Publisher:
         try:
             ack = frames.decode(message.data, _Ack)
         except ProtocolError as error:
-            self._fail(number, OutcomeUnknownError(f"the answer on {self._subject} is not an ack of ours: {error}"))
+            self._not_ours(f"an answer on {self._subject} is not an ack of ours: {error}")
+            return
+        if (ack.stream, ack.partition) != (self._stream, self._partition):
+            self._not_ours(f"an ack on {self._subject} is that of {ack.stream!r}/{ack.partition}")
             return
         if ack.ackError == _Ack.OK:
             answer = self._done(number)
@@ -270,6 +278,11 @@ class Publisher:
             self._send_again(number, waiting, refusal)
         else:
             self._fail(number, refusal)
+
+    def _not_ours(self, why: str) -> None:
+        """Somebody else answers on the subject; what it says is nothing about our stream [A9]. The ack is waited for."""
+        self.foreign_answers += 1
+        self._last_foreign = f"; {why}"
 
     def _send_again(self, number: int, message: _InFlight, refusal: LiftError) -> None:
         message.refusal = refusal
@@ -305,7 +318,11 @@ class Publisher:
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
                 for number in late:
-                    self._fail(number, OutcomeUnknownError(f"no ack on {self._subject} within {self._options.timeout_s:g} s"))
+                    self._fail(number, OutcomeUnknownError(self._silence()))
+
+    def _silence(self) -> str:
+        where = f"{self._stream}/{self._partition} on {self._subject}"
+        return f"no ack of {where} within {self._options.timeout_s:g} s{self._last_foreign}"
 
     async def _try_again(self, number: int, message: _InFlight, now: float) -> None:
         if now >= message.give_up:

@@ -12,6 +12,7 @@ from liftpy.cluster.diff import diff
 from liftpy.cluster.election import is_quorum
 from liftpy.cluster.image import ClusterImage, PartitionImage
 from liftpy.cluster.replay import check_partition
+from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 
@@ -37,6 +38,10 @@ def check_image(image: ClusterImage) -> None:
         check(node.incarnation < image.counters.next_incarnation, "C2", "incarnation of no counter", node)
     held = {node: {name: list(numbers) for name, numbers in streams.items()} for node, streams in image.hosted.items()}
     check(held == hosted, "M7", "hosted", held, hosted)
+    answering = SubjectIndex()
+    for name, stream in image.streams.items():
+        answering = answering.with_stream(name, stream.subject, len(stream.partitions)) if stream.answers else answering
+    check(image.answering == answering, "M7", "subjects that are answered")
     check(image.leader_counts == Map(led), "M7", "leader counts", image.leader_counts, led)
 
 

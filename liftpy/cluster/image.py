@@ -15,8 +15,9 @@ from enum import IntEnum
 from immutables import Map
 
 from liftpy.cluster.operations import OperationWindow
+from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
-from liftpy.config import CommitPolicy, StreamConfig
+from liftpy.config import AckPolicy, CommitPolicy, StreamConfig
 from liftpy.ids import PartitionKey
 
 
@@ -130,6 +131,11 @@ class StreamImage:
             complete=tuple(node for node in partition.replicas if node in kept),
         )
 
+    @property
+    def answers(self) -> bool:
+        """Whether publishers on its subject may be answered."""
+        return self.config.ack_policy is not AckPolicy.NONE
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -168,7 +174,7 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
-    """All of it. ``hosted``, ``leader_counts`` and ``trail`` are derived and are not encoded."""
+    """All of it. ``hosted``, ``leader_counts``, ``answering`` and ``trail`` are derived and are not encoded."""
 
     index: int = 0
     """Of the last applied entry."""
@@ -184,6 +190,8 @@ class ClusterImage:
     """Node id -> stream name -> the partitions of which the node is a replica, ascending."""
     leader_counts: Map[str, int] = field(default_factory=Map)
     """Node id -> number of partitions that it leads; nodes that lead none are absent."""
+    answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
+    """The subjects of the streams that answer publishers."""
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
     """Which streams changed last."""
 
@@ -219,8 +227,13 @@ class ClusterImage:
     def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
         """With streams whose names are free; the trail does not tell of them."""
         added = tuple(streams)
+        answering = self.answering
+        for stream in added:
+            if stream.answers:
+                answering = answering.with_stream(stream.name, stream.subject, len(stream.partitions))
         return replace(
             self,
+            answering=answering,
             streams=self.streams.update({stream.name: stream for stream in added}),
             hosted=_host(self.hosted, added),
             leader_counts=_count(self.leader_counts, ((p.leader, 1) for stream in added for p in stream.partitions)),
@@ -235,6 +248,7 @@ class ClusterImage:
         return replace(
             self,
             streams=self.streams.delete(name),
+            answering=self.answering.without_stream(name, stream.subject) if stream.answers else self.answering,
             hosted=_unhost(self.hosted, stream),
             leader_counts=_count(self.leader_counts, ((p.leader, -1) for p in stream.partitions)),
             reports=reports.finish(),

@@ -12,6 +12,8 @@ class Subjects:
     """The subjects of one cluster. ``namespace``: one token, the cluster's own."""
 
     namespace: str = "liftpy"
+    inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
+    """Under which answers arrive; each ends with a dot. No stream may listen there."""
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
@@ -63,6 +65,17 @@ class Subjects:
     def service(self, node_id: str) -> str:
         """Replicated services beside a node register, report and acknowledge here."""
         return f"{self.namespace}.service.{node_id}"
+
+
+RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
+"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+_PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
+
+
+def is_protocol_shaped(subject: str) -> bool:
+    """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
+    tokens = subject.split(".")
+    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in _PARTITION_WORDS))
 
 
 def data_subject(stream_subject: str, partition: int) -> str:

@@ -13,11 +13,13 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.cluster.predecessor import Sign
+from liftpy.wire import envelope
+from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 
-QUESTION = b"present?"
-"""What is asked; answered without a status report."""
+QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
+"""What is asked; answered without a status report. In an envelope, so that no stream takes it for a publish."""
 _ANSWER_TIMEOUT_S = 0.5
 
 

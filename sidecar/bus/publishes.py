@@ -15,6 +15,7 @@ from liftpy.errors import ProtocolError
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.subjects import is_protocol_shaped
 from sidecar.bus.acks import Envelope, InboxRule, Publishers
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
@@ -25,6 +26,8 @@ Headers = list[tuple[str, bytes]]
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
 _STATUS_LINE = b"NATS/1.0"
+_TYPE_POSITION = 7
+"""Of the envelope's message type; 0 is a publish."""
 _TEXT = ("utf-8", "surrogateescape")
 _MAX_DIGITS = 19
 """Of an offset: it has 63 bits."""
@@ -64,6 +67,9 @@ class Reader:
         self._inboxes = inboxes
         self.refused_replies = 0
         """Replies outside the inbox prefixes: never answered [A5]."""
+        self.protocol_frames = 0
+        """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
+        self._own_is_protocol = is_protocol_shaped(own_subject)
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
 
@@ -72,7 +78,7 @@ class Reader:
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         if any(replies):
-            replies = self._allowed(replies)
+            replies = self._allowed(replies) if self._policy is not AckPolicy.NONE else [b""] * len(replies)
         subjects = self._subjects(messages)
         columns = Columns(values, Publishers(self._policy, replies), sum(len(message[2]) for message in messages), subjects)
         magic = envelope.MAGIC
@@ -100,7 +106,12 @@ class Reader:
             return
         headers = parse_headers(block) if block else []
         if payload.startswith(envelope.MAGIC):
-            self._take_envelope(columns, index, message, headers, now_wall_ns)
+            if self._is_protocol(message):
+                self.protocol_frames += 1
+                assert isinstance(columns.publishers.replies, list)
+                columns.publishers.replies[index] = b""
+            else:
+                self._take_envelope(columns, index, message, headers, now_wall_ns)
         for name, value in headers:
             if name == "Lift-Key":
                 _column(columns, "keys")[index] = value
@@ -116,6 +127,11 @@ class Reader:
         if headers:
             _column(columns, "headers")[index] = headers
             columns.size_bytes += len(block)
+
+    def _is_protocol(self, message: RawMessage) -> bool:
+        """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
+        kind = message[2][_TYPE_POSITION : _TYPE_POSITION + 1]
+        return kind > b"\0" and (self._own_is_protocol or message[0] != self._own_subject)
 
     def _take_envelope(self, columns: Columns, index: int, message: RawMessage, headers: Headers, now_wall_ns: int) -> None:
         try:
@@ -140,7 +156,7 @@ class Reader:
         publishers = columns.publishers
         replies = publishers.replies
         inbox = published.ackInbox.encode()
-        if inbox and self._inboxes.allows(inbox):
+        if inbox and self._policy is not AckPolicy.NONE and self._inboxes.allows(inbox):
             assert isinstance(replies, list)
             replies[index] = inbox
         policy = _POLICIES.get(published.ackPolicy, self._policy)

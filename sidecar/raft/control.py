@@ -10,6 +10,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from liftpy.cluster.subject_index import begins_under
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -38,6 +39,7 @@ class ControlDesk:
         self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subject = subjects.control()
+        self._inbox_prefixes = subjects.inbox_prefixes
         self._may_answer = may_answer
         self._leads = leads
         self._decide = decide
@@ -62,6 +64,8 @@ class ControlDesk:
             return
         if not self._leads():
             await self._reply(message.reply, self._alone(request))
+        elif (refusal := self._refusal(request)) is not None:
+            await self._reply(message.reply, refusal)
         elif len(self._under_way) >= _MAX_WAITING:
             self.counters["control requests over the bound"] += 1
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
@@ -70,6 +74,16 @@ class ControlDesk:
             task = asyncio.get_running_loop().create_task(self._answer(message.reply, request))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
+
+    def _refusal(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """A stream among the inboxes would take what others wait for. Asked here and not inside apply: the prefixes are a setting,
+        and controllers whose settings differ must not decide differently."""
+        create = request.createStream
+        for prefix in self._inbox_prefixes if request.HasField("createStream") else ():
+            if begins_under(create.subject, create.partitions or 1, prefix):
+                detail = f"subject {create.subject!r} would overlap with the inboxes under {prefix}: choose another"
+                return error_response(request, pb.ControlResponse.INVALID, detail)
+        return None
 
     async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
         await self._reply(reply, await self._decide(request, _TIMEOUT_S))

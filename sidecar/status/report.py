@@ -81,6 +81,7 @@ class Reporter:
             "rejected": ingest.rejected,
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
+            "protocol_frames": worker.ingest.reader.protocol_frames,
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
         }

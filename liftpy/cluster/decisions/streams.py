@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY, place
 from liftpy.cluster.placement.placement_error import NotEnoughNodesError
 from liftpy.cluster.records import StreamCreated, StreamDeleted
 from liftpy.cluster.stream_config import config_from_pb
+from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import data_subject
+from liftpy.wire.subjects import RESERVED_NAMES, data_subject
 
 MAX_STREAMS = 100_000
 MAX_PARTITIONS_PER_STREAM = 10_000
 MAX_REPLICATION_FACTOR = 32
 DEFAULT_REPLICATION_FACTOR = 3
-RESERVED_NAMES = frozenset({"control", "feed", "notify", "raft", "status"})
-"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+OVERLAP = "subjects overlap with an existing stream"
+OVERLAP_ERR_CODE = 10065
+"""What JetStream says, and its err_code."""
 
 
 def create_stream(draft: Draft, request: pb.CreateStream) -> Decision:
@@ -35,6 +37,7 @@ def create_stream(draft: Draft, request: pb.CreateStream) -> Decision:
             return existing
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
+        _check_overlap(image, request, config)
         replicas = _place(draft, request)
     except NotEnoughNodesError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
@@ -76,6 +79,20 @@ def _check_names(request: pb.CreateStream, namespace: str) -> None:
         raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
     if len(data_subject(request.subject, count - 1)) > MAX_SUBJECT_LENGTH:
         raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
+
+
+def _check_overlap(image: ClusterImage, request: pb.CreateStream, config: StreamConfig) -> None:
+    """At most one stream answers on a subject [A8]; one that never answers may listen anywhere."""
+    if config.ack_policy is AckPolicy.NONE:
+        return
+    name = image.answering.overlapping(request.subject, request.partitions or 1)
+    if name:
+        held = image.streams[name]
+        of = f"{held.subject!r} ({len(held.partitions)} partitions)" if len(held.partitions) > 1 else f"{held.subject!r}"
+        raise ConfigError(
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {request.subject!r} with {of} of {name!r}; "
+            "choose another subject, or the ack policy none, with which a stream answers nobody"
+        )
 
 
 def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:

@@ -108,7 +108,7 @@ class Bench:
             for node in self.nodes[: max(len(self.nodes) // 10, 1)]
         ]
         self.applies("FenceNode, all that it leads elected anew", fencing)
-        small = [self.entry(createStream=pb.CreateStream(name=f"new-{n}", subject="x", partitions=1)) for n in range(500)]
+        small = [self.entry(createStream=pb.CreateStream(name=f"new-{n}", subject=f"x.{n}", partitions=1)) for n in range(500)]
         self.applies("CreateStream of 1 partition", small)
         self.figures["peak RSS MB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 

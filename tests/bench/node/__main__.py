@@ -86,7 +86,7 @@ async def latency(cluster: DevCluster, count: int) -> None:
 async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
     """Print what ``partitions`` idle partitions cost each node."""
     began = time.perf_counter()
-    await client.create_stream("idle", "bench", partitions=partitions)
+    await client.create_stream("idle", "idle", partitions=partitions)
     while min([len((await client.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
         await asyncio.sleep(0.2)
     print(f"{partitions} partitions are open on every node after {time.perf_counter() - began:.1f} s")

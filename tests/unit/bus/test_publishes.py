@@ -6,7 +6,8 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import client_pb2, replication_pb2
+from sidecar.bus.absence import QUESTION
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.publishes import Columns, Reader, is_status, parse_headers
 
@@ -94,3 +95,30 @@ def test_the_servers_own_word_is_told_from_a_publishers() -> None:
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")
+
+
+PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
+
+
+@pytest.mark.parametrize(
+    ("own", "subject"),
+    [("other.>", b"other.s.0.replicate"), ("*.s.*.replicate", b"other.s.0.replicate"), ("other.control", b"other.control")],
+)
+@pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
+def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
+    """Its nodes would take our ack for the answer of the peer that they asked [A8]."""
+    reader = Reader(own, AckPolicy.ALL, INBOXES)
+    columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
+    assert columns.values == [payload, b"plain"]
+    assert columns.publishers.replies == [b"", b"_INBOX.b"]
+    assert reader.protocol_frames == 1
+
+
+def test_a_stream_with_the_policy_none_answers_nobody_whatever_the_message_asks_for() -> None:
+    reader = Reader("ev", AckPolicy.NONE, INBOXES)
+    enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
+    columns = reader.read(
+        [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"_INBOX.b", enveloped, b""), (b"ev", b"", b"x", b"")], 77
+    )
+    assert columns.values == [b"one", b"v", b"x"]
+    assert columns.publishers.replies == [b"", b"", b""]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -41,8 +42,11 @@ class Leader:
         if answer is None:
             return
         if isinstance(answer, _Ack):
-            if answer.ackError == _Ack.OK:
-                published = frames.decode(message.data, client_pb2.Message)
+            published = frames.decode(message.data, client_pb2.Message)
+            if not answer.stream:
+                answer = _Ack.FromString(answer.SerializeToString())
+                answer.stream, answer.partition = published.stream, published.partition
+            if (answer.ackError, answer.stream) == (_Ack.OK, published.stream):
                 answer = _Ack(stream=published.stream, partition=published.partition, offset=len(self.stored), leaderEpoch=7)
                 self.stored.append(published)
             answer = frames.encode(answer)
@@ -135,11 +139,53 @@ async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport:
 
 async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
     leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
-    p = publisher(transport, leader)
+    p = publisher(transport, leader, timeout_s=0.2)
     for _ in range(2):
         with pytest.raises(OutcomeUnknownError, match="not an ack of ours"):
             await p.publish(b"x")
+    assert p.foreign_answers == 2
     await p.close()
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        _Ack(stream="other", partition=0, offset=99),
+        _Ack(stream="flights", partition=1, offset=99),
+        _Ack(stream="other", ackError=_Ack.READ_ONLY),
+        _Ack(stream="other", ackError=_Ack.NOT_LEADER),
+        b'{"stream":"flights","seq":100}',
+    ],
+)
+async def test_an_answer_of_somebody_else_is_no_ack_and_the_ack_is_waited_for(
+    transport: Transport, server_side: Transport, leader: Leader, foreign: _Ack | bytes
+) -> None:
+    """Two streams on one subject: the ack of the one says nothing about the other [A9]."""
+    ours = leader.on_message
+
+    async def both(message: Any) -> None:
+        await message.respond(foreign if isinstance(foreign, bytes) else frames.encode(foreign))
+        await ours(message)
+
+    leader.mute = {b"mute"}
+    leader.on_message = both  # type: ignore[method-assign]
+    await leader.subscription.unsubscribe()
+    await leader.start()
+    async with publisher(transport, leader, timeout_s=0.5) as p:
+        assert await p.publish(b"x") == PublishAck("flights", 0, 0, 7)
+        assert (p.foreign_answers, leader.seen) == (1, 1)
+        with pytest.raises(OutcomeUnknownError, match=r"flights/0 .* within 0.5 s; an a"):
+            await p.publish(b"mute")
+        with contextlib.suppress(OutcomeUnknownError):
+            await p.flush()
+
+
+async def test_a_token_that_is_no_number_is_nobodys_ack(transport: Transport, leader: Leader) -> None:
+    async with publisher(transport, leader) as p:
+        assert await p.publish(b"x")
+        for token in ("x", "1_0", "-1", "\u0661", "9" * 200):
+            await transport.publish(f"{p._inbox}.{token}", frames.encode(_Ack(stream="flights")))
+        assert (await p.publish(b"y")).offset == 1  # type: ignore[union-attr]
 
 
 async def test_without_an_ack_the_bytes_go_out_as_they_are(transport: Transport, server_side: Transport) -> None:

@@ -44,7 +44,8 @@ class Driver:
         previous = 0 if emptied else self.incarnation(node)
         return self.register(node, previousIncarnation=previous, cleanStop=clean, flushedAlways=flushed)
 
-    def create(self, name: str = "orders", subject: str = "shop.orders", **fields: Any) -> pb.ControlResponse:
+    def create(self, name: str = "orders", subject: str | None = None, **fields: Any) -> pb.ControlResponse:
+        subject = f"shop.{name}" if subject is None else subject
         return self.ask(createStream=pb.CreateStream(name=name, subject=subject, **fields))
 
     def fence(self, node: str) -> pb.ControlResponse:

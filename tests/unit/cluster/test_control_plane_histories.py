@@ -44,7 +44,9 @@ class World:
         for number, policy in enumerate(("isr", "isr", "quorum")):
             config = pb.StreamConfig(commitPolicy=policy)
             self.ask(
-                createStream=pb.CreateStream(name=f"s{number}", subject="x", partitions=2, replicationFactor=3, config=config)
+                createStream=pb.CreateStream(
+                    name=f"s{number}", subject=f"x.{number}", partitions=2, replicationFactor=3, config=config
+                )
             )
 
     def ask(self, **request: object) -> pb.ControlResponse:

@@ -31,7 +31,7 @@ class Controller:
         self.replies: list[tuple[str, pb.ControlResponse]] = []
         self.desk = ControlDesk(
             self,  # type: ignore[arg-type]
-            Subjects("space"),
+            Subjects("space", ("_INBOX.", "acme.box.")),
             lambda reply: reply.startswith(b"_INBOX."),
             lambda: self.leads,
             self.decide,
@@ -107,3 +107,13 @@ async def test_closing_gives_up_what_is_under_way(controller: Controller) -> Non
     await controller.receive(Message(REQUEST))
     await controller.desk.close()
     assert controller.replies == []
+
+
+@pytest.mark.parametrize(("subject", "taken"), [("acme.box.x", True), ("acme.>", True), ("shop.x", False)])
+async def test_a_stream_among_the_inboxes_is_refused(controller: Controller, subject: str, taken: bool) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name="s", subject=subject))
+    await controller.receive(Message(frames.encode(request)))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error == pb.ControlResponse.INVALID) is taken
+    assert ("inboxes under acme.box." in response.detail) is taken
