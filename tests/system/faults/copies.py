@@ -36,7 +36,7 @@ async def folder_restored(round_: Round) -> None:
     kind = round_.number % 3
     copy = ground.data(node).parent.parent / "copy"
     if kind == 0:
-        await asyncio.to_thread(ground.cluster.nodes[node].terminate)
+        await ground.stop(node)
     await asyncio.to_thread(_copy, ground.data(node), copy)
     if kind == 0:
         await ground.start([node])
@@ -74,7 +74,13 @@ async def _beside(round_: Round, node: str, copy: Path) -> None:
     finally:
         await asyncio.to_thread(beside.kill)
     round_.heals()
-    await ground.supervise([node])
 
 
-COPIES = (Fault("folder-restored", "an older copy takes the place of the leader's folder, or runs beside it", folder_restored),)
+COPIES = (
+    Fault(
+        "folder-restored",
+        "an older copy takes the place of the leader's folder, or runs beside it",
+        folder_restored,
+        supervised=True,
+    ),
+)

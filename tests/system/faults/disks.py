@@ -67,27 +67,17 @@ async def kill_then_power_cut(round_: Round) -> None:
     async with asyncio.timeout(60.0):
         while len(list(ground.folder(ground.leader).glob("*.log"))) < segments + _SEALED:
             await asyncio.sleep(0.01)
-    ground.kill_at_once(nodes)
-    await ground.reap(nodes)
-    round_.power.heal()
-    await ground.start(nodes)
+    await round_.restart(nodes)
     if round_.number % 2 == 0:
         await round_.go_on()
     await _lose_all_power(round_)
 
 
 # ---- flushes that fail -----------------------------------------------------------------------------------------------------
-async def _come_back(round_: Round, nodes: Sequence[str]) -> None:
-    """Even rounds by themselves, odd ones because somebody kills and starts them."""
-    ground = round_.ground
-    if round_.number % 2:
-        ground.kill_at_once(nodes)
-        await ground.reap(nodes)
-    await ground.supervise(nodes)
-
-
 async def _fail_then_lose_power(round_: Round, files: Callable[[str], str]) -> None:
-    """One flush fails on every node, the pages count as clean; the nodes start anew, go on, and lose their power.
+    """One flush fails on every node, the pages count as clean; the nodes go on, and lose their power.
+
+    Even rounds leave it to the nodes to start anew, in odd ones somebody kills and starts them.
 
     It takes its time first, so that it is many pages: the last one of a file is written again with the next record.
     """
@@ -95,8 +85,11 @@ async def _fail_then_lose_power(round_: Round, files: Callable[[str], str]) -> N
     round_.struck(*nodes)
     slow = [Rule(FLUSH_SLOW, files(node), value=_SLOW_FLUSH_MS) for node in nodes]
     await round_.all_hit(*slow, *(Rule(FLUSH_FAILS, files(node)) for node in nodes))
-    await _come_back(round_, nodes)
+    if round_.number % 2:
+        await round_.restart(nodes)
     await round_.acked()
+    if round_.number % 2 == 0:
+        await round_.comes_back()
     acked_at, struck_at = round_.acked_at, round_.struck_at
     await round_.go_on()
     await _lose_all_power(round_)
@@ -124,7 +117,7 @@ async def flush_fails_leader(round_: Round) -> None:
     round_.tell("lasted" if lasts else "once")
     round_.power.heal()
     round_.heals()
-    await ground.supervise([node])
+    await round_.comes_back()
 
 
 # ---- the journal -----------------------------------------------------------------------------------------------------------
@@ -136,28 +129,26 @@ def _controllers(round_: Round) -> Sequence[str]:
 
 async def journal_short_write(round_: Round) -> None:
     """A few bytes of a frame, as a disk that is full has room for."""
-    ground, nodes = round_.ground, _controllers(round_)
+    nodes = _controllers(round_)
     size_bytes = round_.chance.choice((1, 4, 8, 20, 35))
     round_.struck(*nodes)
     await round_.all_hit(*(Rule(WRITE_SHORT, _journal(node), value=size_bytes) for node in nodes))
     round_.tell(f"{size_bytes} bytes")
     round_.heals()
-    starts = await ground.supervise(nodes)
-    round_.tell(f"{starts} starts by the supervisor")
     await round_.acked()
+    await round_.comes_back()
 
 
 async def journal_write_fails(round_: Round) -> None:
     """Three writes of the journal fail: with ENOSPC and EIO by turns."""
-    ground, nodes = round_.ground, _controllers(round_)
+    nodes = _controllers(round_)
     error = (errno.ENOSPC, errno.EIO)[round_.number // 2 % 2]
     round_.struck(*nodes)
     await round_.all_hit(*(Rule(WRITE_FAILS, _journal(node), 3, error) for node in nodes))
     round_.tell(errno.errorcode[error])
     round_.heals()
-    starts = await ground.supervise(nodes)
-    round_.tell(f"{starts} starts by the supervisor")
     await round_.acked()
+    await round_.comes_back()
 
 
 # ---- what was written and reads otherwise ----------------------------------------------------------------------------------
@@ -186,13 +177,20 @@ async def flip_served(round_: Round) -> None:
 
 
 DISKS = (
-    Fault("power-cut-one", "the power of the leader's machine, or a follower's, is cut", power_cut_one, powered=True),
-    Fault("power-cut-all", "the power of all machines is cut at once", power_cut_all, powered=True),
+    Fault(
+        "power-cut-one",
+        "the power of the leader's machine, or a follower's, is cut",
+        power_cut_one,
+        powered=True,
+        supervised=True,
+    ),
+    Fault("power-cut-all", "the power of all machines is cut at once", power_cut_all, powered=True, supervised=True),
     Fault(
         "kill-then-power-cut",
         "kill -9 of all nodes while flushes are slow, all started, then the power of all machines is cut",
         kill_then_power_cut,
         powered=True,
+        supervised=True,
         segment_bytes=_SMALL_SEGMENTS,
     ),
     Fault(
@@ -200,16 +198,32 @@ DISKS = (
         "a flush of the log fails on all nodes, they restart, the power is cut",
         flush_fails_all,
         powered=True,
+        supervised=True,
     ),
-    Fault("flush-fails-leader", "flushes of the leader's log fail, once or until healed", flush_fails_leader, powered=True),
+    Fault(
+        "flush-fails-leader",
+        "flushes of the leader's log fail, once or until healed",
+        flush_fails_leader,
+        powered=True,
+        supervised=True,
+    ),
     Fault(
         "journal-flush-fails",
         "a flush of the metadata journal fails on all nodes, they restart, the power is cut",
         journal_flush_fails_all,
         powered=True,
+        supervised=True,
     ),
-    Fault("journal-short-write", "a frame of the metadata journal is written in part", journal_short_write, powered=True),
-    Fault("journal-write-fails", "three writes of the metadata journal fail", journal_write_fails, powered=True),
+    Fault(
+        "journal-short-write",
+        "a frame of the metadata journal is written in part",
+        journal_short_write,
+        powered=True,
+        supervised=True,
+    ),
+    Fault(
+        "journal-write-fails", "three writes of the metadata journal fail", journal_write_fails, powered=True, supervised=True
+    ),
     Fault(
         "flip-served",
         "a byte flips in a sealed segment of the leader, a follower is emptied and needs it",

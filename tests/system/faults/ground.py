@@ -57,8 +57,8 @@ class Seen:
 
 class Ground:
     """``open`` it, strike it, ``close`` it. ``count`` nodes; ``relayed``: each reaches NATS through a relay of its own;
-    ``powered``: their power can be cut and their disks can fail; ``services``: a replicated service runs beside each;
-    ``segment_bytes``: of the stream, 0: the default."""
+    ``powered``: their power can be cut and their disks can fail; ``supervised``: a node that ends by itself is started again;
+    ``services``: a replicated service runs beside each; ``segment_bytes``: of the stream, 0: the default."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Ground:
         *,
         relayed: bool = False,
         powered: bool = False,
+        supervised: bool = False,
         services: bool = False,
         segment_bytes: int = 0,
         settings: Mapping[str, str] | None = None,
@@ -74,6 +75,9 @@ class Ground:
         self._count = count
         self._relayed = relayed
         self._powered = powered
+        self._supervised = supervised
+        self._held: set[str] = set()
+        self.supervised_starts = 0
         self._with_services = services
         self._config = StreamConfig(min_isr=MIN_ISR, **({"segment_bytes": segment_bytes} if segment_bytes else {}))
         self._settings = dict(settings or {})
@@ -132,6 +136,8 @@ class Ground:
             self.services = Services(STREAM, OUTPUT, self._folder / "services", urls)
             self.services.start(self.replicas)
         self._watchers = [asyncio.create_task(self._watch(name)) for name in self.replicas]
+        if self._supervised:
+            self._watchers.append(asyncio.create_task(self._supervise()))
         await self.whole()
         if self.services is not None:
             await self._services_are_here()
@@ -230,9 +236,10 @@ class Ground:
 
     async def whole(self) -> Seen:
         """Wait until the leader takes publishes and every replica is in the ISR and has fetched from it."""
-        return await self.see("every replica is in the ISR", self._is_whole)
+        return await self.see("every replica is in the ISR", self.is_whole)
 
-    def _is_whole(self, seen: Seen) -> bool:
+    def is_whole(self, seen: Seen) -> bool:
+        """Whether the leader takes publishes and every replica is in the ISR and has fetched from it."""
         followers = [name for name in self.replicas if name != seen.leader]
         return (
             seen.phases.get(seen.leader) == "LEADER_READY"
@@ -244,7 +251,7 @@ class Ground:
         """Wait until all replicas hold and have committed the same; nobody may publish meanwhile."""
 
         def same(seen: Seen) -> bool:
-            return self._is_whole(seen) and len(set(seen.ends.values())) == 1 and _all_committed(seen)
+            return self.is_whole(seen) and len(set(seen.ends.values())) == 1 and _all_committed(seen)
 
         await self.see("the replicas are equal", same)
 
@@ -327,10 +334,16 @@ class Ground:
 
     def kill_at_once(self, names: Sequence[str]) -> None:
         """SIGKILL to all of them; ``start`` reaps them."""
+        self._held |= set(names)
         for name in names:
             self.cluster.nodes[name].send(signal.SIGKILL)
         if self.services is not None and self.services_die:
             self.services.kill(names)
+
+    async def stop(self, name: str) -> None:
+        """A clean stop, with a transfer of what it leads; until ``start``."""
+        self._held.add(name)
+        await asyncio.to_thread(self.cluster.nodes[name].terminate)
 
     async def reap(self, names: Iterable[str]) -> None:
         """Wait for the ends of killed nodes."""
@@ -342,23 +355,19 @@ class Ground:
             self.services.start(names)
         nodes = [self.cluster.nodes[name] for name in names]
         for node in nodes:
-            node.start()
+            if not node.running:  # its supervisor may have been first
+                node.start()
+        self._held -= set(names)
         await asyncio.gather(*(asyncio.to_thread(node.wait_ready) for node in nodes))
 
-    async def supervise(self, names: Sequence[str]) -> int:
-        """As a supervisor does: start those that have ended, again and again, until all are ready; return how often."""
-        deadline = time.monotonic() + DEADLINE_S
-        nodes, starts = [self.cluster.nodes[name] for name in names], 0
-        while not all(node.running and node.ready for node in nodes):
-            if time.monotonic() > deadline:
-                logs = {node.node_id: list(node.log)[-6:] for node in nodes if not (node.running and node.ready)}
-                raise TimeoutError(f"does not come back under its supervisor: {logs}")
-            for node in nodes:
-                if not node.running:
+    async def _supervise(self) -> None:
+        """As a supervisor does: whoever has ended is started again, but who is held (was killed on purpose, and not started yet)."""
+        while True:
+            for name, node in self.cluster.nodes.items():
+                if not node.running and name not in self._held:
                     node.start()
-                    starts += 1
+                    self.supervised_starts += 1
             await asyncio.sleep(_SUPERVISED_EVERY_S)
-        return starts
 
 
 def _all_committed(seen: Seen) -> bool:

@@ -110,6 +110,7 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         fault.count,
         relayed=fault.relayed,
         powered=fault.powered,
+        supervised=fault.supervised,
         services=plan.services,
         segment_bytes=fault.segment_bytes,
         settings=plan.settings,
@@ -162,12 +163,15 @@ async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause
     await load.acked_more(50, 30.0)
     acked_before, counters_before = len(load.acked), Counter(load.counters)
     ground.forget()
+    starts_before = ground.supervised_starts
     ground.services_die = bool(number % 2)
     round_ = Round(ground, load, number, pause_s)
     await fault.strike(round_)
     whole_at = (await ground.whole()).at
     await load.acked_more(1, 30.0)
     happened = load.counters - counters_before
+    if ground.supervised_starts > starts_before:
+        round_.tell(f"{ground.supervised_starts - starts_before} starts by the supervisor")
     return Figures(
         round=number,
         nodes=round_.nodes,

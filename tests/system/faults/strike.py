@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from liftpy.cluster.image import StreamImage
@@ -13,6 +14,7 @@ from tests.system.faults.ground import DEADLINE_S, Ground, Seen
 from tests.system.faults.load import Load
 from tests.system.powercut.cut import PowerCut, Rule
 
+_SHOWS_WITHIN_S = 3.0
 _GO_ON = 50
 """Acks to wait for before healing, so that the fault has a life of its own."""
 
@@ -46,6 +48,20 @@ class Round:
         """The power of all nodes, and their disks' failures."""
         assert self.ground.power is not None
         return self.ground.power
+
+    async def restart(self, nodes: Sequence[str]) -> None:
+        """kill -9 of all of them at once; nothing fails any more when they start."""
+        self.ground.kill_at_once(nodes)
+        await self.ground.reap(nodes)
+        if self.ground.power is not None:
+            self.ground.power.heal()
+        await self.ground.start(nodes)
+
+    async def comes_back(self) -> None:
+        """The strike shows in somebody's replica, and then every replica is whole again."""
+        with contextlib.suppress(TimeoutError):  # it may have been over too soon to be seen
+            await self.ground.see("a replica failed", lambda seen: not self.ground.is_whole(seen), _SHOWS_WITHIN_S)
+        await self.ground.whole()
 
     async def all_hit(self, *rules: Rule) -> None:
         """Strike as these say, and wait until each has struck."""
@@ -89,7 +105,8 @@ Strike = Callable[[Round], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """``count``: nodes that the cluster has. ``relayed``: their connections can be cut. ``powered``: so can their power, and their
-    disks can fail. ``segment_bytes``: of the stream, 0: the default. ``accept``: the placement wanted."""
+    disks can fail. ``supervised``: who ends is started again. ``segment_bytes``: of the stream, 0: the default.
+    ``accept``: the placement wanted."""
 
     name: str
     text: str
@@ -97,5 +114,6 @@ class Fault:
     count: int = 3
     relayed: bool = False
     powered: bool = False
+    supervised: bool = False
     segment_bytes: int = 0
     accept: Callable[[StreamImage], bool] = field(default=lambda _: True)
