@@ -26,6 +26,8 @@ class RecoveredLogs:
         self._found: dict[Path, Recovered] = {}
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
+        self.suspect: list[str] = []
+        """Logs of which a flush had failed when they were open last."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool) -> None:
         """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
@@ -33,6 +35,7 @@ class RecoveredLogs:
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(pool, self._recover, path, clean_stop) for path in paths))
         self.damaged.sort()
+        self.suspect.sort()
 
     def _recover(self, path: Path, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
@@ -43,6 +46,10 @@ class RecoveredLogs:
             self.damaged.append(name)  # whoever opens it tries again
             return
         self._found[path] = found
+        if found.report.flush_failed:
+            self.suspect.append(name)
+            text = "%s: suspect: %s; %d bytes that were not known to be on the disk have been written again"
+            logger.error(text, path, found.report.flush_failed, found.report.rewritten_bytes)
         if found.report.must_leave_isr:
             logger.error("%s: %s", path, found.report)
             self.damaged.append(name)

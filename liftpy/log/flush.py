@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.errors import StorageError
+from liftpy.log.proving import mark_failed_flush
 from liftpy.log.small_files import SegmentSummary, encode_index
 from liftpy.log.storage import LogFile, Storage
 
@@ -32,7 +33,15 @@ class Flush:
     """Set by a shell that runs ``run`` elsewhere: blocks until that run is over."""
 
     def run(self) -> None:
-        """Make it durable; raises StorageError. Thread-safe against appends to the same log."""
+        """Make it durable; raises StorageError, and leaves a mark of it [S4]. Thread-safe against appends to the same log."""
+        try:
+            self._run()
+        except StorageError as error:
+            mark_failed_flush(self.storage, error)
+            raise
+
+    def _run(self) -> None:
+        """An index comes last: it proves to the next opening that its segment, and its name, are on the disk [S12]."""
         for job in self.seals:
             job.file.sync()
         self.active.sync()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from liftpy.config import FlushMode, StreamConfig
-from liftpy.errors import CorruptionError, LogClosedError, OffsetOutOfRangeError, StorageError
+from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
 from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
@@ -95,9 +95,10 @@ class Log:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
             storage.sync_folder()
-        segments[-1].file.sync()  # what a killed process wrote may be in the page cache only
         log = cls(storage, config, segments, recovered.checkpoint)
         log.segments[-1].made_wall_ns = now_wall_ns
+        if recovered.report.lost_committed:
+            log._store_checkpoint()  # or the next opening would take what is appended there for proven
         return log, recovered.report
 
     # ---- bounds ------------------------------------------------------------------------------------------------------
@@ -213,7 +214,8 @@ class Log:
         self._flush = None
         if error is not None:
             self.closed = f"flush failed: {error}"
-            raise StorageError(self.closed) from error
+            kind = NoSpaceError if isinstance(error, NoSpaceError) else StorageError
+            raise kind(self.closed) from error
         self._durable_end_offset = max(self._durable_end_offset, min(flush.end_offset, self.log_end_offset))
         for segment in self.segments[:-1]:
             if segment.sealed and any(job.file is segment.file for job in flush.seals):

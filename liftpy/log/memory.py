@@ -1,7 +1,9 @@
-"""Storage in memory, with a disk's manners: what is not synced is lost, or partly lost, in a crash.
+"""Storage in memory, with a disk's manners: what is not synced is lost, or partly lost, when the power goes.
 
-For tests and the simulator. ``crash`` gives the folder as a power cut would leave it; ``fail_after`` stops the storage after
-its k-th call, so that a test can kill every operation at every call.
+For tests and the simulator. ``crash`` gives the folder as a power cut would leave it, or as a kill does: then everything is there to
+be read, and what was not synced still is not. A sync that fails does what Linux does: the pages count as clean from then on, so that
+the file shows them, every later sync says yes, and a power cut takes them all the same. ``fail_after`` stops the storage
+after its k-th call, so that a test can kill every operation at every call.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ class MemoryFile:
     def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
         self.data = bytearray() if data is None else data
         self.synced = len(self.data)
+        self.never_written_from: int | None = None
+        """A sync has failed: what lies from here on is in the page cache, counts as clean, and is not on the disk."""
         self._storage = storage
 
     @property
@@ -38,15 +42,40 @@ class MemoryFile:
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def sync(self) -> None:
-        """Make everything appended so far survive a crash."""
-        self._storage.called("sync")
-        self.synced = len(self.data)
+        """Make everything appended so far survive a crash, but for what an earlier sync has failed to write."""
+        try:
+            self._storage.called("sync")
+        except StorageError:
+            if self.never_written_from is None:
+                self.never_written_from = self.synced
+            raise
+        self._all_is_clean()
+
+    def _all_is_clean(self) -> None:
+        size_bytes = len(self.data)
+        self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
 
     def truncate(self, size_bytes: int) -> None:
         """Cut, durably."""
         self._storage.called("truncate")
         del self.data[size_bytes:]
-        self.synced = size_bytes
+        if self.never_written_from is not None and size_bytes <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def rewrite(self, position: int) -> None:
+        """Write the rest again: it is dirty, and then on the disk."""
+        self._storage.called("rewrite")
+        if self.never_written_from is not None and position <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
+        """Its first ``size_bytes`` as the next process finds them; after a power cut all that is there is on the disk."""
+        after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
+        if not power:
+            after.synced, after.never_written_from = self.synced, self.never_written_from
+        return after
 
     def seal(self) -> None:
         """Nothing to do in memory."""
@@ -92,13 +121,19 @@ class MemoryStorage:
         ``keep(name, synced, written)`` gives how many bytes of a file survive a power cut; default: only the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
-        names = self._durable if power else self.files
-        for name, file in names.items():
-            size = len(file.data)
-            if power:
-                size = min(file.synced if keep is None else keep(name, file.synced, size), size)
-            after.files[name] = MemoryFile(after, bytearray(file.data[:size]))
-        after._durable = dict(after.files)
+        copies: dict[int, MemoryFile] = {}
+
+        def copied(name: str, file: MemoryFile) -> MemoryFile:
+            if id(file) not in copies:
+                size = len(file.data)
+                if power:
+                    size = min(file.synced if keep is None else keep(name, file.synced, size), size)
+                    size = size if file.never_written_from is None else min(size, file.never_written_from)
+                copies[id(file)] = file.copy(after, size, power=power)
+            return copies[id(file)]
+
+        after.files = {name: copied(name, file) for name, file in (self._durable if power else self.files).items()}
+        after._durable = {name: copied(name, file) for name, file in self._durable.items()}
         return after
 
     def names(self) -> list[str]:

@@ -1,12 +1,16 @@
-"""Opening a partition's folder: what is right is kept, a torn tail is cut, damage is set aside and reported [S1, S3, S5-S7].
+"""Opening a partition's folder: what is right is kept, a torn tail is cut, damage is set aside and reported [S1, S3, S5-S7], and what
+is kept is on the disk before anyone is shown it [S4, S12].
 
-1. Files of an interrupted replacement are removed; the checkpoint is read, or does without.
+1. Files of an interrupted replacement are removed, a split that was interrupted is completed (``proving.py``); the checkpoint is
+   read, or does without.
 2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
    A segment whose offsets the one before it covers was merged into that one: removed.
 3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. Any other fault is damage: the segment (and
    all behind it) is set aside (``set_aside.py``), what was right before the fault is kept as a segment of its own, and
    the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
-4. HW is clamped to the log [D7]. A checkpoint above the log means that committed records are missing: the report says so.
+4. Unless the node stopped in good order, what is not proven durable is written again (``proving.py``). Then segments that nothing is
+   appended to get the index that they lack, never before.
+5. HW is clamped to the log [D7]. A checkpoint above the log means that committed records are missing: the report says so.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from liftpy.log.proving import FLUSH_FAILED_NAME, failed_flush, finish_splits, prove, seal
 from liftpy.log.segment import Segment, Walk, index_name, log_name, walk
 from liftpy.log.set_aside import BEHIND, DAMAGED, names_set_aside, set_aside
 from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint, decode_index
@@ -50,6 +55,12 @@ class OpenReport:
     lost_flushed: bool = False
     """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
 
+    rewritten_bytes: int = 0
+    """What was not proven to be on the disk, and was written again."""
+
+    flush_failed: str = ""
+    """A flush of this log has failed since it was opened last, and why; '' when none has, or the disk did not take the mark."""
+
     @property
     def must_leave_isr(self) -> bool:
         """Whether this replica may miss records that it acknowledged."""
@@ -74,6 +85,9 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     for name in names:
         if name.endswith(".tmp"):
             storage.remove(name)
+    finish_splits(storage, names)
+    names = storage.names()
+    flush_failed = failed_flush(storage)
     found = decode_checkpoint(storage.load(CHECKPOINT_NAME))
     checkpoint = found or Checkpoint()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
@@ -83,6 +97,15 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         for segment in reversed(segments):  # a fresh start (`Log.reset`) died before it removed what was there
             _remove_segment(storage, segment.base_offset)
         segments = []
+    rewritten_bytes = 0
+    if not clean or flush_failed:
+        segments, rewritten_bytes = prove(storage, segments, checkpoint.high_watermark + 1)
+    for segment in segments[:-1]:
+        if not segment.sealed:
+            seal(storage, segment)
+    if flush_failed:
+        storage.remove(FLUSH_FAILED_NAME)
+        storage.sync_folder()
     log_end_offset = segments[-1].next_offset if segments else checkpoint.log_start_offset
     report = OpenReport(
         cut_bytes=cut,
@@ -93,6 +116,8 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         checkpoint_found=found is not None,
         lost_committed=checkpoint.high_watermark >= log_end_offset,
         lost_flushed=clean and cut > 0,
+        rewritten_bytes=rewritten_bytes,
+        flush_failed=flush_failed,
     )
     return Recovered(segments, checkpoint, report)
 

@@ -34,6 +34,9 @@ class LogFile(Protocol):
     def truncate(self, size_bytes: int) -> None:
         """Cut the file to ``size_bytes`` and make that durable."""
 
+    def rewrite(self, position: int) -> None:
+        """Write what lies from ``position`` on once more, in place, and make it durable: for a disk that is too full for a copy."""
+
     def seal(self) -> None:
         """Nothing will be appended any more: later reads may map the file instead of copying."""
 

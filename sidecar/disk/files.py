@@ -92,6 +92,20 @@ class DiskFile:
             os.fsync(self._descriptor)
         self._size_bytes = size_bytes
 
+    def rewrite(self, position: int) -> None:
+        """Write the rest of the file again, in place: that makes its pages dirty, whatever an earlier flush has said of them."""
+        with _storage_errors("write again", self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
+            try:
+                while position < self._size_bytes:
+                    block = os.pread(self._descriptor, min(_COPY_BYTES, self._size_bytes - position), position)
+                    if not block:
+                        raise OSError(errno.EIO, "the file is shorter than it was")
+                    position += os.pwrite(descriptor, block, position)
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def _become_copy(self, size_bytes: int) -> None:
         copy = DiskFile(self.path.with_name(self.path.name + ".tmp"), create=True)
         for position in range(0, size_bytes, _COPY_BYTES):
@@ -152,6 +166,10 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
                 while view:
                     view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)  # the next attempt must not flush the file that this one could not
+            raise
         finally:
             os.close(descriptor)
         os.rename(temporary, path)

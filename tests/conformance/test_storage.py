@@ -51,6 +51,33 @@ def test_views_stay_right_when_a_file_is_cut_and_written_again(storage: Storage)
     assert bytes(view) == b"abcdef"
 
 
+def test_a_file_is_written_again_in_place(storage: Storage) -> None:
+    file = storage.create("a.log")
+    file.append([b"abcdef"])
+    file.rewrite(2)
+    file.append([b"gh"])
+    file.rewrite(0)
+    assert bytes(file.read(0, 10)) == bytes(storage.open("a.log").read(0, 10)) == b"abcdefgh"
+
+
+def test_an_opening_splits_where_the_proof_ends(storage: Storage) -> None:
+    log, _ = Log.open(storage, CONFIG)
+    fill(log, 3)
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    fill(log, 4)
+    expected = content(log)
+    log.close(clean=False)
+    log, report = Log.open(storage, CONFIG)
+    assert [segment.base_offset for segment in log.segments] == [0, 9]
+    assert (content(log), report.rewritten_bytes > 0) == (expected, True)
+    fill(log, 1)
+    log.close(clean=False)
+    assert Log.open(storage, CONFIG)[0].log_end_offset == 24
+    assert not [name for name in storage.names() if name.endswith((".tmp", ".tail"))]
+
+
 def test_small_files_are_replaced_whole(storage: Storage) -> None:
     assert storage.load("x") is None
     storage.replace("x", b"1")

@@ -1,0 +1,270 @@
+"""What an opening shows is on the disk, whatever became of the flushes before: a power cut takes nothing of it [S1, S4, S12]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import NoSpaceError, StorageError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.proving import FLUSH_FAILED_NAME
+from liftpy.log.recovery import OpenReport
+from liftpy.log.segment import index_name
+from liftpy.log.small_files import decode_index
+from tests.unit.log.log_model import content, fill
+
+SMALL = StreamConfig(segment_bytes=4096)
+Content = list[tuple[int, bytes | None]]
+
+
+def opened(storage: MemoryStorage) -> tuple[Log, OpenReport]:
+    return Log.open(storage, SMALL)
+
+
+def lose_power(storage: MemoryStorage) -> Content:
+    """What a power cut at this moment leaves, as the next opening shows it."""
+    log, report = opened(storage.crash(power=True))
+    assert not report.must_leave_isr
+    return content(log)
+
+
+def fail_the_next_sync(storage: MemoryStorage) -> None:
+    def fault(what: str) -> None:
+        if what == "sync":
+            storage.fault = None
+            raise StorageError("simulated flush error")
+
+    storage.fault = fault
+
+
+def killed_with_unflushed_segments() -> tuple[MemoryStorage, Content]:
+    log, _ = opened(MemoryStorage())
+    fill(log, 10, size=150)
+    log.flush()
+    log.raise_high_watermark(4)
+    log.checkpoint()
+    fill(log, 60, size=150)
+    assert len(log.segments) > 3
+    return log.storage.crash(power=False), content(log)
+
+
+def killed_after_a_failed_flush() -> tuple[MemoryStorage, Content]:
+    log, _ = opened(MemoryStorage())
+    fill(log, 10, size=50)
+    log.flush()
+    log.raise_high_watermark(20)
+    log.checkpoint()
+    fill(log, 8, size=50)
+    written = content(log)
+    fail_the_next_sync(log.storage)
+    with pytest.raises(StorageError):
+        log.flush()
+    assert log.begin_flush() is None, "an error from a flush is final"
+    return log.storage.crash(power=False), written
+
+
+def killed_after_a_failed_flush_of_sealed_segments() -> tuple[MemoryStorage, Content]:
+    log, _ = opened(MemoryStorage())
+    fill(log, 60, size=150)
+    written = content(log)
+    fail_the_next_sync(log.storage)
+    with pytest.raises(StorageError):
+        log.flush()
+    return log.storage.crash(power=False), written
+
+
+def killed_while_everything_was_flushed() -> tuple[MemoryStorage, Content]:
+    log, _ = opened(MemoryStorage())
+    fill(log, 40, size=150)
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    return log.storage.crash(power=False), content(log)
+
+
+ENDS = {
+    "unflushed segments": killed_with_unflushed_segments,
+    "a failed flush": killed_after_a_failed_flush,
+    "a failed flush of sealed segments": killed_after_a_failed_flush_of_sealed_segments,
+    "everything flushed": killed_while_everything_was_flushed,
+}
+End = Callable[[], tuple[MemoryStorage, Content]]
+ends = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+
+
+@ends
+def test_what_is_shown_is_on_the_disk(end: End) -> None:
+    storage, written = end()
+    log, _ = opened(storage)
+    assert content(log) == written, "a kill takes nothing"
+    assert lose_power(storage) == written
+    fill(log, 30, epoch=2, size=150)
+    log.flush()
+    assert lose_power(storage) == content(log)
+
+
+@ends
+def test_a_second_opening_after_another_kill_shows_the_same(end: End) -> None:
+    storage, written = end()
+    opened(storage)
+    again = storage.crash(power=False)
+    log, _ = opened(again)
+    assert content(log) == written
+    assert lose_power(again) == written
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+@ends
+def test_a_death_at_every_call_of_an_opening_is_recovered(end: End, power: bool) -> None:
+    calls, done = 0, False
+    while not done:
+        storage, written = end()
+        flushed = len(lose_power(storage))
+        storage.fail_after(calls)
+        try:
+            opened(storage)
+            done = True
+        except StorageError:
+            pass
+        after = storage.crash(power=power)
+        survivor, report = opened(after)
+        got = content(survivor)
+        assert got == written[: len(got)]
+        assert len(got) >= (flushed if power and not done else len(written)), calls
+        if report.must_leave_isr:  # names were there, and what they stand for was not: it can't be told from damage
+            assert (power, done, bool(report.flush_failed)) == (True, False, True), (calls, report)
+        else:
+            assert lose_power(after) == got, calls
+        calls += 1
+
+
+@ends
+def test_a_full_disk_is_opened_too(end: End) -> None:
+    storage, written = end()
+    storage.capacity_bytes = storage.used_bytes()
+    log, report = opened(storage)
+    assert not report.must_leave_isr
+    assert content(log) == written
+    assert lose_power(storage) == written
+    with pytest.raises(NoSpaceError):
+        fill(log, 1, epoch=2)
+
+
+@ends
+def test_a_folder_that_was_closed_in_good_order_is_not_written_again(end: End) -> None:
+    storage, _ = end()
+    log, _ = opened(storage)
+    log.close()
+    report = Log.open(storage, SMALL, clean=True)[1]
+    assert report.rewritten_bytes == 0
+
+
+def test_only_what_is_not_proven_is_written_again() -> None:
+    storage, _ = killed_while_everything_was_flushed()
+    assert opened(storage)[1].rewritten_bytes == 0
+    storage, _ = killed_after_a_failed_flush()
+    size_bytes = storage.used_bytes()
+    assert 0 < opened(storage)[1].rewritten_bytes < size_bytes * 0.7
+
+
+def test_after_a_failed_flush_the_next_opening_says_so_once() -> None:
+    storage, _ = killed_after_a_failed_flush()
+    assert FLUSH_FAILED_NAME in storage.crash(power=True).names(), "the mark is durable"
+    report = opened(storage)[1]
+    assert "simulated flush error" in report.flush_failed
+    assert FLUSH_FAILED_NAME not in storage.names()
+    assert opened(storage)[1].flush_failed == ""
+
+
+def test_a_mark_wins_over_a_clean_stop() -> None:
+    storage, written = killed_after_a_failed_flush()
+    Log.open(storage, SMALL, clean=True)
+    assert lose_power(storage) == written
+
+
+def test_without_a_mark_nothing_is_believed_either() -> None:
+    storage, written = killed_after_a_failed_flush()
+    storage.remove(FLUSH_FAILED_NAME)
+    opened(storage)
+    assert lose_power(storage) == written
+
+
+def test_a_disk_that_cannot_be_written_opens_no_log() -> None:
+    storage, _ = killed_after_a_failed_flush()
+
+    def fault(what: str) -> None:
+        if what == "sync":
+            raise StorageError("still broken")
+
+    storage.fault = fault
+    with pytest.raises(StorageError):
+        opened(storage)
+    storage.fault = None
+    log, _ = opened(storage)
+    assert lose_power(storage) == content(log)
+
+
+def test_a_flush_that_finds_the_disk_full_is_told_as_such() -> None:
+    log, _ = opened(MemoryStorage())
+    fill(log, 1)
+
+    def fault(what: str) -> None:
+        if what == "sync":
+            raise NoSpaceError("no space left on device")
+
+    log.storage.fault = fault
+    with pytest.raises(NoSpaceError):
+        log.flush()
+
+
+OPERATIONS: dict[str, Callable[[Log], object]] = {
+    "roll and flush": lambda log: (fill(log, 30, epoch=2, size=150), log.flush()),
+    "cut": lambda log: (fill(log, 30, epoch=2, size=150), log.truncate_to(20), fill(log, 30, epoch=3, size=150), log.flush()),
+    "retention": lambda log: (log.raise_high_watermark(30), log.drop_prefix(25), fill(log, 30, epoch=2, size=150), log.flush()),
+    "reset": lambda log: (log.reset(1000), fill(log, 40, epoch=2, size=150), log.flush()),
+    "close": lambda log: (fill(log, 30, epoch=2, size=150), log.close()),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_index_is_never_there_before_its_segment_is_on_the_disk(operation: str) -> None:
+    calls, done = 0, False
+    while not done:
+        storage, _ = killed_with_unflushed_segments()
+        storage.fail_after(calls)  # while it is opened, too
+        try:
+            OPERATIONS[operation](opened(storage)[0])
+            done = True
+        except StorageError:
+            pass
+        proven = decoded_indexes(storage)
+        left = storage.crash(power=True)
+        for name, (size_bytes, data) in proven.items():
+            assert bytes(left.files[name].data[:size_bytes]) == data, (calls, name)
+        calls += 1
+
+
+def decoded_indexes(storage: MemoryStorage) -> dict[str, tuple[int, bytes]]:
+    """Of every segment that a visible index fits: name -> (size, bytes)."""
+    found = {}
+    for name in storage.names():
+        summary = decode_index(storage.load(index_name(int(name[:20])))) if name.endswith(".log") else None
+        data = bytes(storage.files[name].data)
+        if summary is not None and summary.size_bytes == len(data):
+            found[name] = (len(data), data)
+    return found
+
+
+def test_a_lazily_flushed_log_proves_only_what_it_has_flushed() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig(flush=FlushPolicy.parse("interval:100")))
+    fill(log, 10)
+    log.flush()
+    fill(log, 10)
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    storage = log.storage.crash(power=False)
+    assert opened(storage)[1].rewritten_bytes > 0
+    assert lose_power(storage) == content(log)
