@@ -283,7 +283,28 @@ def a_stream_is_its_name() -> Patches:
     return [method(ReadService, "_why_not", by_name), method(progress, "check_head", any_uid)]
 
 
+def failed_flush_is_believed() -> Patches:
+    def trusting(storage: Any, segments: list[Any], proven_end_offset: int) -> tuple[list[Any], int]:
+        for segment in segments:
+            segment.file.sync()
+        storage.sync_folder()
+        return segments, 0
+
+    return [method(recovery, "prove", trusting)]
+
+
+def sealed_segments_are_not_flushed_on_opening() -> Patches:
+    def hasty(storage: Any, segments: list[Any], proven_end_offset: int) -> tuple[list[Any], int]:
+        for segment in segments[-1:]:
+            segment.file.sync()
+        return segments, 0
+
+    return [method(recovery, "prove", hasty)]
+
+
 MUTANTS: Sequence[Mutant] = (
+    Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
+    Mutant("does not flush sealed segments on opening", "S12", sealed_segments_are_not_flushed_on_opening),
     Mutant("one report deposes", "C9", one_report_deposes),
     Mutant("reports of any leadership count", "C9", reports_of_any_leadership_count),
     Mutant("nobody is passed over", "L1", nobody_is_passed_over),
