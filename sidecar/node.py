@@ -132,7 +132,14 @@ class Node:
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
         notifications = Notifications(
-            bus, self.subjects, settings.node_id, self._inboxes, self._deliver, self._step_aside, self.counters
+            bus,
+            self.subjects,
+            settings.node_id,
+            self._inboxes,
+            self._deliver,
+            self._step_aside,
+            self._testify,
+            self.counters,
         )
         tools = NodeTools(
             settings=settings,
@@ -154,6 +161,7 @@ class Node:
             recovered=self._recovered,
         )
         self.partitions = Partitions(tools)
+        bus.on_change(self.partitions.data_path_changed)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters)
         self.status.listen(bus, self.subjects, self._inboxes)
@@ -167,6 +175,9 @@ class Node:
     def _step_aside(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
         if self.partitions is not None:
             self.partitions.step_aside(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
+
+    def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
+        return self.partitions is not None and self.partitions.serves(question)
 
     def _heard(self, sent_ns: int) -> None:
         if self.partitions is not None:

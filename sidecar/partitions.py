@@ -19,8 +19,9 @@ from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
-from liftpy.replica.events import Event, MetadataHeard
+from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.wire._pb import replication_pb2
 from sidecar.ending import end_tasks
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
 from sidecar.services import PartitionServices
@@ -60,6 +61,7 @@ class Partitions:
         """When the last answered heartbeat was sent, monotonic."""
         self._passed_on_ns = 0
         self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
+        self._data_path_is_up = True
         self._closing = False
         """Leaderships are being handed over; nothing opens again."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
@@ -117,6 +119,19 @@ class Partitions:
         for worker in list(self._leading.values()):
             worker.feed(event)
 
+    def data_path_changed(self, is_up: bool) -> None:
+        """The connection that carries replication was lost, or is back."""
+        self._data_path_is_up = is_up
+        for worker in self:
+            worker.feed(DataPathChanged(is_up))
+
+    def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
+        """Whether this node serves as the leader that somebody accuses."""
+        worker = self._by_name.get((question.stream, question.partition))
+        if worker is None or worker.key.uid != question.streamUid:
+            return False
+        return worker.replica.serves(question.leaderEpoch, time.monotonic_ns())
+
     # ---- one partition -------------------------------------------------------------------------------------------------
     def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:
         found = self._image.find(key.stream, key.uid, key.partition)
@@ -167,6 +182,8 @@ class Partitions:
             return
         self.failed.pop(key, None)
         self._workers[key] = worker
+        if not self._data_path_is_up:
+            worker.feed(DataPathChanged(False))
         self._by_name[key.stream, key.partition] = worker
 
     async def _stop(self, worker: PartitionWorker) -> None:

@@ -74,6 +74,20 @@ class Proposals:
         )
         self._spawn(self._send(key, pb.ControlRequest(reportLeader=report)))
 
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership) -> None:
+        """Ask for a successor; the answer is the next state of the partition."""
+        logger.warning("%s: asks for another leader: %s", key, effect.reason)
+        wish = pb.GiveUpLeadership(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            leader=self._node_id,
+            incarnation=self._incarnation,
+            leaderEpoch=effect.leader_epoch,
+            reason=effect.reason,
+        )
+        self._spawn(self._send(key, pb.ControlRequest(giveUpLeadership=wish)))
+
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
         """Tell how far the promotion is; the answer is the next state of the partition."""
         report = pb.ReportPromotion(

@@ -196,6 +196,8 @@ def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderRep
         newestOffset=report.newest_offset,
         highWatermark=report.high_watermark,
         timeNs=report.time_ns,
+        stampNs=report.stamp_ns,
+        stampTerm=report.stamp_term,
     )
 
 
@@ -210,17 +212,21 @@ def report_from_pb(message: pb.LeaderReported) -> LeaderReport:
         newest_offset=message.newestOffset,
         high_watermark=message.highWatermark,
         time_ns=message.timeNs,
+        stamp_ns=message.stampNs,
+        stamp_term=message.stampTerm,
     )
 
 
 def operation_to_pb(operation: Operation) -> pb.OperationDone:
     """Operation -> OperationDone."""
-    return pb.OperationDone(operationId=operation.operation_id, timeNs=operation.time_ns, response=operation.response)
+    return pb.OperationDone(
+        operationId=operation.operation_id, timeNs=operation.time_ns, response=operation.response, ageNs=operation.age_ns
+    )
 
 
 def operation_from_pb(message: pb.OperationDone) -> Operation:
     """OperationDone -> Operation."""
-    return Operation(message.operationId, message.timeNs, message.response)
+    return Operation(message.operationId, message.timeNs, message.response, message.ageNs)
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:

@@ -16,7 +16,7 @@ READ_ONLY = frozenset({"barrier", "describeCluster", "heartbeat"})
 
 
 def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
-    """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970, not below ``image.time_ns``)."""
+    """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970; written down, never decided by)."""
     draft = Draft(image, now_ns, rules)
     match request.WhichOneof("request"):
         case "createStream":
@@ -43,6 +43,8 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
             return elections.conclude_election(draft, request.concludeElection)
         case "electLeader":
             return elections.elect_leader(draft, request.electLeader)
+        case "giveUpLeadership":
+            return elections.give_up_leadership(draft, request.giveUpLeadership)
         case "drainNode":
             return elections.drain_node(draft, request.drainNode)
         case "barrier":

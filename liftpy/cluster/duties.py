@@ -1,8 +1,9 @@
-"""What the metadata leader does besides ordering the log: sessions, election clocks and preferred leaders behind one door. Pure.
+"""What the metadata leader does besides ordering the log, behind one door: sessions, election clocks, accused leaders, preferred
+leaders. Pure.
 
 The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
-about each request before it goes into the log, and proposes what ``due`` returns. Nothing here is kept over a change of
-the metadata leader; what matters is in the log.
+about each request before it goes into the log, proposes what ``due`` returns, and puts ``questions`` on the bus. Nothing here
+is kept over a change of the metadata leader; what matters is in the log.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from liftpy.cluster.accusations import Accusations, Question, Said
 from liftpy.cluster.controller import describe
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
@@ -18,7 +20,7 @@ from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
 
-Proposable = pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader
+Proposable = pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader | pb.ReportLeader
 
 
 def control_request(message: Proposable) -> pb.ControlRequest:
@@ -34,6 +36,8 @@ def control_request(message: Proposable) -> pb.ControlRequest:
             return pb.ControlRequest(passOver=message)
         case pb.ElectLeader():
             return pb.ControlRequest(electLeader=message)
+        case pb.ReportLeader():
+            return pb.ControlRequest(reportLeader=message)
     assert_never(message)
 
 
@@ -43,14 +47,21 @@ class MetadataDuties:
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
         self._sessions = Sessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
+        self._accusations = Accusations()
         self._preferred = PreferredLeaders(config.preferred_leaders_every)
         self._image = ClusterImage()
         self._leading = False
 
-    def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """This controller leads the group, and ``image`` holds everything that was committed before."""
+    @property
+    def counters(self) -> dict[str, int]:
+        """What came of the questions to accused leaders."""
+        return dict(self._accusations.counters)
+
+    def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
+        """This controller leads the group in ``term``, and ``image`` holds everything that was committed before."""
         self._leading = True
         self._image = image
+        self._accusations.lead(term)
         self._preferred.lead(now_ns)
         self._sessions.lead(image, now_ns)
         self._timers.lead(image, now_ns)
@@ -58,6 +69,7 @@ class MetadataDuties:
     def resign(self) -> None:
         """This controller does not lead the group any more."""
         self._leading = False
+        self._accusations.resign()
         self._preferred.resign()
         self._sessions.resign()
         self._timers.resign()
@@ -86,6 +98,8 @@ class MetadataDuties:
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
+            case "reportLeader" if self._accusations.reported(request.reportLeader, image, now_ns):
+                response = pb.ControlResponse(detail="the leader is asked first")
             case "describeCluster" if not request.linearizable:
                 response = describe(image)
             case _:
@@ -101,14 +115,23 @@ class MetadataDuties:
         """Nobody listens for this node."""
         self._sessions.gone(node_id)
 
+    def questions(self) -> list[Question]:
+        """What to ask nodes over the bus now, each once."""
+        return self._accusations.questions()
+
+    def testified(self, question: Question, testimony: Said) -> None:
+        """What came of a question; silence need not be told."""
+        self._accusations.testified(question, testimony)
+
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """What to propose now."""
         moves = self._preferred.due(self._image, now_ns)
-        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns), *moves)
+        accused = self._accusations.due(now_ns)
+        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns), *accused, *moves)
         return [control_request(message) for message in proposals]
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
-        machines = (self._sessions, self._timers, self._preferred)
+        machines = (self._sessions, self._timers, self._accusations, self._preferred)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

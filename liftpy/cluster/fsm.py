@@ -58,7 +58,7 @@ class ClusterFsm:
             self.refused_count += 1
             self.image = replace(before, index=index)
             return _finish(refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response, b"", index)
-        now_ns = max(before.time_ns, request.timeNs)
+        now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
         try:
             self.image, self.last_records, answer = self._apply(replace(before, index=index, time_ns=now_ns), request)
         except MemoryError:

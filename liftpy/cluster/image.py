@@ -165,7 +165,10 @@ class LeaderReport:
     high_watermark: int
     """Inclusive, -1 when nothing is committed."""
     time_ns: int
-    """Image time of the report: reports outside the window do not count."""
+    """Image time of the report, for people: it may be years off."""
+    stamp_ns: int = 0
+    """Monotonic time of the metadata leader of ``stamp_term`` when the report came: outside the window it does not count."""
+    stamp_term: int = 0
 
 
 Hosted = Map[str, Map[str, tuple[int, ...]]]
@@ -179,7 +182,8 @@ class ClusterImage:
     index: int = 0
     """Of the last applied entry."""
     time_ns: int = 0
-    """Of the last applied request; never falls."""
+    """Of the last applied request, by the wall clock of who proposed it: for people. One that is years off says nothing about the
+    next, so nothing is decided by it."""
     nodes: Map[str, NodeImage] = field(default_factory=Map)
     streams: Map[str, StreamImage] = field(default_factory=Map)
     counters: Counters = Counters()
@@ -256,7 +260,8 @@ class ClusterImage:
         )
 
     def with_partition(self, stream: StreamImage, changed: PartitionImage) -> ClusterImage:
-        """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9]."""
+        """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does
+        a witness that joins the ISR its own: it has fetched from the leader that it reported."""
         number = changed.partition
         old = stream.partitions[number]
         partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])
@@ -266,8 +271,11 @@ class ClusterImage:
             hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
             counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
-        if _leadership(old) != _leadership(changed) and (stream.uid, number) in reports:
-            reports = reports.delete((stream.uid, number))
+        held = reports.get((stream.uid, number), ())
+        joined = set(changed.isr).difference(old.isr)
+        kept = () if _leadership(old) != _leadership(changed) else tuple(r for r in held if r.witness not in joined)
+        if len(kept) != len(held):
+            reports = reports.set((stream.uid, number), kept) if kept else reports.delete((stream.uid, number))
         return replace(
             self,
             streams=self.streams.set(stream.name, fresh),

@@ -2,19 +2,24 @@
 
 A caller that hears nothing retries with the same operation id, on any node, through any metadata leader; the first
 entry of that id decides, the later ones get its answer. The window is part of the image, so that it survives
-snapshots, and is bounded by count and by image time: a retry later than that is a new operation.
+snapshots, and is bounded by count and by age: a retry later than that is a new operation.
+
+Age is measured by what entries say of the time, and one entry may come from a clock that is years off. So it is the sum of the
+steps between one operation and the next, none of which counts below zero or above ``MAX_STEP_NS``: a wrong clock neither
+empties the window nor keeps it for ever, and after a quiet night it is as young as it was in the evening.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
 OPERATION_ID_SIZE_BYTES = 16
 MAX_OPERATIONS = 65_536
 MAX_AGE_NS = 600 * 1_000_000_000
+MAX_STEP_NS = 10 * 1_000_000_000
 _EVICT_AT_ONCE = 16
 
 
@@ -24,9 +29,11 @@ class Operation:
 
     operation_id: bytes
     time_ns: int
-    """Image time at which it was applied."""
+    """Image time at which it was applied; it may fall from one to the next."""
     response: bytes
     """The serialized ControlResponse that it got."""
+    age_ns: int = 0
+    """The window's own time when it came: the bounded steps of ``time_ns`` from the first operation on. Set by the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +62,27 @@ class OperationWindow:
         Age evicts a few at a time, so that one apply after a quiet night stays as cheap as any other.
         """
         by_id, order, oldest = self.by_id, self.order, self.oldest
-        too_old = operation.time_ns - MAX_AGE_NS
+        aged = replace(operation, age_ns=self._age_ns(operation.time_ns))
+        too_old = aged.age_ns - MAX_AGE_NS
         for _ in range(_EVICT_AT_ONCE):
             if oldest == self.next_sequence:
                 break
             held = by_id[order[oldest]]
-            if held.time_ns >= too_old and self.next_sequence - oldest < MAX_OPERATIONS:
+            if held.age_ns >= too_old and self.next_sequence - oldest < MAX_OPERATIONS:
                 break
             by_id, order, oldest = by_id.delete(held.operation_id), order.delete(oldest), oldest + 1
         return OperationWindow(
-            by_id.set(operation.operation_id, operation),
+            by_id.set(operation.operation_id, aged),
             order.set(self.next_sequence, operation.operation_id),
             oldest,
             self.next_sequence + 1,
         )
+
+    def _age_ns(self, time_ns: int) -> int:
+        if self.oldest == self.next_sequence:
+            return 0
+        last = self.by_id[self.order[self.next_sequence - 1]]
+        return last.age_ns + min(max(time_ns - last.time_ns, 0), MAX_STEP_NS)
 
     @classmethod
     def of(cls, operations: list[Operation]) -> OperationWindow:

@@ -87,7 +87,7 @@ class CandidateRole(Role):
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Serve the followers in the proposed epoch; their positions count once it is Online."""
         if self.phase == "LEADER_LOG_REPLICATION":
-            self.service.asked(event.replica, event.leader_epoch)
+            self.service.asked(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
         reason = self.service.fetch_received(event, now_ns)
@@ -99,7 +99,7 @@ class CandidateRole(Role):
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Followers reconcile with the candidate before they fetch."""
         if self.phase == "LEADER_LOG_REPLICATION":
-            self.service.asked(event.replica, event.current_epoch)
+            self.service.asked(event.replica, event.current_epoch, now_ns)
             super().epoch_offset_received(event, now_ns, out)
         else:
-            self.service.epoch_offset_received(event, out)
+            self.service.epoch_offset_received(event, now_ns, out)

@@ -241,6 +241,14 @@ class ReportLeader:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpLeadership:
+    """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
+
+    leader_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PersistLeaderEpoch:
     """Candidate: store the proposed LeaderEpoch, durably; answer LeaderEpochPersisted."""
 
@@ -320,6 +328,7 @@ Effect = (
     | SendNotice
     | ProposeIsr
     | ReportLeader
+    | GiveUpLeadership
     | PersistLeaderEpoch
     | ReportPromotion
     | ReplayLog

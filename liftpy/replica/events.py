@@ -60,6 +60,13 @@ class MetadataHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class DataPathChanged:
+    """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
+
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PublishesReceived:
     """Messages arrived on the data subject; together they become one batch of ``record_count`` records."""
 
@@ -285,6 +292,7 @@ Event = (
     | LogCompacted
     | PartitionChanged
     | MetadataHeard
+    | DataPathChanged
     | PublishesReceived
     | FetchReceived
     | EpochOffsetReceived

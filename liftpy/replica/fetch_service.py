@@ -38,13 +38,13 @@ class FetchService:
             del self.followers[replica]
             self.waiters.forget(replica)
         for replica in others:
-            progress = self.followers.setdefault(replica, Progress(caught_up_ns=now_ns))
+            progress = self.followers.setdefault(replica, Progress(caught_up_ns=now_ns, last_asked_ns=now_ns))
             if replica in live:
                 progress.incarnation_is(live[replica])
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
-        self.asked(event.replica, event.leader_epoch)
+        self.asked(event.replica, event.leader_epoch, now_ns)
         reason = self._refusal(event)
         if reason is not None:
             return reason
@@ -63,8 +63,11 @@ class FetchService:
             self.waiters.forget(event.replica)
         return None
 
-    def asked(self, replica: str, leader_epoch: int) -> None:
+    def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
         """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""
+        progress = self.followers.get(replica)
+        if progress is not None:
+            progress.last_asked_ns = now_ns
         if leader_epoch == self._leader_epoch:
             self._shared.succession.asked_by(replica)
 
@@ -98,10 +101,10 @@ class FetchService:
             else:
                 out.append(NotifyReplica(waiter.replica))
 
-    def epoch_offset_received(self, event: EpochOffsetReceived, out: Effects) -> None:
+    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
         state, log = self._shared.state, self._log
-        self.asked(event.replica, event.current_epoch)
+        self.asked(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
         if event.stream_uid and event.stream_uid != state.key.uid:
             reason = RefusalReason.WRONG_STREAM

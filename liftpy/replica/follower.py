@@ -56,7 +56,8 @@ class Following(Enum):
 
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.IDLE, Following.FETCH_BACKOFF})
 """Where the log is known to be a prefix of the leader's."""
-_QUIET_WAIT = 0.6
+QUIET_WAIT = 0.6
+"""Of the lag time: how long the idle wait of a quiet partition gets."""
 _QUIET_ROUNDS = 10
 """After so many idle waits without news a partition is quiet."""
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
@@ -267,7 +268,7 @@ class FollowerRole(Role):
         config = self.shared.config
         if self._quiet_rounds < _QUIET_ROUNDS:
             return nanoseconds(config.max_idle_wait_s)
-        return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * _QUIET_WAIT))
+        return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
@@ -357,7 +358,8 @@ class FollowerRole(Role):
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)
             return
         state = self.shared.state
-        if state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr:
+        may_witness = self.shared.node_id in state.isr or len(state.isr) == 1
+        if state.status is PartitionStatus.ONLINE and may_witness:
             out.append(report_leader(self.shared))
         self.shared.deadlines.set(Deadline.LEADER, now_ns + timeout_ns // 2, out)
 

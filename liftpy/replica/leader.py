@@ -17,6 +17,7 @@ from liftpy.replica.effects import (
     AppendBatch,
     CloseSubject,
     DropPendingAcks,
+    GiveUpLeadership,
     NotifyReplica,
     OpenSubject,
     ProbeReplica,
@@ -37,6 +38,7 @@ from liftpy.replica.events import (
     ReplicaAbsent,
 )
 from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.follower import QUIET_WAIT
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
@@ -239,7 +241,7 @@ class LeaderRole(Role):
 
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""
-        self.service.epoch_offset_received(event, out)
+        self.service.epoch_offset_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
     def _should_be_told(self, replica: str) -> bool:
@@ -340,8 +342,29 @@ class LeaderRole(Role):
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
             for progress in self.service.followers.values():
                 progress.caught_up_ns += late_ns
+                progress.last_asked_ns += late_ns
+        unreachable = self._why_unreachable(now_ns)
+        if unreachable:
+            out.append(GiveUpLeadership(self.leader_epoch, unreachable))
         self._review_isr(now_ns, out)
         self.shared.deadlines.set(Deadline.LAG, now_ns + interval_ns, out)
+
+    def serves(self, now_ns: int) -> bool:
+        """Whether it may speak, and there is somebody who can hear it."""
+        return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
+
+    def _why_unreachable(self, now_ns: int) -> str:
+        """Why another should lead, ''  if there is no reason. One follower that is silent may be at fault itself; two or more are
+        not, and may serve each other."""
+        config, down_ns = self.shared.config, self.shared.data_path_down_ns
+        timeout_ns = nanoseconds(config.max_leader_timeout_s)
+        if down_ns is not None and now_ns - down_ns >= timeout_ns:
+            return "its data path is down"
+        asked_ns = [p.last_asked_ns for replica, p in self.service.followers.items() if replica in self.shared.live]
+        silent_ns = timeout_ns + nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
+        if len(asked_ns) > 1 and now_ns - max(asked_ns) >= silent_ns:
+            return "no live replica fetches from it"
+        return ""
 
     def _check_lease(self, now_ns: int, out: Effects) -> None:
         if self.shared.lease.is_current(now_ns):

@@ -23,6 +23,8 @@ class Progress:
     was_caught_up: bool = False
     """It has been at the log end in this epoch, under this incarnation."""
     last_fetch_ns: int = 0
+    last_asked_ns: int = 0
+    """Of its last request of any kind, in any epoch; at first: when the leader began."""
     absences: int = 0
     """How often in a row nobody listened for it, since its last fetch."""
     probed: bool = False

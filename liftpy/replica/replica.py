@@ -93,6 +93,11 @@ class Replica:
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and role.may_refuse(now_ns)
 
+    def serves(self, leader_epoch: int, now_ns: int) -> bool:
+        """What an accused leader says when it is asked: it leads in that epoch, with a lease, and can be fetched from."""
+        role = self._role
+        return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
+
     def may_serve_committed(self) -> bool:
         """Whether reads up to HW may be answered [R7]: it leads, or its log agrees with its leader's in this epoch."""
         role = self._role
@@ -167,6 +172,8 @@ class Replica:
             case ev.MetadataHeard():
                 self._shared.lease.heard(event.sent_ns)
                 role.metadata_heard(now_ns, out)
+            case ev.DataPathChanged():
+                self._data_path_changed(event, now_ns)
             case ev.DeadlineReached():
                 late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
                 if late_ns is not None:
@@ -215,6 +222,13 @@ class Replica:
         self._shared.log.opened(event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs)
         self._shared.next_request_id = max(now_ns, 1)  # above every id of an earlier replica object of this process
         self._persisted_epoch = event.persisted_epoch
+
+    def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int) -> None:
+        shared = self._shared
+        if event.is_up:
+            shared.data_path_down_ns = None
+        elif shared.data_path_down_ns is None:
+            shared.data_path_down_ns = now_ns
 
     def _log_start_moved(self, event: ev.LogStartMoved, now_ns: int, out: Effects) -> None:
         if event.log_start_offset > self._shared.log.log_start_offset:

@@ -57,6 +57,8 @@ class Shared:
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    data_path_down_ns: int | None = None
+    """Monotonic: since when the data path is down; None: it is up."""
     state: PartitionState = NO_STATE
     """The partition as of the last PartitionChanged; epoch 0: none yet."""
     next_request_id: int = 1

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from liftpy.cluster.accusations import Question, Said
 from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.config import CommitPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
+from liftpy.testing.availability import Availability
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.disk import Disk
 from liftpy.testing.faults import Nemesis, Plan
 from liftpy.testing.group import Group
-from liftpy.testing.network import Network
+from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.process import SimNode
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
@@ -57,6 +60,7 @@ class Cluster:
         self.checkers = Checkers(self)
         self.group.watch = self._image_changed
         self.group.deliver = self._image_arrives
+        self.group.ask = self._ask
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
@@ -75,6 +79,14 @@ class Cluster:
         process = self.nodes[node_id].process
         if process is not None:
             process.run(lambda: process.image_arrived(image))
+
+    def _ask(self, question: Question, answer: Callable[[Said], None]) -> None:
+        """A question of the metadata leader's, which is on the bus for itself: only the asked node can be cut off."""
+
+        def answered(said: Any) -> None:
+            answer(Said.ABSENT if said is NO_RESPONDERS else said)
+
+        self.network.request("metadata", f"question.{question.node}", question, answered)
 
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.trace is not None:
@@ -173,10 +185,10 @@ class Cluster:
         """Chaos for about ``events`` events, then heal and check that the cluster becomes whole."""
         self.boot()
         self.start_clients()
-        nemesis = Nemesis(self, self.plan.faults)
+        nemesis, availability = Nemesis(self, self.plan.faults), Availability(self)
         while self.clock.events < events:
             self.clock.step()
-        nemesis.stopped = True
+        nemesis.stopped = availability.stopped = True
         self.heal()
         self.become_whole()
 

@@ -71,8 +71,13 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "elections": ("kill", "pause", "cut", "cut-link", "transfer", "hang-promotion", "cut-metadata", "slow-disk"),
     "disks": ("kill", "power", "empty", "flip", "slow-disk", "flush-error", "full-disk", "power-all", "retention", "cut"),
     "metadata": ("kill", "cut-metadata", "metadata-down", "pause", "transfer", "empty", "cut"),
+    "lasting": ("kill", "cut", "cut", "cut-link", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty"),
 }
-"""Which kinds of fault a plan draws from: some bugs need many of one sort."""
+"""Which kinds of fault a plan draws from: some bugs need many of one sort. ``lasting`` is drawn by name only: few faults, on a
+network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]."""
+_YEAR_NS = 365 * 86_400 * S
+_LASTING_GAP_S = 8.0
+_LASTING_S = (15.0, 60.0)
 
 
 def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -> Plan:
@@ -105,6 +110,8 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         loss=bad * rng.choice((0.0, 0.01, 0.05)), duplicate=bad * rng.choice((0.0, 0.01, 0.1)),
         spike=bad * rng.choice((0.0, 0.01, 0.05)), spike_ns=rng.choice((50 * MS, 500 * MS, 3 * S)),
     )  # fmt: skip
+    if profile == "lasting":
+        bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
     return Plan(
         seed=seed,
         node_count=node_count,
@@ -119,7 +126,9 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         flush_ns=rng.choice((MS // 5, 2 * MS, 20 * MS)),
         publish_interval_ns=rng.choice((15 * MS, 60 * MS, 200 * MS)),
         publisher_count=rng.choice((1, 2)),
-        faults=tuple(
+        faults=_draw_lasting(rng, nodes, horizon_s)
+        if profile == "lasting"
+        else tuple(
             sorted(
                 (*_draw_faults(rng, nodes, profile, horizon_s), *_draw_put_backs(seed, nodes, profile, horizon_s)),
                 key=lambda fault: fault.at_ns,
@@ -153,6 +162,17 @@ def _draw_put_backs(seed: int, nodes: list[str], profile: str, horizon_s: float)
         node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
         faults.append(Fault(int(at_s * S), PUT_BACK, node, node, int(for_s * S), rng.random()))
     return faults
+
+
+def _draw_lasting(rng: random.Random, nodes: list[str], horizon_s: float) -> tuple[Fault, ...]:
+    faults, at_s = [], 1.0
+    while at_s < horizon_s:
+        at_s += rng.expovariate(1 / _LASTING_GAP_S) + rng.choice((0.0, 0.0, 12.0))
+        node = rng.choice(nodes)
+        other = rng.choice([n for n in nodes if n != node])
+        kind, for_s = rng.choice(PROFILES["lasting"]), rng.uniform(*_LASTING_S)
+        faults.append(Fault(int(at_s * S), kind, node, other, int(for_s * S), rng.random()))
+    return tuple(faults)
 
 
 class Nemesis:
@@ -362,6 +382,8 @@ def _retention(cluster: Cluster, fault: Fault) -> bool:
 
 def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
     cluster.nodes[fault.node].wall_offset_ns = int((fault.draw - 0.5) * 7200 * S)
+    years = fault.draw < 0.2  # the metadata leader's is one of them
+    cluster.group.wall_offset_ns = 10 * _YEAR_NS if years else int((fault.draw - 0.5) * 7200 * S)
     return True
 
 

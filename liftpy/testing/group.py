@@ -1,4 +1,4 @@
-"""The metadata group as one log: the real ``ClusterFsm``, ``Sessions`` and ``ElectionTimers``, without Raft underneath.
+"""The metadata group as one log: the real ``ClusterFsm`` and ``MetadataDuties``, without Raft underneath.
 
 Raft has its own simulator; here the group is what it promises to be, one order of decisions, and the faults are those that
 a node sees: requests and answers that are lost (the outcome is unknown), no metadata leader for a while, and an image
@@ -11,10 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage, PartitionImage
-from liftpy.cluster.session import Sessions
 from liftpy.config import ReplicationConfig
 from liftpy.testing.clock import MS, Clock
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -32,8 +32,7 @@ class Group:
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
         self.clock = clock
         self.fsm = ClusterFsm(elections=True)
-        self.sessions = Sessions(config)
-        self.timers = ElectionTimers(config)
+        self.duties = MetadataDuties(config)
         self.images: list[ClusterImage] = [self.fsm.image]
         """Every image that there was, in order."""
         self.cut: set[str] = set()
@@ -41,15 +40,20 @@ class Group:
         self.loss = 0.0
         self.slow_ns = 5 * MS
         """Requests, answers and images take up to this long."""
+        self.wall_offset_ns = 0
+        """How far the wall clock of the metadata leader is off."""
         self.available = False
         self.fenced_at: dict[str, int] = {}
         """Node -> index of the image that fenced it last."""
         self.counters: Counter[str] = Counter()
         self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
         self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
+        self.ask: Callable[[Question, Callable[[Said], None]], None] = lambda question, answer: None
+        """Puts a question on the bus."""
         self.gate: Gate | None = None
         """Of a script: ``gate(node, what, arrive)`` True keeps what travels, ``arrive`` lets it in later."""
         self._index = 0
+        self._term = 0
         self._rng = random.Random(f"{seed}/group")
         self.set_available(True)
         self._tick()
@@ -69,11 +73,10 @@ class Group:
             return
         self.available = available
         if available:
-            self.sessions.lead(self.image, self.clock.now_ns)
-            self.timers.lead(self.image, self.clock.now_ns)
+            self._term += 1
+            self.duties.lead(self.image, self.clock.now_ns, self._term)
         else:
-            self.sessions.resign()
-            self.timers.resign()
+            self.duties.resign()
 
     # ---- requests --------------------------------------------------------------------------------------------------------
     def propose(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
@@ -84,10 +87,8 @@ class Group:
         if not self.available:
             self.counters["no metadata leader"] += 1
             return
-        if request.HasField("reportPromotion") and not request.reportPromotion.finished:
-            self.timers.progress(request.reportPromotion, self.clock.now_ns)
-            return
-        response = self.apply(request)
+        now_ns = self.clock.now_ns
+        response = self.duties.answer(request, self.image, now_ns, now_ns) or self.apply(request)
         self._travel(node, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -95,7 +96,7 @@ class Group:
         before = self.image
         self._index += 1
         request.operationId = request.operationId or self.new_operation_id()
-        request.timeNs = self.clock.now_ns
+        request.timeNs = max(1, self.clock.now_ns + self.wall_offset_ns)
         response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
         self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
         if self.fsm.last_records:
@@ -114,8 +115,7 @@ class Group:
                 self.fenced_at[node_id] = image.index
         self.images.append(image)
         if self.available:
-            self.sessions.image_changed(image, now_ns)
-            self.timers.image_changed(image, now_ns)
+            self.duties.image_changed(image, now_ns)
         self.watch(before, image)
         for node_id in sorted(image.nodes):
             self.send_image(node_id)
@@ -132,12 +132,13 @@ class Group:
     def _heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
         if not self.available:
             return
-        now_ns = self.clock.now_ns
-        lease = self.sessions.heartbeat(node, incarnation, now_ns, now_ns)
-        index = self.image.index
+        now_ns, index = self.clock.now_ns, self.image.index
+        beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
+        response = self.duties.answer(beat, self.image, now_ns, now_ns)
+        granted = response is not None and response.error == pb.ControlResponse.OK
         if seen_index < index:
             self.send_image(node)
-        self._travel(node, "heartbeat answer", lambda: on_heard(lease.granted, index))
+        self._travel(node, "heartbeat answer", lambda: on_heard(granted, index))
 
     def _travel(self, node: str, what: str, arrive: Callable[[], None]) -> None:
         """One way between a node and the metadata leader."""
@@ -152,10 +153,8 @@ class Group:
     def _tick(self) -> None:
         now_ns = self.clock.now_ns
         if self.available:
-            for fencing in self.sessions.due(now_ns):
-                kind = "fenceNode" if isinstance(fencing, pb.FenceNode) else "unfenceNode"
-                self.apply(pb.ControlRequest(**{kind: fencing}))
-            for step in self.timers.due(now_ns):
-                kind = step.DESCRIPTOR.name[0].lower() + step.DESCRIPTOR.name[1:]
-                self.apply(pb.ControlRequest(**{kind: step}))
+            for request in self.duties.due(now_ns):
+                self.apply(request)
+            for question in self.duties.questions():
+                self.ask(question, lambda testimony, question=question: self.duties.testified(question, testimony))
         self.clock.after(_TICK_NS, self._tick)

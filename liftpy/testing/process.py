@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from liftpy.cluster.accusations import Question, Said
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.errors import CorruptionError, NoSpaceError
@@ -103,6 +104,7 @@ class Process:
         self.paused = False
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
+        self._data_path_is_up = True
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._granted: list[tuple[int, int]] = []
@@ -172,8 +174,14 @@ class Process:
         self.image_arrived(stale)
         self.cluster.group.send_image(self.node_id)
         self.cluster.network.subscribe(self.node_id, f"status.{self.node_id}", lambda message, reply: reply("here"))
+        self.cluster.network.subscribe(self.node_id, f"question.{self.node_id}", self._questioned)
         self._heartbeat()
         self._checkpoint()
+
+    def _questioned(self, question: Question, reply: Callable[[Said], None]) -> None:
+        replica = self.replicas.get(question.key)
+        serves = replica is not None and replica.replica.serves(question.leader_epoch, self.cluster.clock.now_ns)
+        reply(Said.SERVES if serves else Said.DOES_NOT)
 
     # ---- the image and the lease ---------------------------------------------------------------------------------------
     def image_arrived(self, image: ClusterImage) -> None:
@@ -216,6 +224,8 @@ class Process:
             self.node.restart()
             return replica
         replica.open()
+        if not self._data_path_is_up:
+            replica.feed(ev.DataPathChanged(False))
         return replica
 
     def _opened(self, name: str) -> tuple[Log, OpenReport]:
@@ -223,7 +233,16 @@ class Process:
         self.disk.fail_syncs = 0
         return Log.open(self.disk.folder(name), self.cluster.stream_config)
 
+    def _data_path_looked_at(self) -> None:
+        """The client library tells at once when its connection is lost; a turn of heartbeats later is as good."""
+        is_up = self.node_id not in self.cluster.network.down
+        if is_up != self._data_path_is_up:
+            self._data_path_is_up = is_up
+            for replica in self.replicas.values():
+                replica.feed(ev.DataPathChanged(is_up))
+
     def _heartbeat(self) -> None:
+        self._data_path_looked_at()
         sent_ns = self.cluster.clock.now_ns
         self.cluster.group.heartbeat(
             self.node_id, self.incarnation, self.image.index,

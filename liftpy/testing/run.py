@@ -60,9 +60,9 @@ def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callabl
     return Outcome(plan, cluster.clock.events, violation, counters, kept, seconds, details)
 
 
-def run_seed(seed: int, events: int = 20_000, *, trace: bool = False) -> Outcome:
-    """Run the plan that ``seed`` draws."""
-    return run_plan(draw_plan(seed), events, trace=trace)
+def run_seed(seed: int, events: int = 20_000, *, trace: bool = False, profile: str | None = None) -> Outcome:
+    """Run the plan that ``seed`` draws; ``profile`` None: drawn too."""
+    return run_plan(draw_plan(seed, profile), events, trace=trace)
 
 
 def shrink(failed: Outcome, max_runs: int = 200, say: Callable[[str], None] = lambda text: None) -> Outcome:

@@ -469,6 +469,14 @@ class SimReplica:
         )  # fmt: skip
         self.process.propose(pb.ControlRequest(reportLeader=report), lambda response: None)
 
+    def _give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self.cluster.counters[f"gives up: {effect.reason}"] += 1
+        wish = pb.GiveUpLeadership(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            incarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, reason=effect.reason,
+        )  # fmt: skip
+        self.process.propose(pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
+
     def _report_promotion(self, effect: do.ReportPromotion) -> None:
         report = pb.ReportPromotion(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,

@@ -34,6 +34,8 @@ _TYPES: dict[type[Message], MessageType] = {
     replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
     replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
     replication_pb2.StepAside: MessageType.STEP_ASIDE,
+    replication_pb2.LeaderQuestion: MessageType.LEADER_QUESTION,
+    replication_pb2.LeaderTestimony: MessageType.LEADER_TESTIMONY,
     cluster_pb2.ControlRequest: MessageType.CONTROL_REQUEST,
     cluster_pb2.ControlResponse: MessageType.CONTROL_RESPONSE,
     cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,

@@ -76,6 +76,7 @@ class BusConnection(StrictConnection):
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
         self._retiring: asyncio.Task[None] | None = None
         self.last_problem = ""
@@ -199,6 +200,10 @@ class BusConnection(StrictConnection):
         """Call ``callback`` after each reconnect."""
         self._on_reconnect.append(callback)
 
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback`` with whether the connection is up, each time when it is lost and when it is back."""
+        self._on_change.append(callback)
+
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
         self.last_problem = str(error) or type(error).__name__
@@ -208,12 +213,16 @@ class BusConnection(StrictConnection):
         self.errors["disconnected"] += 1
         if not self.is_closed:
             logger.warning("NATS connection lost; reconnecting")
+            for callback in self._on_change:
+                callback(False)
 
     async def _reconnected(self) -> None:
         where = self.connected_url.netloc if self.connected_url else "?"
         logger.info("NATS connection is back, at %s", where)
         for callback in self._on_reconnect:
             callback()
+        for changed in self._on_change:
+            changed(True)
 
 
 async def open_bus(settings: NodeSettings, name: str) -> BusConnection:

@@ -1,5 +1,5 @@
 """``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), and what the
-metadata leader asks a leader (StepAside)."""
+metadata leader asks a leader (StepAside, LeaderQuestion)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Deliver = Callable[[str, int, str, events.Event], None]
 """(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 """(request, what to call when it is done)."""
+Testify = Callable[[pb.LeaderQuestion], bool]
+"""Whether this node serves as the leader that is asked for."""
 
 
 class Notifications:
@@ -34,6 +36,7 @@ class Notifications:
         inboxes: InboxRule,
         deliver: Deliver,
         step_aside: StepAside,
+        testify: Testify,
         counters: Counter[str],
     ) -> None:
         self._bus = bus
@@ -42,6 +45,7 @@ class Notifications:
         self._inboxes = inboxes
         self._deliver = deliver
         self._step_aside = step_aside
+        self._testify = testify
         self._counters = counters
         self._listener = bus.listen(subjects.notify(node_id), self._arrived)
         self._wake_frames: dict[PartitionKey, bytes] = {}
@@ -89,6 +93,10 @@ class Notifications:
             if kind is MessageType.STEP_ASIDE and self._inboxes.allows(reply):
                 request = frames.parse(body, pb.StepAside)
                 self._step_aside(request, lambda: self._answer(reply, request))
+                return
+            if kind is MessageType.LEADER_QUESTION and self._inboxes.allows(reply):
+                testimony = pb.LeaderTestimony(serves=self._testify(frames.parse(body, pb.LeaderQuestion)))
+                self._bus.send(reply.decode(), (frames.encode(testimony),))
                 return
             if kind is not MessageType.LEADER_NOTICE:
                 raise ProtocolError(f"{kind.name} has no place on a notify subject")

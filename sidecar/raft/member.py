@@ -36,6 +36,7 @@ from sidecar.raft.driver import Driver
 from sidecar.raft.feed import FeedPublisher
 from sidecar.raft.forwarding import Forwarder, error_response
 from sidecar.raft.group import Watcher
+from sidecar.raft.inquiry import Inquiry
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.outgoing import Outgoing
@@ -84,6 +85,7 @@ class RaftMember:
         self._fsm = ClusterFsm(subjects.namespace, elections=elections)
         self._duties = MetadataDuties(config)
         self._presence = Presence(connection, subjects, self._duties.gone)
+        self._inquiry = Inquiry(connection, subjects, self._duties.testified)
         self._forwarder = Forwarder(connection, subjects)
         self._outgoing = Outgoing(connection)
         self._feed = FeedPublisher(connection, subjects, self._outgoing, may_answer, lambda: self._fsm.image)
@@ -179,7 +181,7 @@ class RaftMember:
             still = self._core.leads and self._core.raftCurrentTerm == term and not self._leaving
             if response.error == pb.ControlResponse.OK and still:
                 self._duty_since = term
-                self._duties.lead(self._fsm.image, time.monotonic_ns())
+                self._duties.lead(self._fsm.image, time.monotonic_ns(), term)
                 self._feed.lead()
                 return
 
@@ -205,6 +207,7 @@ class RaftMember:
                 for request in self._duties.due(now_ns):
                     self._spawn(self._order(request, _DUTY_TIMEOUT_S))
             self._presence.look(lambda: self._duties.overdue(now_ns))
+            self._inquiry.ask(self._duties.questions())
             self._feed.publish(now_ns)
 
     def _end_probation_if_due(self) -> None:
@@ -237,6 +240,7 @@ class RaftMember:
     def counters(self) -> dict[str, int]:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
         found = dict(self._transport.sessions.counters + self._outgoing.counters + self._desk.counters)
+        found.update(self._duties.counters)
         if self._fsm.refused_count:
             found["entries refused"] = self._fsm.refused_count
         return found
@@ -288,6 +292,7 @@ class RaftMember:
                 await asyncio.sleep(0.01)
         self._driver.stop()
         await self._presence.close()
+        await self._inquiry.close()
         await self._desk.close()
         await end_tasks(self._tasks)
         await self._outgoing.close()
@@ -310,7 +315,7 @@ class RaftMember:
             answer = self._duties.answer(request, self._fsm.image, time.monotonic_ns(), confirmed_ns)
             if answer is not None:
                 return self._with_members(answer)
-        elif request.WhichOneof("request") == "heartbeat":
+        elif request.WhichOneof("request") in ("heartbeat", "reportLeader"):
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
         return self._with_members(await self._order(request, timeout_s))
 

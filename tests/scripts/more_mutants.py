@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from liftpy.client import progress
+from liftpy.cluster.accusations import Accusations, Said
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
@@ -226,6 +227,43 @@ def who_has_lost_something_stays_complete() -> Patches:
     return [method(StreamImage, "with_isr", lambda self, partition, isr, lost=(): real(self, partition, isr))]
 
 
+def reports_by_the_wall_clock() -> Patches:
+    def near(held: Any, report: Any) -> bool:
+        return abs(report.time_ns - held.time_ns) <= elections.REPORT_WINDOW_NS
+
+    return [method(elections, "_within_window", near)]
+
+
+def one_follower_of_two_deposes_unasked() -> Patches:
+    real = elections.report_leader
+
+    def report(draft: Any, request: Any) -> Any:
+        request.accusedAsked = True
+        return real(draft, request)
+
+    return [method(Accusations, "reported", lambda *args: False), method(elections, "report_leader", report)]
+
+
+def nobody_witnesses_against_a_sole_member() -> Patches:
+    def counts(stream: Any, partition: Any, witness: str) -> bool:
+        return witness in partition.isr or (not partition.leader and witness in stream.may_lead(partition))
+
+    return [method(elections, "_counts", counts), method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
+
+
+def a_leader_without_a_data_path_stays() -> Patches:
+    return [method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
+
+
+def the_accused_always_serves() -> Patches:
+    real = Accusations.testified
+
+    def testified(self: Accusations, question: Any, testimony: Any) -> None:
+        real(self, question, Said.SERVES)
+
+    return [method(Accusations, "testified", testified), method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
+
+
 def told_once_and_never_again() -> Patches:
     real = LeaderRole._probe
 
@@ -333,6 +371,11 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("positions of the ISR only", "L1", positions_of_the_isr_only),
     Mutant("a quorum's log stays uncommitted", "L3", quorum_log_stays_uncommitted),
     Mutant("who has lost something stays complete", "C10; KIP-966", who_has_lost_something_stays_complete),
+    Mutant("reports by the wall clock", "C9", reports_by_the_wall_clock),
+    Mutant("one follower of two deposes unasked", "L10", one_follower_of_two_deposes_unasked),
+    Mutant("nobody witnesses against a sole member", "L10", nobody_witnesses_against_a_sole_member),
+    Mutant("a leader without a data path stays", "L10", a_leader_without_a_data_path_stays),
+    Mutant("the accused always serves", "L10", the_accused_always_serves),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),

@@ -39,6 +39,7 @@ from tests.scripts.props import KINDS, Author, Held, Sent
 from tests.scripts.strikes import Strikes
 
 _TRACE_LINES_SHOWN = 60
+_TRY_EVERY_S = 0.2
 
 
 class Stage(Strikes):
@@ -233,6 +234,19 @@ class Stage(Strikes):
             assert sent.acked, f"publish {sent.number}: {outcome}"
             done.append(sent)
         return done
+
+    def acked_again(self, within_s: float) -> float:
+        """Publish until one is acknowledged, at most ``within_s`` from now [L10]; the seconds it took."""
+        tried: list[Sent] = []
+
+        def acknowledged() -> bool:
+            if not tried or self.now_s - started_s[-1] >= _TRY_EVERY_S:
+                tried.append(self.send())
+                started_s.append(self.now_s)
+            return any(sent.acked for sent in tried)
+
+        started_s: list[float] = []
+        return self.cluster.wait_for(acknowledged, within_s, "L10")
 
     def outcome(self, sent: Sent) -> str:
         """Wait until the publish is answered or has timed out, and say which."""

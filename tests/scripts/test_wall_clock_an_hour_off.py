@@ -2,7 +2,8 @@
 
 Leases, sessions and time-outs run on each node's monotonic clock, and no two nodes' clocks are ever compared; the wall clock
 is only what stands in a batch's timestamp. So nobody is deposed, nothing waits, and a change of leader makes timestamps jump
-by two hours and offsets not at all.
+by two hours and offsets not at all. Nor does anything that is decided hang on the metadata leader's: one entry of a clock that is
+years ahead makes no two reports of a leader one, however far apart they are.
 
 Shows D1, D15, D22, L1, R3.
 """
@@ -14,10 +15,11 @@ import itertools
 import pytest
 
 from liftpy.testing.clock import S
+from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
 from tests.scripts.stage import Stage
 
-KILLS = ("leases on the wall clock",)
+KILLS = ("leases on the wall clock", "reports by the wall clock")
 
 
 @pytest.mark.parametrize("hours", [1, -1])
@@ -59,3 +61,21 @@ def test_it_jumps_while_the_leader_leads() -> None:
             s.run(3)
         assert (s.leader, s.leader_epoch) == (a, epoch)
         assert s.ids(a) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])
+def test_reports_a_minute_apart_do_not_add_up_whatever_the_metadata_leaders_clock_says(off_s: int) -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        epoch = s.leader_epoch
+        s.publish(1)
+        for follower in (b, c):
+            before = s.counted("reportLeader OK")
+            s.cut(a, follower)
+            s.until(lambda before=before: s.counted("reportLeader OK") > before)
+            s.mend(a, follower)
+            s.run(60)
+            s.cluster.group.wall_offset_ns += off_s * S
+            s.command(pb.ControlRequest(drainNode=pb.DrainNode(nodeId="nobody")))
+            s.cluster.group.wall_offset_ns -= off_s * S * (off_s > 0)
+        assert (s.leader, s.leader_epoch) == (a, epoch)

@@ -17,9 +17,10 @@ from liftpy.cluster.records import LeaderReported
 from liftpy.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
-"""Reports further apart do not add up; twice the default of ``replica.max.leader.timeout``."""
+"""Reports further apart, by the clock of the metadata leader that they came to, do not add up; twice the default of
+``replica.max.leader.timeout``."""
 
-_Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader
+_Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
 
 
 def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
@@ -36,16 +37,32 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
     if request.witness == partition.leader or not _counts(stream, partition, request.witness):
-        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no follower of the ISR", partition)
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no witness", partition)
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
         return _stale(partition)
     report = _report(draft, request)
     draft.add(LeaderReported(stream.uid, partition.partition, report))
     if partition.status is PartitionStatus.ELECTION:
         return _changed(draft, stream, partition, election.answered(draft, stream, partition, report))
-    if not _most_have_reported(draft, stream, partition, report):
+    if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
-    return _changed(draft, stream, partition, election.begin(draft, stream, partition, partition.leader, report))
+    return _depose(draft, stream, partition, report)
+
+
+def give_up_leadership(draft: Draft, request: pb.GiveUpLeadership) -> Decision:
+    """A leader that can't serve asks for a successor; without one that is complete it stays, and may serve again."""
+    found = _find(draft, request)
+    if isinstance(found, Decision):
+        return found
+    stream, partition = found
+    if not draft.rules.elections:
+        return refuse(pb.ControlResponse.INVALID, "elections are switched off in this cluster", partition)
+    refusal = _wrong_process(draft, request.leader, request.incarnation, partition)
+    if refusal is not None:
+        return refusal
+    if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
+        return _stale(partition)
+    return _depose(draft, stream, partition)
 
 
 def report_promotion(draft: Draft, request: pb.ReportPromotion) -> Decision:
@@ -154,23 +171,41 @@ def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImag
     return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
 
 
+def _depose(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport | None = None) -> Decision:
+    """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is."""
+    began = election.begin(draft, stream, partition, partition.leader, report)
+    if began.status is PartitionStatus.OFFLINE:
+        detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
+    return _changed(draft, stream, partition, began)
+
+
 def _counts(stream: StreamImage, partition: PartitionImage, witness: str) -> bool:
-    """Whether the witness's word counts: of an ISR follower, and in an election of everyone who may lead."""
+    """Whether the witness's word counts: of an ISR follower, against a sole member of any replica, and in an election of everyone
+    who may lead."""
     if partition.status is PartitionStatus.ELECTION:
         return witness in partition.isr or witness in stream.may_lead(partition)
-    return witness in partition.isr
+    return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)
 
 
 def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport) -> bool:
-    """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]."""
+    """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]. A sole
+    follower is no majority of anything: there the accused is asked (``accusations``)."""
+    if len(partition.isr) <= 2:
+        return False
     witnesses = {report.witness}
     for held in draft.image.reports.get((stream.uid, partition.partition), ()):
         node = draft.node(held.witness)
         current = node is not None and not node.fenced and node.incarnation == held.witness_incarnation
         same = (held.leader, held.leader_epoch) == (partition.leader, partition.leader_epoch)
-        if current and same and held.witness in partition.isr and draft.now_ns - held.time_ns <= REPORT_WINDOW_NS:
+        if current and same and held.witness in partition.isr and _within_window(held, report):
             witnesses.add(held.witness)
     return 2 * len(witnesses) > len(partition.isr) - 1
+
+
+def _within_window(held: LeaderReport, report: LeaderReport) -> bool:
+    """By the one clock that both came to; clocks of two metadata leaders can't be compared."""
+    return held.stamp_term == report.stamp_term and abs(report.stamp_ns - held.stamp_ns) <= REPORT_WINDOW_NS
 
 
 def _report(draft: Draft, request: pb.ReportLeader) -> LeaderReport:
@@ -183,6 +218,8 @@ def _report(draft: Draft, request: pb.ReportLeader) -> LeaderReport:
         newest_offset=request.newestOffset,
         high_watermark=request.highWatermark,
         time_ns=draft.now_ns,
+        stamp_ns=request.stampNs,
+        stamp_term=request.stampTerm,
     )
 
 

@@ -250,7 +250,7 @@ class ChangeIsr(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., isr: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportLeader(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark")
+    __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "stampNs", "stampTerm", "accusedAsked")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,9 @@ class ReportLeader(_message.Message):
     LASTEPOCH_FIELD_NUMBER: _ClassVar[int]
     NEWESTOFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
+    STAMPNS_FIELD_NUMBER: _ClassVar[int]
+    STAMPTERM_FIELD_NUMBER: _ClassVar[int]
+    ACCUSEDASKED_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -271,7 +274,10 @@ class ReportLeader(_message.Message):
     lastEpoch: int
     newestOffset: int
     highWatermark: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ...) -> None: ...
+    stampNs: int
+    stampTerm: int
+    accusedAsked: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ..., accusedAsked: _Optional[bool] = ...) -> None: ...
 
 class ReportPromotion(_message.Message):
     __slots__ = ("stream", "uid", "partition", "candidate", "candidateIncarnation", "leaderEpoch", "epoch", "replayedEndOffset", "newestOffset", "finished")
@@ -339,6 +345,24 @@ class ElectLeader(_message.Message):
     unclean: bool
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., node: _Optional[str] = ..., unclean: _Optional[bool] = ...) -> None: ...
 
+class GiveUpLeadership(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "leader", "incarnation", "leaderEpoch", "reason")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    leader: str
+    incarnation: int
+    leaderEpoch: int
+    reason: str
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., incarnation: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class DrainNode(_message.Message):
     __slots__ = ("nodeId", "incarnation")
     NODEID_FIELD_NUMBER: _ClassVar[int]
@@ -356,7 +380,7 @@ class DescribeCluster(_message.Message):
     def __init__(self) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +401,7 @@ class ControlRequest(_message.Message):
     CONCLUDEELECTION_FIELD_NUMBER: _ClassVar[int]
     ELECTLEADER_FIELD_NUMBER: _ClassVar[int]
     DRAINNODE_FIELD_NUMBER: _ClassVar[int]
+    GIVEUPLEADERSHIP_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -397,7 +422,8 @@ class ControlRequest(_message.Message):
     concludeElection: ConcludeElection
     electLeader: ElectLeader
     drainNode: DrainNode
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
+    giveUpLeadership: GiveUpLeadership
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster")
@@ -518,14 +544,16 @@ class PartitionStateChanged(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
 
 class OperationDone(_message.Message):
-    __slots__ = ("operationId", "timeNs", "response")
+    __slots__ = ("operationId", "timeNs", "response", "ageNs")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    AGENS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     response: bytes
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., response: _Optional[bytes] = ...) -> None: ...
+    ageNs: int
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., response: _Optional[bytes] = ..., ageNs: _Optional[int] = ...) -> None: ...
 
 class CountersMoved(_message.Message):
     __slots__ = ("nextIncarnation", "nextStreamUid", "nextLeaderEpoch", "nextEpoch", "placementIndex")
@@ -542,7 +570,7 @@ class CountersMoved(_message.Message):
     def __init__(self, nextIncarnation: _Optional[int] = ..., nextStreamUid: _Optional[int] = ..., nextLeaderEpoch: _Optional[int] = ..., nextEpoch: _Optional[int] = ..., placementIndex: _Optional[int] = ...) -> None: ...
 
 class LeaderReported(_message.Message):
-    __slots__ = ("uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "timeNs")
+    __slots__ = ("uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "timeNs", "stampNs", "stampTerm")
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     WITNESS_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +581,8 @@ class LeaderReported(_message.Message):
     NEWESTOFFSET_FIELD_NUMBER: _ClassVar[int]
     HIGHWATERMARK_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
+    STAMPNS_FIELD_NUMBER: _ClassVar[int]
+    STAMPTERM_FIELD_NUMBER: _ClassVar[int]
     uid: str
     partition: int
     witness: str
@@ -563,7 +593,9 @@ class LeaderReported(_message.Message):
     newestOffset: int
     highWatermark: int
     timeNs: int
-    def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ...) -> None: ...
+    stampNs: int
+    stampTerm: int
+    def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports")

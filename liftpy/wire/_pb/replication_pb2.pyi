@@ -120,3 +120,21 @@ class StepAside(_message.Message):
     partition: int
     leaderEpoch: int
     def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
+
+class LeaderQuestion(_message.Message):
+    __slots__ = ("stream", "streamUid", "partition", "leaderEpoch")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    streamUid: str
+    partition: int
+    leaderEpoch: int
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
+
+class LeaderTestimony(_message.Message):
+    __slots__ = ("serves",)
+    SERVES_FIELD_NUMBER: _ClassVar[int]
+    serves: bool
+    def __init__(self, serves: _Optional[bool] = ...) -> None: ...

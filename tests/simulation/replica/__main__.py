@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from multiprocessing import get_context
 
+from liftpy.testing.faults import PROFILES
 from liftpy.testing.run import Outcome, run_seed, shrink
 from tests.simulation.replica.worker import run_job
 
@@ -23,8 +24,8 @@ def coverage_table(counters: Counter[str], seeds: Counter[str]) -> str:
     return "\n".join(lines)
 
 
-def _print_trace(seed: int, events: int, shorten: bool) -> int:
-    outcome: Outcome = run_seed(seed, events, trace=True)
+def _print_trace(seed: int, events: int, shorten: bool, profile: str | None) -> int:
+    outcome: Outcome = run_seed(seed, events, trace=True, profile=profile)
     if shorten and outcome.violation:
         outcome = shrink(outcome, say=lambda text: print(text, file=sys.stderr))
     assert outcome.trace is not None
@@ -40,15 +41,18 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--trace", type=int)
+    parser.add_argument(
+        "--profile", choices=sorted(filter(None, PROFILES)), help="the kinds of fault; without it each seed draws one"
+    )
     parser.add_argument("--shrink", action="store_true", help="with --trace: make the failing schedule as short as possible")
     options = parser.parse_args()
     if options.trace is not None:
-        return _print_trace(options.trace, options.events, options.shrink)
+        return _print_trace(options.trace, options.events, options.shrink, options.profile)
     counters: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     failed, events, virtual_s = [], 0, 0.0
     start = time.monotonic()
-    jobs = ((seed, options.events) for seed in range(options.first, options.first + options.seeds))
+    jobs = ((seed, options.events, options.profile) for seed in range(options.first, options.first + options.seeds))
     with get_context("spawn").Pool(options.workers) as pool:
         for seed, count, seconds, text, seen in pool.imap_unordered(run_job, jobs):
             events, virtual_s = events + count, virtual_s + seconds

@@ -27,7 +27,11 @@ CORPUS = (
 )  # fmt: skip
 """Seeds that once found something, in the code or in the simulator."""
 
+LASTING = range(1, 31)
+"""Seeds whose faults last: the cluster has to commit again meanwhile [L10]."""
+
 WANTED = (
+    "lasting fault, acknowledged", "gives up: its data path is down",
     "truncation", "fresh start", "refused: STALE_EPOCH", "refused: STALE_INCARNATION", "refused: BEFORE_LOG_START",
     "refused: UNKNOWN", "no responders", "ISR = min.isr", "ISR < min.isr", "ISR grew", "ISR shrank", "changeIsr STALE",
     "partition OFFLINE", "partition ELECTION", "partition CANDIDATE_FOUND", "passOver OK", "reportLeader FENCED",
@@ -43,7 +47,8 @@ that reconciles first never sends such a fetch; the mutant that does not reconci
 
 @pytest.mark.timeout(900)
 def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
-    jobs = [(seed, EVENTS) for seed in SEEDS] + [(seed, 8000) for seed in CORPUS]
+    jobs: list[tuple[int, int, str | None]] = [(seed, EVENTS, None) for seed in SEEDS] + [(seed, 8000, None) for seed in CORPUS]
+    jobs += [(seed, 8000, "lasting") for seed in LASTING]
     seen: Counter[str] = Counter()
     failures = []
     with get_context("spawn").Pool(2) as pool:

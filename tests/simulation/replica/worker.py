@@ -7,8 +7,10 @@ from collections import Counter
 from liftpy.testing.run import run_seed
 
 
-def run_job(job: tuple[int, int]) -> tuple[int, int, float, str, Counter[str]]:
-    """Run (seed, events): seed, events that happened, seconds of cluster time, the report of a violation or '', what was seen."""
-    outcome = run_seed(*job)
+def run_job(job: tuple[int, int, str | None]) -> tuple[int, int, float, str, Counter[str]]:
+    """Run (seed, events, profile): seed, events that happened, seconds of cluster time, the report of a violation or '', what was
+    seen."""
+    seed, events, profile = job
+    outcome = run_seed(seed, events, profile=profile)
     text = outcome.report() if outcome.violation else ""
     return outcome.plan.seed, outcome.events, outcome.virtual_s, text, outcome.counters

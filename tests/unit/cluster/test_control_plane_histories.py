@@ -38,7 +38,7 @@ class World:
         self.now_ns = 0
         self.nodes = {name: Process() for name in NODES}
         self.history = LeadershipHistory()
-        self.duties.lead(self.driver.fsm.image, 0)
+        self.duties.lead(self.driver.fsm.image, 0, 1)
         for name in NODES:
             self.start(name)
         for number, policy in enumerate(("isr", "isr", "quorum")):
@@ -79,7 +79,7 @@ class World:
             self.start(name, emptied=self.rng.random() < 0.15, dies_at_once=self.rng.random() < 0.1)
         elif dice > 0.995:
             self.duties.resign()
-            self.duties.lead(self.driver.fsm.image, self.now_ns)
+            self.duties.lead(self.driver.fsm.image, self.now_ns, 2)
         elif node.alive and dice > 0.98:
             self.ask(drainNode=pb.DrainNode(nodeId=name, incarnation=node.incarnation))
 

@@ -98,12 +98,84 @@ def test_one_broken_link_deposes_nobody_however_often_it_is_reported() -> None:
 
 def test_reports_add_up_only_within_the_window() -> None:
     cluster = Cluster()
-    cluster.report("b")
-    cluster.now_ns += REPORT_WINDOW_NS
-    cluster.report("c")
+    cluster.report("b", stampNs=5, stampTerm=1)
+    cluster.report("c", stampNs=6 + REPORT_WINDOW_NS, stampTerm=1)
     assert cluster.now == (ONLINE, "a", "")
-    cluster.report("b")
+    cluster.report("b", stampNs=7 + REPORT_WINDOW_NS, stampTerm=1)
     assert cluster.now[0] is CANDIDATE_FOUND
+
+
+def test_reports_to_two_metadata_leaders_do_not_add_up() -> None:
+    cluster = Cluster()
+    cluster.report("b", stampNs=5, stampTerm=1)
+    cluster.report("c", stampNs=6, stampTerm=2)
+    assert cluster.now == (ONLINE, "a", "")
+    cluster.report("b", stampNs=7, stampTerm=2)
+    assert cluster.now[0] is CANDIDATE_FOUND
+
+
+@pytest.mark.parametrize("off_ns", [10 * 365 * 86_400 * 10**9, -3600 * 10**9])
+def test_an_entry_of_a_clock_that_is_years_off_neither_voids_nor_makes_a_report(off_ns: int) -> None:
+    cluster = Cluster()
+    cluster.now_ns += off_ns
+    cluster.create("other", "shop.other")
+    cluster.now_ns -= off_ns
+    cluster.report("b", stampNs=5, stampTerm=1)
+    cluster.now_ns += off_ns
+    cluster.report("c", stampNs=6 + REPORT_WINDOW_NS, stampTerm=1)
+    assert cluster.now == (ONLINE, "a", "")
+    cluster.now_ns -= off_ns
+    cluster.report("b", stampNs=7 + REPORT_WINDOW_NS, stampTerm=1)
+    assert cluster.now[0] is CANDIDATE_FOUND
+
+
+def test_in_an_isr_of_two_one_report_deposes_only_a_leader_that_was_asked() -> None:
+    cluster = Cluster()
+    cluster.change_isr(["a", "b"])
+    for _ in range(3):
+        cluster.report("b")
+    assert cluster.now == (ONLINE, "a", "")
+    assert cluster.report("c", accusedAsked=True).error == Error.INVALID
+    cluster.report("b", accusedAsked=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+
+
+def test_any_replica_witnesses_against_a_sole_member_but_only_one_that_is_complete_is_elected() -> None:
+    for min_isr in (1, 2):
+        cluster = Cluster(minIsr=min_isr)
+        cluster.change_isr(["a", "b"])
+        cluster.change_isr(["a"])
+        answer = cluster.report("c", accusedAsked=True)
+        assert answer.error == (Error.NOT_ENOUGH_NODES if min_isr == 1 else Error.OK)
+        assert cluster.now == ((ONLINE, "a", "") if min_isr == 1 else (CANDIDATE_FOUND, "", "b"))
+
+
+def test_a_witness_that_has_joined_again_does_not_count_for_what_it_said_before() -> None:
+    cluster = Cluster()
+    cluster.report("c")
+    cluster.change_isr(["a", "b"])
+    cluster.change_isr(["a", "b", "c"])
+    cluster.report("b")
+    assert cluster.now == (ONLINE, "a", "")
+
+
+def test_a_leader_gives_up_what_another_can_take_and_keeps_the_rest() -> None:
+    cluster = Cluster(minIsr=1)
+
+    def wish(**other: Any) -> pb.ControlResponse:
+        partition = cluster.partition()
+        fields = cluster.about(leader="a", incarnation=cluster.incarnation("a"), leaderEpoch=partition.leader_epoch)
+        return cluster.ask(giveUpLeadership=pb.GiveUpLeadership(**(fields | other)))
+
+    cluster.change_isr(["a"])
+    assert wish().error == Error.NOT_ENOUGH_NODES
+    assert cluster.now == (ONLINE, "a", "")
+    cluster.change_isr(["a", "c"])
+    assert wish(leaderEpoch=99).error == Error.STALE
+    assert wish(incarnation=99).error == Error.FENCED
+    assert wish(leader="c", incarnation=cluster.incarnation("c")).error == Error.STALE
+    assert wish().error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
 def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:

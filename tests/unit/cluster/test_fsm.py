@@ -13,6 +13,8 @@ from liftpy.cluster.records import CountersMoved, NodeChanged, OperationDone
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.wire._pb import cluster_pb2 as pb
 
+YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
+
 
 def test_bytes_that_are_no_request_are_answered_and_counted_in_the_index() -> None:
     driver = Driver(("a",))
@@ -59,13 +61,39 @@ def test_an_index_that_was_applied_is_not_applied_again() -> None:
     assert set(driver.fsm.image.nodes) == {"a"}
 
 
-def test_image_time_never_falls() -> None:
+def test_one_entry_of_a_clock_years_ahead_holds_nothing_up() -> None:
     driver = Driver(("a",))
-    highest = driver.fsm.image.time_ns
-    driver.now_ns -= 3600 * 1000 * MS
+    before_ns = driver.now_ns
+    driver.now_ns += YEARS_NS
+    driver.register("b")
+    driver.now_ns = before_ns
     driver.create()
-    assert driver.fsm.image.time_ns == highest
-    assert driver.fsm.image.streams["orders"].created_time_ns == highest
+    assert driver.fsm.image.time_ns == driver.fsm.image.streams["orders"].created_time_ns == driver.now_ns
+
+
+@pytest.mark.parametrize("off_ns", [YEARS_NS, -YEARS_NS])
+def test_a_clock_that_is_years_off_neither_empties_the_window_of_operations_nor_keeps_it_for_ever(off_ns: int) -> None:
+    driver = Driver()
+    first = driver.register("a")
+    for _ in range(3):
+        driver.now_ns += off_ns
+        driver.register("b")
+        driver.now_ns -= off_ns
+        driver.register("c")
+    again = driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a"))
+    assert again == first, "it is applied once"
+    for _ in range(200):
+        driver.now_ns += operations.MAX_STEP_NS
+        driver.register("d")
+    assert len(driver.fsm.image.operations) <= 1 + operations.MAX_AGE_NS // operations.MAX_STEP_NS
+
+
+def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None:
+    driver = Driver()
+    first = driver.register("a")
+    driver.now_ns += 10 * operations.MAX_AGE_NS
+    driver.register("b")
+    assert driver.ask(first.operationId, registerNode=pb.RegisterNode(nodeId="a")) == first
 
 
 def test_every_outcome_of_an_operation_is_given_once() -> None:
@@ -95,9 +123,11 @@ def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pyte
     window = driver.fsm.image.operations
     assert len(window) == len(window.by_id) == len(window.order) == 10
     assert [o.operation_id for o in window] == [n.to_bytes(16, "big") for n in range(16, 26)]
-    driver.now_ns += operations.MAX_AGE_NS
-    driver.register("late")
-    assert len(driver.fsm.image.operations) == 1
+    for _ in range(2 * operations.MAX_AGE_NS // operations.MAX_STEP_NS):
+        driver.now_ns += 2 * operations.MAX_STEP_NS
+        driver.register("late")
+    monkeypatch.setattr(operations, "MAX_OPERATIONS", 1000)
+    assert len(driver.fsm.image.operations) == 10
 
 
 def test_deduplication_survives_a_snapshot() -> None:

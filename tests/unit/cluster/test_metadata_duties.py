@@ -22,7 +22,7 @@ class Led:
         self.duties = MetadataDuties(ReplicationConfig())
         self.now_ns = 0
         self.alive = set("abc")
-        self.duties.lead(self.image, 0)
+        self.duties.lead(self.image, 0, 1)
 
     @property
     def image(self) -> ClusterImage:

@@ -1,0 +1,124 @@
+"""An ISR of two, or of one, while a fault lasts: who serves stays, who does not makes way, and publishes are acknowledged again.
+
+With two members there is one witness, and it may be the one that is cut off: deposing a healthy leader on its word alone
+leaves the partition to a node that nobody reaches. So the metadata leader asks the accused over the bus first. One that still
+serves stays, and the witness leaves the ISR by lag, for a third replica to take its place. With one member nobody of the ISR
+can witness: any live replica may, toward one that is complete. A leader that knows itself that its data path is down, or that
+none of two live replicas can fetch from it, gives the leadership up. Nobody is elected who may lack what was committed: then
+the partition waits.
+
+Shows C5, C9, D1, L10.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scripts.stage import Stage
+
+KILLS = (
+    "one follower of two deposes unasked",
+    "nobody witnesses against a sole member",
+    "a leader without a data path stays",
+    "the accused always serves",
+)
+_WITHIN_S = 10
+
+
+def _two(s: Stage) -> tuple[str, str, str]:
+    """(leader, the other member, a healthy replica that is behind and just outside)."""
+    a, b, c = s.leader, *s.followers
+    s.publish(2)
+    s.settle()
+    s.isolate(c)
+    s.until(lambda: s.isr == s.isr_known_to(a) == {a, b})
+    s.publish(2)
+    s.until(lambda: s.hw(b) == 3)
+    return a, b, c
+
+
+def test_a_follower_without_a_data_path_does_not_depose_its_leader() -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.isolate(b)
+        s.reconnect(c)
+        epoch = s.leader_epoch
+        s.acked_again(_WITHIN_S)
+        s.always(lambda: (s.leader, s.leader_epoch) == (a, epoch), 20)
+        assert s.isr == {a, c}
+
+
+def test_nor_one_whose_link_to_it_is_cut() -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.cut(a, b)
+        s.reconnect(c)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == a
+
+
+def test_of_two_that_are_cut_off_from_each_other_the_leader_stays() -> None:
+    with Stage(min_isr=1) as s:
+        a, b, c = _two(s)
+        s.crash(c)
+        s.cut(a, b)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == a
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_a_leader_without_a_data_path_makes_way(metadata: bool) -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.reconnect(c)
+        s.isolate(a) if metadata else s.partition_off(a)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == b
+
+
+def test_one_that_neither_can_fetch_from_makes_way() -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.cut(a, b)
+        s.cut(a, c)
+        s.reconnect(c)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == b
+
+
+def test_a_sole_member_that_nobody_reaches_makes_way_for_one_that_is_complete() -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.crash(b)
+        s.until(lambda: s.isr == {a})
+        s.isolate(a)
+        s.start(b)
+        s.reconnect(c)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == b
+        assert len(s.ids(b)) >= 4
+
+
+def test_and_stays_where_nobody_else_is() -> None:
+    with Stage(min_isr=1) as s:
+        a, b, c = _two(s)
+        s.crash(b)
+        s.until(lambda: s.isr == {a})
+        s.publish(1)
+        s.isolate(a)
+        s.start(b)
+        s.reconnect(c)
+        s.always(lambda: s.leader in ("", a), 30)
+        assert s.isr == {a}
+        s.reconnect(a)
+        s.acked_again(_WITHIN_S)
+
+
+def test_it_gives_up_by_itself_what_nobody_can_report() -> None:
+    with Stage() as s:
+        a, b, c = _two(s)
+        s.reconnect(c)
+        s.hold("reportLeader")
+        s.isolate(a)
+        s.acked_again(_WITHIN_S)
+        assert s.leader == b

@@ -1,0 +1,77 @@
+"""Accusations: one witness proves nothing; the accused and the witness are asked, and what comes of it is one rule."""
+
+from __future__ import annotations
+
+import pytest
+from test_elections import Cluster
+
+from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
+from liftpy.wire._pb import cluster_pb2 as pb
+
+SERVES, DOES_NOT, ABSENT = Said.SERVES, Said.DOES_NOT, Said.ABSENT
+
+
+def report(cluster: Cluster, witness: str) -> pb.ReportLeader:
+    partition = cluster.partition()
+    fields = cluster.about(witness=witness, leader=partition.leader, leaderEpoch=partition.leader_epoch)
+    return pb.ReportLeader(**fields, accusedAsked=True)  # a witness may claim that
+
+
+def accused(isr: str = "ab") -> tuple[Cluster, Accusations]:
+    cluster, accusations = Cluster(), Accusations()
+    accusations.lead(7)
+    cluster.change_isr(list(isr))
+    return cluster, accusations
+
+
+def test_of_three_followers_reports_go_into_the_log_as_they_come_and_bear_the_leaders_stamp() -> None:
+    cluster, accusations = accused("abc")
+    said = report(cluster, "b")
+    assert not accusations.reported(said, cluster.fsm.image, 11)
+    assert (said.stampNs, said.stampTerm, said.accusedAsked) == (11, 7, False)
+    assert accusations.questions() == []
+
+
+@pytest.mark.parametrize(
+    ("of_accused", "of_witness", "proposed"),
+    [
+        (SERVES, DOES_NOT, False), (SERVES, None, False), (SERVES, ABSENT, False),
+        (DOES_NOT, DOES_NOT, True), (ABSENT, DOES_NOT, True), (None, DOES_NOT, True),
+        (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
+    ],
+)  # fmt: skip
+def test_a_leader_makes_way_when_it_does_not_serve_and_the_witness_can_be_reached(
+    of_accused: Said | None, of_witness: Said | None, proposed: bool
+) -> None:
+    cluster, accusations = accused()
+    assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
+    asked = {question.node: question for question in accusations.questions()}
+    assert set(asked) == {"a", "b"}
+    for node, testimony in (("a", of_accused), ("b", of_witness)):
+        if testimony is not None:
+            accusations.testified(asked[node], testimony)
+    found = accusations.due(0) or accusations.due(ANSWER_NS)
+    assert [said.accusedAsked for said in found] == [True] * proposed
+    assert accusations.due(2 * ANSWER_NS) == []
+    assert accusations.next_deadline_ns() is None
+
+
+def test_a_sole_member_is_accused_by_anyone_and_one_case_at_a_time_is_open() -> None:
+    cluster, accusations = accused("a")
+    assert accusations.reported(report(cluster, "c"), cluster.fsm.image, 0)
+    assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
+    assert [question.node for question in accusations.questions()] == ["a", "c"]
+    assert not accusations.reported(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
+
+
+def test_an_answer_about_another_epoch_is_no_answer_and_a_new_term_begins_anew() -> None:
+    cluster, accusations = accused()
+    accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
+    old = accusations.questions()
+    cluster.restart("a")
+    accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
+    for question in old:
+        accusations.testified(question, DOES_NOT)
+    assert accusations.due(2) == []
+    accusations.lead(8)
+    assert accusations.due(10 * ANSWER_NS) == []
