@@ -282,6 +282,9 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
     return code
 
 
+_deadlines: list[threading.Timer] = []
+
+
 def leave_the_process_in(seconds: float) -> None:
     """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
 
@@ -292,3 +295,10 @@ def leave_the_process_in(seconds: float) -> None:
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
+    _deadlines.append(timer)
+
+
+def stay_in_the_process() -> None:
+    """The stop is over and the same process starts a node again: it may pause longer than a stop may take."""
+    while _deadlines:
+        _deadlines.pop().cancel()

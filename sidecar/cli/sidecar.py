@@ -45,7 +45,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """
     settings = load_node_settings(config, flags)
     _configure_logging(settings)
-    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.node import run_node, stay_in_the_process  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
 
@@ -55,6 +55,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 
     code = _run(run_node(settings, say_ready))
     if code == EXIT_TO_REPAIR:
+        stay_in_the_process()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
         logger.warning("starting again in %g s", pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, NoSpaceError, StorageError, UnknownFormatError
-from sidecar.restarting import count_restart, momentary, pause_s
+from sidecar.cli import sidecar as command
+from sidecar.node import leave_the_process_in
+from sidecar.restarting import EXIT_TO_REPAIR, count_restart, momentary, pause_s
 from sidecar.settings import restarted_environment, restarts_in_a_row
 
 
@@ -65,3 +70,25 @@ def test_the_count_passes_to_the_next_life(monkeypatch: pytest.MonkeyPatch) -> N
     assert restarts_in_a_row(restarted_environment(3)) == 3
     assert restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": "many"}) == 0
     assert restarts_in_a_row(restarted_environment(10**9)) == 1000
+
+
+def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def stopped(main: Any) -> int:
+        main.close()
+        leave_the_process_in(60.0)
+        return EXIT_TO_REPAIR
+
+    def pause(_: float) -> None:
+        timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        seen.append(all(timer.finished.is_set() for timer in timers))
+
+    monkeypatch.setattr(command, "_run", stopped)
+    monkeypatch.setattr(command, "_configure_logging", lambda settings: None)
+    monkeypatch.setattr(command.time, "sleep", pause)
+    monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
+    command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
+    assert seen == [True]
