@@ -79,7 +79,6 @@ class Executor:
             do.DropFetched: self._drop_fetched,
             do.TruncateLog: self._truncate_log,
             do.ResetLog: self._reset_log,
-            do.DropLogPrefix: self._drop_log_prefix,
             do.RaiseHighWatermark: self._raise_high_watermark,
             do.SendFetch: lambda e: t.fetches.send_fetch(e, t.incarnation),
             do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
@@ -159,17 +158,6 @@ class Executor:
             return
         self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
-
-    def _drop_log_prefix(self, effect: do.DropLogPrefix) -> None:
-        before = self._t.log.log_start_offset
-        try:
-            self._t.flusher.settle()
-            self._t.log.drop_prefix(effect.log_start_offset)
-        except StorageError as error:
-            self.failed(error)
-            return
-        if self._t.log.log_start_offset != before:
-            self._t.feed(events.LogStartMoved(self._t.log.log_start_offset))
 
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)

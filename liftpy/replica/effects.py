@@ -112,13 +112,6 @@ class ResetLog:
 
 
 @dataclass(frozen=True, slots=True)
-class DropLogPrefix:
-    """Follower: the leader's log starts at ``log_start_offset``; delete whole segments below it."""
-
-    log_start_offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class RaiseHighWatermark:
     """Records through ``high_watermark`` are committed: serve them, wake readers, checkpoint by the interval."""
 
@@ -207,7 +200,7 @@ class ProbeReplica:
 
 @dataclass(frozen=True, slots=True)
 class SendNotice:
-    """Leader: one LeaderNotice to each of ``replicas``."""
+    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for who looks on."""
 
     replicas: tuple[str, ...]
     leader_epoch: int
@@ -315,7 +308,6 @@ Effect = (
     | DropFetched
     | TruncateLog
     | ResetLog
-    | DropLogPrefix
     | RaiseHighWatermark
     | SendFetch
     | SendEpochQuery

@@ -215,7 +215,7 @@ class WokenUp:
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived:
-    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``."""
+    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, or so it says: nobody asked for it."""
 
     leader: str
     leader_epoch: int

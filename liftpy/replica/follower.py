@@ -21,7 +21,6 @@ from enum import Enum
 from liftpy.replica.effects import (
     AppendFetched,
     DropFetched,
-    DropLogPrefix,
     ReportLeader,
     ResetLog,
     SendEpochQuery,
@@ -304,20 +303,16 @@ class FollowerRole(Role):
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """CommitPosition: as good as an answer's HW, once the logs agree. It also heals a lost wake-up."""
+        """NewLeadershipTerm, CommitPosition: the leader is there, and there may be more to know. Nobody has asked for a notice, so it
+        can be anybody's: it wakes, and changes neither the log nor what readers see. HW comes with the answer to a fetch, and the
+        log start from this node's own retention, or with the refusal of a fetch from behind the leader's [D16, D26]."""
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
         first_sign = not self._met
         self._heard(now_ns)
         if first_sign:
             self._ask_anew(now_ns, out)
-        if not self.agrees:
-            return
-        self._learn_high_watermark(event.high_watermark, out)
-        log_start_offset = min(event.log_start_offset, self.log.high_watermark + 1)
-        if log_start_offset > self.log.log_start_offset:
-            out.append(DropLogPrefix(log_start_offset))
-        if event.high_watermark > self.log.newest_offset:
+        if self.agrees and event.high_watermark > self.log.high_watermark:
             self.woken_up(now_ns, out)
 
     def _ask_anew(self, now_ns: int, out: Effects) -> None:

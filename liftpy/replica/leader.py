@@ -151,10 +151,6 @@ class LeaderRole(Role):
         """Own records are on disk: move HW, acknowledge."""
         self._advance(now_ns, out)
 
-    def log_start_moved(self, now_ns: int, out: Effects) -> None:
-        """Tell the followers."""
-        self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
-
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Move HW by the commit rule, then acknowledge what that allows."""
         if not self.service.is_free_to_speak(now_ns):
@@ -249,8 +245,6 @@ class LeaderRole(Role):
         if replica not in self.shared.live:
             return False
         progress = self.service.followers[replica]
-        if progress.told_log_start_offset < self.log.log_start_offset:
-            return True
         if progress.position is None:
             return True
         return progress.told_high_watermark < self.log.high_watermark and self.service.waiters.of(replica) is not None
@@ -270,7 +264,6 @@ class LeaderRole(Role):
         for replica in told:
             progress = self.service.followers[replica]
             progress.told_high_watermark = log.high_watermark
-            progress.told_log_start_offset = log.log_start_offset
         if any(replica in self.shared.live and p.position is None for replica, p in self.service.followers.items()):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
 

@@ -35,8 +35,6 @@ class Progress:
     """The newest request that counted; one below it was overtaken on its way."""
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
-    told_log_start_offset: int = -1
-    """Log start of the last notice that was sent to it."""
 
     def incarnation_is(self, incarnation: int) -> None:
         """Forget everything if the follower's process is another one."""

@@ -203,7 +203,7 @@ class Replica:
                 self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
                 role.epoch_persisted(event.leader_epoch, now_ns, out)
             case ev.LogStartMoved():
-                self._log_start_moved(event, now_ns, out)
+                self._log_start_moved(event)
             case ev.PartitionChanged():
                 self._partition_changed(event, now_ns, out)
             case ev.LogOpened():
@@ -230,10 +230,9 @@ class Replica:
         elif shared.data_path_down_ns is None:
             shared.data_path_down_ns = now_ns
 
-    def _log_start_moved(self, event: ev.LogStartMoved, now_ns: int, out: Effects) -> None:
+    def _log_start_moved(self, event: ev.LogStartMoved) -> None:
         if event.log_start_offset > self._shared.log.log_start_offset:
             self._shared.log.start_moved(event.log_start_offset)
-            self._role.log_start_moved(now_ns, out)
 
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
         role = self._role

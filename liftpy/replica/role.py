@@ -113,9 +113,6 @@ class Role:
     def log_truncated(self, now_ns: int, out: Effects) -> None:
         """The cut that this role asked for is done."""
 
-    def log_start_moved(self, now_ns: int, out: Effects) -> None:
-        """Retention moved the log start."""
-
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
         """The proposed LeaderEpoch is on disk."""
 

@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
+from liftpy.replica.events import NoticeReceived
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import Noise
 from liftpy.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
     from liftpy.testing.cluster import Cluster
+    from liftpy.testing.sim_replica import SimReplica
 
 KINDS = (
     "kill", "power", "empty", "pause", "cut", "cut-metadata", "cut-link", "slow-consumer", "reconnect", "metadata-down",
     "slow-disk", "flush-error", "full-disk", "hang-promotion", "retention", "wall-clock", "power-all", "transfer",
     "flip",
 )  # fmt: skip
-PUT_BACK = "put-back"
+PUT_BACK, FORGE = "put-back", "forged-notice"
 """Drawn apart from the other kinds, so that older seeds keep their plans."""
 
 
@@ -130,7 +132,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         if profile == "lasting"
         else tuple(
             sorted(
-                (*_draw_faults(rng, nodes, profile, horizon_s), *_draw_put_backs(seed, nodes, profile, horizon_s)),
+                (*_draw_faults(rng, nodes, profile, horizon_s), *_draw_apart(seed, nodes, profile, horizon_s)),
                 key=lambda fault: fault.at_ns,
             )
         ),
@@ -152,16 +154,18 @@ def _draw_faults(rng: random.Random, nodes: list[str], profile: str, horizon_s: 
     return tuple(faults)
 
 
-def _draw_put_backs(seed: int, nodes: list[str], profile: str, horizon_s: float) -> list[Fault]:
-    """A copy of a node's disk, then its return, and so on; in some of the plans that have faults of disks."""
-    rng = random.Random(f"{seed}/put-back")
-    if profile not in ("", "disks") or rng.random() < 0.6:
-        return []
-    mean_gap_s, faults, at_s = rng.choice((1.0, 3.0)), [], 1.0
-    while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
-        node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
-        faults.append(Fault(int(at_s * S), PUT_BACK, node, node, int(for_s * S), rng.random()))
-    return faults
+def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> list[Fault]:
+    """A copy of a node's disk, then its return, and so on, in some of the plans that have faults of disks; forged notices."""
+    drawn = []
+    for kind, profiles, share in ((PUT_BACK, ("", "disks"), 0.4), (FORGE, tuple(PROFILES), 0.2)):
+        rng = random.Random(f"{seed}/{kind}")
+        if profile not in profiles or rng.random() >= share:
+            continue
+        mean_gap_s, at_s = rng.choice((1.0, 3.0)), 1.0
+        while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
+            node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
+            drawn.append(Fault(int(at_s * S), kind, node, node, int(for_s * S), rng.random()))
+    return drawn
 
 
 def _draw_lasting(rng: random.Random, nodes: list[str], horizon_s: float) -> tuple[Fault, ...]:
@@ -367,6 +371,7 @@ def _hang_promotion(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _retention(cluster: Cluster, fault: Fault) -> bool:
+    """A leader drops what has expired; so do the others, each by itself, but for one that is late."""
     process = cluster.nodes[fault.node].process
     if process is None or process.paused:
         return False
@@ -376,8 +381,30 @@ def _retention(cluster: Cluster, fault: Fault) -> bool:
         offset = log.log_start_offset + int((log.high_watermark + 1 - log.log_start_offset) * fault.draw)
         if replica.replica.role == "LEADER" and offset > log.log_start_offset:
             replica.drop_prefix(offset)
+            _expired(cluster, replica, offset, fault)
             done = True
     return done
+
+
+def _expired(cluster: Cluster, leader: SimReplica, offset: int, fault: Fault) -> None:
+    for node_id in sorted(set(cluster.nodes) - {fault.node, fault.other}):
+        process = cluster.nodes[node_id].process
+        replica = process.replicas.get(leader.key) if process is not None and not process.paused else None
+        if replica is not None and replica.log.log_start_offset < min(offset, replica.log.high_watermark + 1):
+            replica.drop_prefix(offset)
+
+
+def _forged_notice(cluster: Cluster, fault: Fault) -> bool:
+    """Somebody who may publish tells a node, in its leader's name, of records that nobody has, or of an expired log."""
+    process = cluster.nodes[fault.node].process
+    if process is None:
+        return False
+    for key, replica in sorted(process.replicas.items()):
+        truth, log = cluster.group.partition(key.stream, key.partition), replica.log
+        start, high = log.high_watermark + 1, log.log_end_offset + int(fault.draw * 100)
+        notice = NoticeReceived(truth.leader, truth.leader_epoch, truth.epoch, 0, high, start)
+        cluster.network.publish("anybody", f"notify.{fault.node}.{replica.subject}", notice)
+    return bool(process.replicas)
 
 
 def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
@@ -401,5 +428,5 @@ _STRIKES = {
     "cut-link": _cut_link, "slow-consumer": _slow_consumer, "reconnect": _reconnect, "metadata-down": _metadata_down,
     "slow-disk": _slow_disk, "flush-error": _flush_error, "full-disk": _full_disk, "hang-promotion": _hang_promotion,
     "retention": _retention, "wall-clock": _wall_clock, "power-all": _power_all, "transfer": _transfer, "flip": _flip,
-    PUT_BACK: _put_back,
+    PUT_BACK: _put_back, FORGE: _forged_notice,
 }  # fmt: skip

@@ -204,11 +204,8 @@ class SimReplica:
         self.feed(ev.LogTruncated(self.log.log_end_offset))
         self._start_flush()
 
-    def _drop_log_prefix(self, effect: do.DropLogPrefix) -> None:
-        self.drop_prefix(effect.log_start_offset)
-
     def drop_prefix(self, log_start_offset: int) -> None:
-        """Retention, or the leader's log start."""
+        """Retention."""
         if self.failed or not self._stored(lambda: self.log.drop_prefix(log_start_offset)):
             return
         self.cluster.checkers.prefix_dropped(self)

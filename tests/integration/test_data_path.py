@@ -10,8 +10,9 @@ from typing import Any
 import nats.errors
 import pytest
 
+from liftpy.config import StreamConfig
 from liftpy.wire import envelope, frames
-from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import client_pb2, replication_pb2
 from liftpy.wire.batch import split_batches
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION, is_absent
@@ -210,3 +211,24 @@ async def test_the_bus_knows_who_is_there_and_a_node_answers_without_a_report(be
     assert (await bench.nc.request("liftpy.status.n1", QUESTION, timeout=5)).data == b"yes"
     assert not await is_absent(bench.nc, Subjects(), "n1")
     assert await is_absent(bench.nc, Subjects(), "n9")
+
+
+async def test_a_forged_notice_changes_nothing_on_a_follower(bench: Any, stream_name: str) -> None:
+    """With the sizes of a real retention, too: only the node's own reading of it moves its log start [D26]."""
+    await bench.create(stream_name, config=StreamConfig(retention_records=10))
+    await bench.publish_acked(f"data.{stream_name}", [b"%d" % number for number in range(60)])
+    leader = await bench.leader(stream_name)
+    follower = next(node for node in NODES if node != leader)
+    state = await bench.replica(leader, stream_name)
+    notice = replication_pb2.LeaderNotice(
+        stream=stream_name, partition=0, leader=leader, leaderEpoch=state["leader_epoch"], epoch=state["epoch"],
+        highWatermark=1 << 40, logStartOffset=50, streamUid=(await bench.client.stream(stream_name)).uid,
+    )  # fmt: skip
+    for _ in range(20):
+        await bench.nc.publish(f"liftpy.notify.{follower}", frames.encode(notice))
+    await bench.nc.flush()
+    await bench.publish_acked(f"data.{stream_name}", [b"afterwards"])
+    await bench.read_from(follower, stream_name, 61)
+    after = await bench.replica(follower, stream_name)
+    assert (after["log_start_offset"], after["newest_offset"], after["high_watermark"]) == (0, 60, 60)
+    assert len(await bench.values_on(follower, stream_name, 61)) == 61

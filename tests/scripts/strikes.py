@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.log.memory import MemoryStorage
+from liftpy.replica.events import NoticeReceived
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
 from liftpy.testing.trace import Trace
@@ -78,6 +79,13 @@ class Strikes:
         machine.disk.put_back(machine.copy)
         machine.lost_data = True
         self.cluster.checkers.disk_lost()
+
+    def forge_notice(self, node: str, *, high_watermark: int, log_start_offset: int = 0) -> None:
+        """Somebody who may publish sends ``node`` a LeaderNotice in its leader's name."""
+        self._note(f"{node} gets a forged notice: HW {high_watermark}, log start {log_start_offset}")
+        truth = self.cluster.group.partition(STREAM, 0)
+        notice = NoticeReceived(truth.leader, truth.leader_epoch, truth.epoch, 0, high_watermark, log_start_offset)
+        self.cluster.network.publish("anybody", f"notify.{node}.{STREAM}.0", notice)
 
     def storage(self, node: str) -> MemoryStorage:
         """The files of ``node``'s replica; to be damaged while it is down, by ``storage(node).files[name].data``."""

@@ -21,7 +21,7 @@ from liftpy.errors import LiftError
 from liftpy.log.epochs import EpochCache
 from liftpy.replica import commit, fetch_service, follower, lag, leader
 from liftpy.replica import effects as do
-from liftpy.replica.events import RefusalReason
+from liftpy.replica.events import NoticeReceived, RefusalReason
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.follower import FollowerRole, Following
 from liftpy.replica.isr_change import IsrChange
@@ -168,6 +168,28 @@ def unknown_outcome_is_a_refusal() -> Patches:
     return [method(IsrChange, "unanswered", lambda self, retry_at_ns: IsrChange.refused(self, retry_at_ns))]
 
 
+def notice_raises_high_watermark() -> Patches:
+    real = FollowerRole.notice_received
+
+    def believe(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
+        real(self, event, now_ns, out)
+        if self.agrees and (event.leader, event.leader_epoch) == (self.leader, self.leader_epoch):
+            self._learn_high_watermark(event.high_watermark, out)
+
+    return [method(FollowerRole, "notice_received", believe)]
+
+
+def notice_moves_the_log_start() -> Patches:
+    real = SimReplica._notified
+
+    def obey(self: SimReplica, event: Any, reply: Any) -> None:
+        if isinstance(event, NoticeReceived) and event.leader_epoch == self.replica.leader_epoch:
+            self.drop_prefix(min(event.log_start_offset, self.log.high_watermark + 1))
+        real(self, event, reply)
+
+    return [method(SimReplica, "_notified", obey)]
+
+
 def high_watermark_beyond_the_log() -> Patches:
     def learn(self: FollowerRole, leader_high_watermark: int, out: list) -> None:
         if leader_high_watermark > self.log.high_watermark:
@@ -178,7 +200,7 @@ def high_watermark_beyond_the_log() -> Patches:
 
 
 def high_watermark_before_the_cut() -> Patches:
-    return [method(FollowerRole, "agrees", property(lambda self: True))]
+    return [method(FollowerRole, "agrees", property(lambda self: True)), *notice_raises_high_watermark()]
 
 
 def fetches_of_other_epochs_count() -> Patches:
@@ -451,6 +473,8 @@ MUTANTS = (
     Mutant("positions only grow", "Liftbridge updateLatestOffset", positions_only_grow, "disks"),
     Mutant("no maximal ISR", "KIP-497", no_maximal_isr),
     Mutant("unknown outcome taken for a refusal", "KIP-497", unknown_outcome_is_a_refusal, "metadata"),
+    Mutant("a notice raises HW", "R1", notice_raises_high_watermark),
+    Mutant("a notice moves the log start", "D26", notice_moves_the_log_start),
     Mutant("HW not bounded by the log", "Liftbridge SetHighWatermark", high_watermark_beyond_the_log),
     Mutant("HW raised before the cut", "KIP-320", high_watermark_before_the_cut),
     Mutant("HW set without looking", "KIP-207", raise_without_looking),

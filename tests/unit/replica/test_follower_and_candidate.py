@@ -240,15 +240,32 @@ def test_a_log_start_inside_its_own_log_is_no_reason_to_start_afresh() -> None:
     assert not follower.has(do.ResetLog)
 
 
-def test_a_notice_raises_the_watermark_and_moves_the_log_start() -> None:
+@pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
+def test_a_notice_wakes_and_changes_neither_the_log_nor_what_readers_see(high_watermark: int, log_start: int) -> None:
+    """Nobody asked for it: it may be anybody's. What it says is asked for, and believed when the leader answers."""
     follower = Stepped("b").follows()
     follower.answered([(0, 9, 1)], -1)
     follower.step(ev.LogFlushed(10))
     follower.answered([], 3)
-    follower.step(ev.NoticeReceived("a", 1, 1, 0, 9, 5))
-    assert follower.sent() == [do.RaiseHighWatermark(9), do.DropLogPrefix(5)]
-    follower.step(ev.NoticeReceived("a", 1, 1, 0, 12, 5))
-    assert follower.has(do.SendFetch), "it lacks records: a wake-up was lost"
+    before = follower.replica.snapshot(follower.now_ns)
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, high_watermark, log_start))
+    fetch = follower.only(do.SendFetch)
+    assert [type(effect) for effect in follower.sent()] == [do.SendFetch]
+    after = follower.replica.snapshot(follower.now_ns)
+    assert (after.high_watermark, after.log_start_offset) == (before.high_watermark, before.log_start_offset) == (3, 0)
+    follower.answered([], 7, request=fetch.request_id)
+    assert follower.replica.high_watermark == 7
+
+
+@pytest.mark.parametrize("high_watermark", [3, 2, -1])
+def test_a_notice_without_news_is_no_reason_to_fetch(high_watermark: int) -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 9, 1)], -1)
+    follower.step(ev.LogFlushed(10))
+    follower.answered([], 3)
+    follower.out.clear()
+    follower.step(ev.NoticeReceived("a", 1, 1, 0, high_watermark, 3))
+    assert follower.out == []
 
 
 def test_the_first_sign_of_a_leader_makes_the_follower_ask_anew_and_only_the_first() -> None:
