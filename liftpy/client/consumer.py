@@ -28,6 +28,8 @@ from liftpy.wire.batch import Record
 from liftpy.wire.subjects import Subjects
 
 _PAYLOAD_RESERVE_BYTES = 4096
+_HEDGE_S = 0.2
+_MOST_HEDGES = 5
 _Item = TypeVar("_Item", Record, BatchSlice)
 
 
@@ -36,13 +38,14 @@ class ReadOptions:
     """How a partition is read.
 
     ``max_bytes``: of one answer; lowered to what the NATS server takes. ``wait_s``: how long a replica may hold a request at
-    the end of the log (long poll). ``answer_timeout_s``: on top of that, until the next replica is asked. ``patience_s``:
-    how long nobody may answer before UnavailableError. ``read_ahead``: answers kept ready, each up to ``max_bytes``.
+    the end of the log (long poll); 0.2 s of silence later another replica is asked as well. ``answer_timeout_s``: on top of
+    ``wait_s``, until the request counts as unanswered. ``patience_s``: how long nobody may answer before UnavailableError.
+    ``read_ahead``: answers kept ready, each up to ``max_bytes``.
     ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers.
     """
 
     max_bytes: int = 1024 * 1024
-    wait_s: float = 1.0
+    wait_s: float = 0.6
     answer_timeout_s: float = 2.0
     patience_s: float = 30.0
     read_ahead: int = 4
@@ -123,12 +126,34 @@ class PartitionReader:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        subject = (
-            self._subjects.read_from(self.stream, self.partition, node)
-            if node
-            else self._subjects.read(self.stream, self.partition)
-        )
-        return await self._transport.request(subject, frames.encode(request), wait_s + self.options.answer_timeout_s)
+        """The first answer. A replica that is silent for ``_HEDGE_S`` longer than it may be, or whose answer was lost, is not waited
+        for: the request goes out again, to whoever takes it, at most ``_MOST_HEDGES`` times."""
+        payload, timeout_s = frames.encode(request), wait_s + self.options.answer_timeout_s
+        group = self._subjects.read(self.stream, self.partition)
+        named = self._subjects.read_from(self.stream, self.partition, node) if node else group
+        elsewhere = named if self.options.node else group
+        asked: set[asyncio.Task[bytes]] = set()
+        patience_s: float | None = wait_s + _HEDGE_S
+        try:
+            for subject in (named, *[elsewhere] * _MOST_HEDGES):
+                asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
+                if len(asked) > _MOST_HEDGES:
+                    patience_s = None
+                done, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    break
+                patience_s = _HEDGE_S
+            return done.pop().result()
+        finally:
+            for task in asked:
+                task.cancel()  # of no use any more; nobody waits for its end
+                task.add_done_callback(_looked_at)
+
+
+def _looked_at(task: asyncio.Task[bytes]) -> None:
+    """An error that comes too late is nobody's."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Consumer:

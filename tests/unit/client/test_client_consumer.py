@@ -42,6 +42,8 @@ class Replica:
         self.uid = "u1"
         self.asked: list[client_pb2.ReadRequest] = []
         self.answers = True
+        self.losing = 0
+        """So many requests are not answered."""
         self.damage = False
         self.grown = asyncio.Event()
         self.subscriptions: list[Any] = []
@@ -71,7 +73,9 @@ class Replica:
     async def on_request(self, message: Any) -> None:
         request = frames.decode(message.data, client_pb2.ReadRequest)
         self.asked.append(request)
-        if self.answers:
+        if self.losing:
+            self.losing -= 1
+        elif self.answers:
             await message.respond(await self.answer(request))
 
     async def answer(self, request: client_pb2.ReadRequest) -> bytes:
@@ -363,6 +367,29 @@ async def test_a_consumer_is_read_by_one_iteration_at_a_time(client: Client, lea
     await first.aclose()
     assert await values(aiter(consumer)) == expected(2, 100)
     assert await values(aiter(consumer)) == []
+
+
+async def test_a_silent_replica_is_not_waited_for(client: Client, leader: Replica, server_side: Transport) -> None:
+    leader.grow(20)
+    mute = await Replica(server_side, leader.subjects, "n2").start()
+    mute.answers = False
+    patient = ReadOptions(answer_timeout_s=10, patience_s=60, wait_s=0)  # of forty questions half go to the silent one first
+    async with asyncio.timeout(60):
+        for _ in range(20):  # whichever of the two is asked first
+            assert await values(aiter(client.consume("s", until="end", options=patient))) == expected(0, 20)
+    assert mute.asked
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask ") and not task.cancelling()]
+
+
+async def test_an_answer_that_was_lost_is_asked_for_again_from_the_one_node_that_is_wanted(
+    client: Client, leader: Replica
+) -> None:
+    leader.grow(20)
+    leader.losing = 1
+    pinned = ReadOptions(node="n1", answer_timeout_s=60, patience_s=60, wait_s=0)
+    async with asyncio.timeout(30):
+        assert await values(aiter(client.consume("s", until="end", options=pinned))) == expected(0, 20)
+    assert leader.losing == 0
 
 
 async def test_closing_the_client_tells_its_readers_at_once(client: Client, leader: Replica) -> None:
