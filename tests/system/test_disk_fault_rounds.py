@@ -1,0 +1,73 @@
+"""One round of faults that reach the disks of a real cluster under acknowledged publishes: the power cut of what was not flushed,
+flushes and writes that fail, folders that went back in time. Nothing lost, nothing changed, all replicas equal.
+
+The long form, with figures, and the variants that are not here: ``python -m tests.system.faults``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.system.faults.catalogue import FAULTS
+from tests.system.faults.ground import Ground
+from tests.system.faults.load import Load
+from tests.system.faults.rounds import Plan, one_round, open_load, verdict_of
+from tests.system.powercut.cut import NoShimError, build
+from tests.system.test_fault_rounds import PAUSE_S, QUICK
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="module")]
+
+SEGMENT_BYTES = 16 * 1024
+"""Small, so that segments are sealed all the time."""
+
+Field = tuple[Ground, Load]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def field() -> AsyncIterator[Field]:
+    """One cluster with the shim below its nodes, and one load for all rounds."""
+    try:
+        build()
+    except NoShimError as error:
+        pytest.skip(str(error))
+    ground = Ground(
+        relayed=True,
+        powered=True,
+        supervised=True,
+        segment_bytes=SEGMENT_BYTES,
+        settings=QUICK,
+        on_line=lambda node, line: print(f"{node} | {line}"),
+    )
+    try:
+        await ground.open()
+        load = open_load(ground, Plan("all of them"))
+        await load.start()
+        yield ground, load
+        await load.close()
+    finally:
+        await ground.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),  # the number chooses between variants, see the catalogue
+    [
+        ("power-cut-one", 0),
+        ("kill-then-power-cut", 0),
+        ("flush-fails-all", 1),
+        ("journal-short-write", 1),
+        ("folder-restored", 0),
+    ],
+)
+async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:
+    ground, load = field
+    await ground.restore()
+    figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
+    verdict = await verdict_of(ground, load)
+    load.resume()
+    assert verdict.right, verdict
+    assert verdict.acknowledged == len(load.acked) >= figures.acked > 0
+    assert verdict.log_end_offset >= verdict.acknowledged
+    assert verdict.replicas == 3
