@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.config import NS_PER_S, FlushMode, FlushPolicy
-from liftpy.errors import StorageError
+from liftpy.errors import LiftError, StorageError
 from liftpy.log.flush import Flush
 from liftpy.log.log import Log
 from sidecar.timers import Timer, Timers
@@ -107,6 +107,8 @@ class Flusher:
         if self._checkpoint is future:
             self._checkpoint = None
         error = future.exception()
+        if error is not None and not isinstance(error, (LiftError, OSError)):
+            raise error
         if error is not None and not self._closed:
             logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
 

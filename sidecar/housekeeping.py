@@ -18,6 +18,7 @@ from pathlib import Path
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.housekeeping")
 
@@ -44,7 +45,7 @@ class Housekeeping:
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = spawn(self._run(), "housekeeping", endless=True)
 
     async def _run(self) -> None:
         next_retention = time.monotonic() + RETENTION_EVERY_S

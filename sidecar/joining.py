@@ -99,7 +99,11 @@ class GroupLink:
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _error(self, error: Exception) -> None:
-        logger.debug("NATS, group's connection: %r", error)
+        if isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
+            logger.debug("NATS, group's connection: %r", error)
+            return
+        self._connection.errors["messages not taken"] += 1
+        logger.error("NATS, group's connection: a message can't be taken: %r", error, exc_info=error)
 
     async def _disconnected(self) -> None:
         if self._group is not None:

@@ -20,6 +20,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
 from sidecar.settings import NodeSettings
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.membership")
 
@@ -104,7 +105,7 @@ class Membership:
 
     def start(self) -> None:
         """Begin the heartbeats."""
-        self._task = asyncio.get_running_loop().create_task(self._beat())
+        self._task = spawn(self._beat(), "heartbeats", endless=True)
 
     async def _beat(self) -> None:
         interval_s = self._settings.replication.heartbeat_s

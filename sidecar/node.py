@@ -46,6 +46,7 @@ from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings
 from sidecar.status.report import Reporter
 from sidecar.status.service import StatusService
+from sidecar.tasks import attended, fatal_on
 from sidecar.timers import Timers
 
 logger = logging.getLogger("liftpy.node")
@@ -86,11 +87,13 @@ class Node:
         self._probes: Probes | None = None
         self._housekeeping: Housekeeping | None = None
         self._timers = Timers()
+        self._unwatch: Callable[[], None] = lambda: None
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
         """Bring everything up; return what ``--json`` says when the node is ready."""
         settings = self.settings
+        self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._folder = folder = DataFolder(settings.data)
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
@@ -245,6 +248,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._unwatch()
         took_s = time.monotonic() - began
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
@@ -265,8 +269,8 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
-    starting = loop.create_task(node.start())
-    stopping = loop.create_task(node.wait())
+    starting = attended(node.start())
+    stopping = attended(node.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

@@ -25,6 +25,7 @@ from liftpy.wire._pb import replication_pb2
 from sidecar.ending import end_tasks
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
 from sidecar.services import PartitionServices
+from sidecar.tasks import attended, spawn
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -149,7 +150,7 @@ class Partitions:
         if worker is not None and wanted is not None:
             self._tell(worker)
         elif worker is not None or wanted is not None:
-            task = asyncio.get_running_loop().create_task(self._bring_together(key))
+            task = attended(self._bring_together(key))
             self._busy[key] = task
             task.add_done_callback(lambda done: self._settled(key, done))
 
@@ -190,7 +191,7 @@ class Partitions:
         """Once for each worker, and to its end, whoever waits for it and is cancelled meanwhile."""
         ending = self._endings.get(worker.key)
         if ending is None:
-            ending = self._endings[worker.key] = asyncio.get_running_loop().create_task(self._end(worker))
+            ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
             ending.add_done_callback(lambda _: self._endings.pop(worker.key))
         await asyncio.shield(ending)
 
@@ -250,7 +251,7 @@ class Partitions:
         earlier = self._aside.get(worker.key)
         if earlier is not None:
             earlier.cancel()
-        self._aside[worker.key] = asyncio.get_running_loop().create_task(self._step_aside(worker, done))
+        self._aside[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
 
     async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
         await self._quiet([worker], _ASIDE_S)

@@ -17,6 +17,7 @@ from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.proposals")
 
@@ -110,14 +111,9 @@ class Proposals:
             logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = spawn(work, "a proposal")
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a proposal failed: %r", task.exception())
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Give up what is on its way."""

@@ -104,6 +104,20 @@ def test_layers_import_only_downwards(path: Path) -> None:
         assert (_package(_module(path)), _package(name)) not in NOT_EACH_OTHER, f"{path}:{line} imports {name}"
 
 
+BARE_TASK_EXCEPTIONS = {"sidecar.tasks": "the one place that begins background tasks"}
+_BEGINS_A_TASK = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
+
+
+@every_source
+def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
+    module = _module(path)
+    if not module.startswith("sidecar") or module in BARE_TASK_EXCEPTIONS:
+        return
+    for node in ast.walk(TREES[path]):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        assert name not in _BEGINS_A_TASK, f"{path}:{getattr(node, 'lineno', 0)}: say spawn or attended (sidecar/tasks.py)"
+
+
 @every_source
 def test_the_core_does_not_touch_the_world(path: Path) -> None:
     module = _module(path)

@@ -17,6 +17,7 @@ from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
+from sidecar.tasks import spawn
 
 QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
 """What is asked; answered without a status report. In an envelope, so that no stream takes it for a publish."""
@@ -54,7 +55,7 @@ class Probes:
         """Call ``absent``, later and on the loop, if nobody listens for the node."""
         self._waiting.setdefault(node_id, []).append(absent)
         if node_id not in self._asking:
-            self._asking[node_id] = asyncio.get_running_loop().create_task(self._ask(node_id))
+            self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
 
     async def _ask(self, node_id: str) -> None:
         asked = self._waiting.pop(node_id)

@@ -25,6 +25,7 @@ from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.bus")
 
@@ -179,7 +180,7 @@ class BusConnection(StrictConnection):
             listener.leave()
         self._leaving.extend(listeners)
         if self._leaving and (self._retiring is None or self._retiring.done()):
-            self._retiring = asyncio.get_running_loop().create_task(self._retire())
+            self._retiring = spawn(self._retire(), "leaving subscriptions")
 
     async def _retire(self) -> None:
         """All that leave together share two round trips."""

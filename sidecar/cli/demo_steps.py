@@ -16,6 +16,7 @@ from liftpy.errors import DataLossError, LiftError, UnavailableError
 from sidecar.cli.demo_flights import Delays, mean_delays
 from sidecar.cli.demo_processes import LineProcess
 from sidecar.cli.demo_spark import RECORDS_FILE, RESULT_FILE
+from sidecar.tasks import attended
 
 STREAM = "flights"
 SUBJECT = "demo.flights"
@@ -66,7 +67,7 @@ async def publish_and_watch(client: Client, nats_url: str, flights: range, folde
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
     """Give the publisher its pace and look, until all are committed and everywhere; seconds that it took."""
     at, count = Positions(sent=flights.start), flights.stop
-    counting = asyncio.create_task(_count_sent(publisher, at, flights.start))
+    counting = attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
     try:
         while not _complete(at, count):

@@ -24,6 +24,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
 from sidecar.ending import end_tasks
 from sidecar.settings import Target
+from sidecar.tasks import attended
 
 logger = logging.getLogger("liftpy.service")
 
@@ -75,8 +76,8 @@ async def _run(factory: type[Service], settings: ServiceSettings, target: Target
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    connecting = asyncio.create_task(_connect(settings, target))
-    stopped = asyncio.create_task(stopping.wait())
+    connecting = attended(_connect(settings, target))
+    stopped = attended(stopping.wait())
     try:
         await asyncio.wait((connecting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if connecting.done():

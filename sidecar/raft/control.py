@@ -4,10 +4,12 @@ leads the group answers."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import nats.errors
 from nats.aio.client import Client
 
 from liftpy.cluster.subject_index import begins_under
@@ -17,6 +19,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import DecideHere, error_response
+from sidecar.tasks import spawn
 
 _TIMEOUT_S = 2.0
 _MAX_WAITING = 4096
@@ -71,7 +74,7 @@ class ControlDesk:
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
             await self._reply(message.reply, busy)
         else:
-            task = asyncio.get_running_loop().create_task(self._answer(message.reply, request))
+            task = spawn(self._answer(message.reply, request), "answering a control request")
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
@@ -90,4 +93,5 @@ class ControlDesk:
 
     async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
         if response is not None:
-            await self._connection.publish(reply, frames.encode(response))
+            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
+                await self._connection.publish(reply, frames.encode(response))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import Forwarder
 from sidecar.raft.group import Watcher
 from sidecar.raft.outgoing import Outgoing
+from sidecar.tasks import spawn, unexpected
 
 _HEAD_EVERY_NS = NS_PER_S // 2
 _REQUEST_TIMEOUT_S = 1.0
@@ -80,7 +82,8 @@ class FeedPublisher:
             self.producer.snapshot_is_ready(image.index, data)
             response = self.producer.answer(request)
         if response is not None:
-            await self._connection.publish(message.reply, frames.encode(response))
+            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
+                await self._connection.publish(message.reply, frames.encode(response))
 
 
 class FeedSubscriber:
@@ -121,7 +124,7 @@ class FeedSubscriber:
     async def start(self) -> None:
         """Follow the feed; returns with the first image."""
         await self._connection.subscribe(self._subjects.feed(), cb=self._published)
-        self._task = asyncio.get_running_loop().create_task(self._ask_for_what_is_missing())
+        self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
 
@@ -163,8 +166,11 @@ class FeedSubscriber:
             self._show(before)
 
     def _show(self, before: ClusterImage) -> None:
-        for watcher in self._watchers:
-            watcher(before, self.image)
+        try:
+            for watcher in self._watchers:
+                watcher(before, self.image)
+        except Exception as error:  # nats-py, which calls this, would note it and go on
+            unexpected("following the feed", error)
 
     async def _ask_for_what_is_missing(self) -> None:
         while True:
@@ -176,7 +182,7 @@ class FeedSubscriber:
                 subject = self._subjects.feed_snapshot()
                 answer = await self._connection.request(subject, frames.encode(request), timeout=_REQUEST_TIMEOUT_S)
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
-            except (nats.errors.Error, TimeoutError, LiftError):
+            except (nats.errors.Error, TimeoutError, OSError, LiftError):
                 await asyncio.sleep(_POLL_S)
                 continue
             before = self.image

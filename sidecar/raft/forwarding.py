@@ -14,6 +14,7 @@ from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar.tasks import attended
 
 ATTEMPT_S = 1.0
 _PAUSE_S = 0.05
@@ -64,10 +65,8 @@ class Forwarder:
         return response
 
     async def _ask(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        loop = asyncio.get_running_loop()
-        asking = loop.create_task(self._connection.request(self._subject, frames.encode(request), timeout=timeout_s))
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # of interest to nobody once we went on
-        changing = loop.create_task(self._changed.wait())
+        asking = attended(self._connection.request(self._subject, frames.encode(request), timeout=timeout_s))
+        changing = attended(self._changed.wait())
         try:
             await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():

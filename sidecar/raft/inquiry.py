@@ -15,6 +15,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
+from sidecar.tasks import spawn
 
 _AT_ONCE = 256
 """Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
@@ -33,7 +34,7 @@ class Inquiry:
         """Ask them, in the background."""
         for question in questions:
             if len(self._asking) < _AT_ONCE and self._connection.is_connected:
-                task = asyncio.get_running_loop().create_task(self._ask(question))
+                task = spawn(self._ask(question), f"asking {question.node}")
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
 

@@ -44,6 +44,7 @@ from sidecar.raft.presence import Presence
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.stepping_aside import ask_to_step_aside
 from sidecar.raft.transport import SessionTransport
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.raft")
 
@@ -221,7 +222,7 @@ class RaftMember:
             logger.info("%s is a voting member of the metadata group", self.node_id)
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = spawn(work, "an order to the metadata group")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

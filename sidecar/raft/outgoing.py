@@ -12,6 +12,7 @@ from collections import Counter, deque
 from nats.aio.client import Client
 
 from sidecar.ending import end_tasks
+from sidecar.tasks import spawn
 
 MAX_WAITING_BYTES = 64 << 20
 
@@ -34,7 +35,7 @@ class Outgoing:
         self._waiting.append((subject, payload))
         self._waiting_bytes += len(payload)
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._send())
+            self._task = spawn(self._send(), "sending for the metadata group")
 
     async def _send(self) -> None:
         while self._waiting:

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import is_absent
 from sidecar.ending import end_tasks
+from sidecar.tasks import spawn
 
 _EVERY_S = 0.1
 _AT_ONCE = 64
@@ -37,7 +38,7 @@ class Presence:
         self._next_look = now + _EVERY_S
         for node_id in overdue():
             if node_id not in self._asking and len(self._asking) < _AT_ONCE:
-                task = asyncio.get_running_loop().create_task(self._ask(node_id))
+                task = spawn(self._ask(node_id), f"looking for {node_id}")
                 self._asking[node_id] = task
                 task.add_done_callback(lambda _, node_id=node_id: self._asking.pop(node_id, None))
 

@@ -1,0 +1,203 @@
+"""No background task ends unheard: whatever loop of a node fails in a way that nobody expected, the node ends and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client import connect
+from liftpy.errors import StorageError
+from liftpy.log.log import Log
+from liftpy.wire.subjects import Subjects
+from sidecar import housekeeping, node
+from sidecar.bus.absence import Probes
+from sidecar.embedded import NatsServer
+from sidecar.housekeeping import Housekeeping
+from sidecar.membership import Membership
+from sidecar.node import Node
+from sidecar.partitions import Partitions
+from sidecar.proposals import Proposals
+from sidecar.raft.feed import FeedSubscriber
+from sidecar.raft.presence import Presence
+from sidecar.settings import NodeSettings
+from sidecar.tasks import BackgroundError, attended, fatal_on, spawn, unexpected
+
+
+# ---- the rules ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+async def failures() -> AsyncIterator[list[Exception]]:
+    found: list[Exception] = []
+    take_back = fatal_on(asyncio.get_running_loop(), found.append)
+    yield found
+    take_back()
+
+
+async def turns(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def fails() -> None:
+    raise KeyError("nobody expected this")
+
+
+async def test_a_spawned_task_that_fails_is_told_of(failures: list[Exception]) -> None:
+    spawn(fails(), "the beat")
+    await turns(lambda: failures)
+    [failure] = failures
+    assert isinstance(failure, BackgroundError)
+    assert str(failure) == "the beat has ended unexpectedly: KeyError('nobody expected this')"
+
+
+async def test_ends_that_are_wanted_are_not(failures: list[Exception]) -> None:
+    task = spawn(asyncio.sleep(60), "a sleeper", endless=True)
+    await asyncio.sleep(0)
+    task.cancel()
+    done = spawn(asyncio.sleep(0), "a short one")
+    mine = attended(fails())
+    await asyncio.wait((task, done, mine))
+    await asyncio.sleep(0)
+    assert failures == []
+
+
+async def test_an_endless_task_may_neither_return_nor_be_cancelled_by_what_it_waits_for(failures: list[Exception]) -> None:
+    async def waits() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    spawn(asyncio.sleep(0), "one that returns", endless=True)
+    spawn(waits(), "one that waits", endless=True)
+    await turns(lambda: len(failures) == 2)
+    said = sorted(map(str, failures))
+    assert ["it returned" in said[0], "cancelled from within" in said[1]] == [True, True]
+
+
+async def test_a_callback_of_ours_that_fails_is_told_of_one_of_others_is_not(failures: list[Exception]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_soon(Partitions._settled, None, None, None)  # fails in our code
+    loop.call_soon(int, "no number")  # in somebody else's
+    await turns(lambda: failures)
+    assert len(failures) == 1
+    unexpected("the feed", ValueError("bad"))
+    assert "the feed has ended unexpectedly: ValueError('bad')" in str(failures[1])
+
+
+# ---- every loop of a node ---------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
+    monkeypatch.setattr(node, "leave_the_process_in", lambda _: None)
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.0)
+    namespace = f"t{time.monotonic_ns()}"
+    return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=namespace)
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise KeyError("nobody expected this")
+
+
+LOOPS: dict[str, tuple[type, str, str]] = {
+    "checkpoints": (Housekeeping, "_checkpoints", "housekeeping"),
+    "retention": (Housekeeping, "_retention", "housekeeping"),
+    "compaction": (Housekeeping, "_compact", "housekeeping"),
+    "the space check": (Housekeeping, "_look_for_space", "housekeeping"),
+    "heartbeats": (Membership, "_one_beat", "heartbeats"),
+    "a checkpoint in its thread": (Log, "checkpoint", "_checkpointed"),
+}
+
+
+@pytest.mark.parametrize("what", LOOPS)
+async def test_a_loop_that_fails_unexpectedly_ends_the_node_with_the_reason(
+    what: str, settings: NodeSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Node(settings)
+    await running.start()
+    async with await connect(settings.nats[0], settings.namespace) as client:
+        stream = await client.create_stream("s", f"data.{settings.namespace}")
+        await turns(lambda: running.partitions is not None and len(list(running.partitions)) == 1)
+        [worker] = running.partitions or ()
+        object.__setattr__(worker.config, "compaction", True)
+        owner, name, says = LOOPS[what]
+        with caplog.at_level(logging.CRITICAL):
+            monkeypatch.setattr(owner, name, raising)
+            await client.publish(stream.name, b"x")
+            await asyncio.wait_for(running.wait(), 20)
+        monkeypatch.undo()
+        assert "nobody expected this" in caplog.text
+        assert says in caplog.text
+    monkeypatch.setattr(node, "leave_the_process_in", lambda _: None)
+    assert await running.stop() == 1
+
+
+async def test_a_storage_error_of_one_partition_is_expected(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise StorageError("no checkpoint today")
+
+    monkeypatch.setattr(Log, "checkpoint", full)
+    running = Node(settings)
+    await running.start()
+    async with await connect(settings.nats[0], settings.namespace) as client:
+        await client.create_stream("s", f"data.{settings.namespace}")
+        await client.publish("s", b"x")
+        await turns(lambda: "no checkpoint today" in caplog.text)
+        await client.publish("s", b"y")
+    assert running._failure is None
+    monkeypatch.setattr(Log, "checkpoint", lambda _: None)
+    running.request_stop(hand_over=False)
+    assert await running.stop() == 0
+
+
+ONE_SHOTS: dict[str, tuple[type, str]] = {
+    "a proposal": (Proposals, "_send"),
+    "asking for": (Probes, "_ask"),
+    "looking for": (Presence, "_ask"),
+    "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
+}
+
+
+@pytest.mark.parametrize("what", ONE_SHOTS)
+async def test_what_is_asked_in_the_background_fails_loudly(
+    what: str, failures: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = ONE_SHOTS[what]
+
+    async def fail(*_: Any) -> None:
+        raising()
+
+    monkeypatch.setattr(owner, name, fail)
+
+    class Bus:
+        is_connected = True
+
+        async def subscribe(self, *_: Any, **__: Any) -> None:
+            """Nobody says anything."""
+
+    bus: Any = Bus()
+    if owner is Proposals:
+        Proposals(bus, "n1", 1)._spawn(fail())
+    elif owner is Probes:
+        Probes(bus, Subjects()).ask("n2", lambda: None)
+    elif owner is Presence:
+        Presence(bus, Subjects(), lambda _: None).look(lambda: ["n2"])
+    else:
+        starting = attended(FeedSubscriber("n1", bus, Subjects()).start())
+        await turns(lambda: failures)
+        starting.cancel()
+    await turns(lambda: failures)
+    assert what in str(failures[0])
