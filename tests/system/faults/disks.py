@@ -25,12 +25,12 @@ def _journal(node: str) -> str:
 
 # ---- power -----------------------------------------------------------------------------------------------------------------
 async def _lose_power(round_: Round, nodes: Sequence[str]) -> None:
-    """The machines of ``nodes`` are off; what was not flushed may be gone."""
+    """The machines of ``nodes`` are off; what was not flushed may be gone, and in every third round all of it is."""
     ground = round_.ground
     ground.kill_at_once(nodes)
     await ground.reap(nodes)
     round_.power.heal()
-    round_.tell(await asyncio.to_thread(round_.power.cut, nodes, round_.chance))
+    round_.tell(await asyncio.to_thread(round_.power.cut, nodes, None if round_.number % 3 == 2 else round_.chance))
 
 
 async def power_cut_one(round_: Round) -> None:

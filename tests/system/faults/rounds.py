@@ -166,9 +166,13 @@ async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause
     starts_before = ground.supervised_starts
     ground.services_die = bool(number % 2)
     round_ = Round(ground, load, number, pause_s)
-    await fault.strike(round_)
-    whole_at = (await ground.whole()).at
-    await load.acked_more(1, 30.0)
+    try:
+        await fault.strike(round_)
+        whole_at = (await ground.whole()).at
+        await load.acked_more(1, 30.0)
+    except TimeoutError as error:
+        acked = f"{round_.acked_at - round_.struck_at:.3f} s to the next ack" if round_.acked_at else "no ack after the strike"
+        raise TimeoutError(f"{acked}; {round_.note}; {error}") from error
     happened = load.counters - counters_before
     if ground.supervised_starts > starts_before:
         round_.tell(f"{ground.supervised_starts - starts_before} starts by the supervisor")
