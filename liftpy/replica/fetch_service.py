@@ -39,8 +39,7 @@ class FetchService:
             self.waiters.forget(replica)
         for replica in others:
             progress = self.followers.setdefault(replica, Progress(caught_up_ns=now_ns, last_asked_ns=now_ns))
-            if replica in live:
-                progress.incarnation_is(live[replica])
+            progress.live_is(live.get(replica, 0), now_ns)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""

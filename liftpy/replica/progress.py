@@ -18,13 +18,15 @@ class Progress:
     """When the follower last was at the leader's log end; at first: when the leader began."""
     incarnation: int = 0
     """Whose position this is; 0: none yet."""
+    live: bool = False
+    """Whether its node's session stands."""
     position: int | None = None
     """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
     was_caught_up: bool = False
     """It has been at the log end in this epoch, under this incarnation."""
     last_fetch_ns: int = 0
     last_asked_ns: int = 0
-    """Of its last request of any kind, in any epoch; at first: when the leader began."""
+    """Of its last request of any kind, in any epoch; at first: when the leader began. One that comes back has not been silent yet."""
     absences: int = 0
     """How often in a row nobody listened for it, since its last fetch."""
     probed: bool = False
@@ -35,6 +37,14 @@ class Progress:
     """The newest request that counted; one below it was overtaken on its way."""
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
+
+    def live_is(self, incarnation: int, now_ns: int) -> None:
+        """The cluster counts this process of the follower's as live; 0: none."""
+        if incarnation and not (self.live and incarnation == self.incarnation):
+            self.last_asked_ns = now_ns
+        self.live = incarnation > 0
+        if incarnation:
+            self.incarnation_is(incarnation)
 
     def incarnation_is(self, incarnation: int) -> None:
         """Forget everything if the follower's process is another one."""

@@ -52,6 +52,18 @@ def test_no_live_replica_asks_for_anything(live: str, gives_up: bool) -> None:
     assert looks(stepped, SILENT_S + 3) == gives_up, "one that is silent may be cut off itself"
 
 
+@pytest.mark.parametrize(("away", "back"), [({"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}), (None, {"a": 1, "b": 2, "c": 1})])
+def test_one_that_has_just_come_back_was_not_silent(away: dict[str, int] | None, back: dict[str, int]) -> None:
+    stepped = leader()
+    if away:
+        stepped.told(state(epoch=9, leader_epoch=2), away)
+    stepped.fetch("c", -1)
+    assert not looks(stepped, SILENT_S - 2), "one that is silent may be cut off itself"
+    stepped.told(state(epoch=10, leader_epoch=2), back)
+    assert not looks(stepped, SILENT_S - 2), "what counts is its silence since"
+    assert looks(stepped, 5)
+
+
 def test_one_that_asks_is_enough() -> None:
     stepped = leader()
     for _ in range(10):
