@@ -66,6 +66,7 @@ class GroupLink:
                 fatal,
                 self._inboxes.allows,
                 elections=settings.elections,
+                bootstrap_majority=settings.bootstrap_majority,
             )
         else:
             self._group = FeedSubscriber(settings.node_id, self._connection, self._subjects)

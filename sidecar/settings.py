@@ -15,6 +15,7 @@ The file::
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     inbox_prefixes = ["_INBOX."]            # LIFTPY_INBOX_PREFIXES; only these are answered
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
+    bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
@@ -65,6 +66,8 @@ class NodeSettings:
 
     ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
+    ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
+    been members of it.
     """
 
     node_id: str
@@ -77,6 +80,7 @@ class NodeSettings:
     weight: float = 1.0
     status_port: int = STATUS_OFF
     elections: bool = True
+    bootstrap_majority: bool = False
     log_level: str = "info"
     inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)

@@ -26,6 +26,13 @@ logger = logging.getLogger("liftpy.node")
 @click.option("--nats", default=None, metavar="URL", help="NATS server, or several, comma separated.")
 @click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.")
 @click.option("--controllers", default=None, metavar="IDS", help="Ids of the nodes of the metadata group, comma separated.")
+@click.option(
+    "--bootstrap-majority",
+    is_flag=True,
+    default=None,
+    help="For the first start of a cluster whose other controllers can't come: begin with a majority. NEVER when one of the missing "
+    "has been a member: what the group knew would be lost.",
+)
 @click.option("--rack", default=None, help="Where this node stands, for placement.")
 @click.option("--weight", default=None, type=float, help="This node's share of partitions, for weighted placement.")
 @click.option("--status-port", default=None, type=int, help="Loopback status page and metrics; 0: any free port, -1: off.")

@@ -106,6 +106,10 @@ class GroupJournal:
         """The stored term."""
         return self._term
 
+    def forget_promises(self) -> None:
+        """Term and vote are those of the last entry again: nobody was ever shown them."""
+        self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
+
     def getVotedForNodeId(self) -> str | None:
         """Who got the vote of the stored term."""
         return self._vote or None

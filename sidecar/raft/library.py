@@ -7,6 +7,7 @@ is kept: election, append and commit rules, and when to compact.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ _PRIVATE = (
 _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
     "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
+    "_SyncObj__generateRaftTimeout", "_SyncObj__setCurrentTerm",
 )  # fmt: skip
 _ENTRY = struct.Struct("<QQ")
 
@@ -144,12 +146,27 @@ class RaftCore(SyncObj):
         self._machine = machine
         self.failure: BaseException | None = None
         """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        self.on_probation = False
+        """It must not campaign; see ``sidecar.raft.probation``."""
+        conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
         others = [Node(i) for i in members if i != node_id]
         super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
         if missing:
             raise ConfigError(f"pysyncobj lacks {', '.join(missing)}: install pysyncobj=={SUPPORTED_VERSION}")
+
+    def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """``work`` on the snapshot, whose failure stops the process: the library would only log it, and go on without."""
+
+        def run(*given: Any) -> Any:
+            try:
+                return work(*given)
+            except Exception as error:
+                self.failure = error
+                raise
+
+        return run
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None]) -> None:
         """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise."""
@@ -191,6 +208,11 @@ class RaftCore(SyncObj):
         needed = (len(answers) + 1) // 2
         return float(answers[needed - 1]) if needed else pysyncobj.syncobj.monotonicTime()
 
+    def forget_match(self, node: Node) -> None:
+        """Leader: what ``node`` has acknowledged, it has to acknowledge again. It may be another process, on an emptied folder."""
+        if node in self._SyncObj__raftMatchIndex:
+            self._SyncObj__raftMatchIndex[node] = 0
+
     def send_now(self) -> None:
         """Leader: let the next tick send, without waiting for the append period."""
         self._SyncObj__newAppendEntriesTime = 0
@@ -202,6 +224,22 @@ class RaftCore(SyncObj):
     def hold_election(self, until: float) -> None:
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+
+    def doTick(self, timeToWait: float = 0.0) -> None:
+        """One tick; on probation, with an election that is never due."""
+        if self.on_probation:
+            self._SyncObj__raftElectionDeadline = math.inf
+        super().doTick(timeToWait)
+
+    def end_probation(self) -> None:
+        """From now on this member votes, and campaigns when no leader is heard."""
+        self.on_probation = False
+        self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
+
+    def vote_is_spent_up_to(self, term: int) -> None:
+        """Cast no vote in ``term`` or one before it."""
+        if term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, self.selfNode.id)
 
     def _SyncObj__tryLogCompaction(self) -> None:
         """Compaction is over when it returns: the dump is written in this process. Between writing and noticing it, the library

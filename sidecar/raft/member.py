@@ -3,9 +3,9 @@
     propose -> (leader? into the log : forwarded on ``<ns>.control``) -> applied on every member -> image -> watchers, feed
 
 The state machine is ``ClusterFsm``; what only the leader does (sessions, election clocks) is ``MetadataDuties``, which begins
-once a barrier of the own term is applied, so that it decides on everything committed before [M12]. A member whose folder is
-empty does not vote before it either sees that all members are new (the first start of a group) or has applied all that a
-leader had: a member that lost its disk could otherwise vote twice, or elect a leader that misses what was committed.
+once a barrier of the own term is applied, so that it decides on everything committed before [M12]. Every start ends with a
+barrier that this process asked for: what is applied then holds all that was committed before, and a member whose folder is new or
+was emptied may vote from there on (``probation.py``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
-from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
-from sidecar.disk.files import make_folder, replace_file
+from sidecar.disk.files import make_folder
 from sidecar.ending import end_tasks
 from sidecar.raft.control import ControlDesk
 from sidecar.raft.driver import Driver
@@ -41,6 +41,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.outgoing import Outgoing
 from sidecar.raft.presence import Presence
+from sidecar.raft.probation import Probation
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.stepping_aside import ask_to_step_aside
 from sidecar.raft.transport import SessionTransport
@@ -53,13 +54,18 @@ _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
 _HAND_OVER_TIMEOUT_S = 1.5
 _DUTY_TIMEOUT_S = 2.0
+_JOIN_ATTEMPT_S = 1.0
+_SAY_AFTER_S = 2.0
+_SAY_EVERY_S = 10.0
+"""How often a start that goes on says what it waits for."""
 
 
 class RaftMember:
     """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
 
     ``folder``: the node's ``raft`` folder; ``may_answer``: whether a reply subject is an inbox [A5]; ``fatal``: called once
-    when disk or state machine fail: the process must stop. ``flush`` False is for benchmarks only.
+    when disk or state machine fail: the process must stop. ``bootstrap_majority``: the operator's word that controllers which are
+    missing at the first start have never been members. ``flush`` False is for benchmarks only.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class RaftMember:
         may_answer: Callable[[bytes], bool],
         *,
         elections: bool = False,
+        bootstrap_majority: bool = False,
         compact_after_entries: int = COMPACT_AFTER_ENTRIES,
         flush: bool = True,
     ) -> None:
@@ -98,22 +105,22 @@ class RaftMember:
         self._leaving = False
         """It stops, and takes no duties any more."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._probation = Probation(folder, members, majority=bootstrap_majority)
         self._open(compact_after_entries, flush)
         self._driver = Driver(self._core, self._transport, self._journal, self._send, self._ticked, fatal)
         self._desk = ControlDesk(
             connection, subjects, may_answer, lambda: self._core.leads, self._decide_here, self._describe_alone
         )
-        self._probation = not (folder / "member").exists()
-        self._transport.may_vote = not self._probation or len(members) == 1
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open(self, compact_after_entries: int, flush: bool) -> None:
         folder = self._folder
         make_folder(folder)
         path = folder / "journal"
-        if (folder / "member").exists() and not (path.exists() and path.stat().st_size):
+        if self._probation.has_been_member and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{folder} has lost its journal: {self._what_to_do()}")
         self._journal = GroupJournal(path, flush=flush)
+        self._probation.opened(self._journal)
         dump = folder / "snapshot"
         if dump.exists():
             decode_snapshot_file(dump.read_bytes())  # refuse it now: the library would swallow the error and go on without
@@ -123,6 +130,7 @@ class RaftMember:
         conf = settings(self._journal, str(dump), self._save, self._load, self._state_changed, compact_after_entries)
         self._core = RaftCore(self.node_id, self._members, conf, self._transport, self)
         self._transport.attach(self._core)
+        self._probation.attach(self._core, tuple(self._transport.sessions.peers.values()))
 
     def _what_to_do(self) -> str:
         if len(self._members) == 1:
@@ -137,19 +145,11 @@ class RaftMember:
     def _save(self, name: str, state: Any) -> None:
         last, previous, nodes = state
         ids = tuple(sorted(node.id for node in nodes))
-        try:
-            write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self._fsm.snapshot()))
-        except (OSError, LiftError) as error:  # the library would only log it, and try again with every tick
-            self._core.failure = error
-            raise
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self._fsm.snapshot()))
 
     def _load(self, name: str) -> Any:
-        try:
-            snapshot = load_snapshot_file(Path(name))
-            self._fsm.restore(snapshot.image)
-        except (OSError, LiftError) as error:
-            self._core.failure = error
-            raise
+        snapshot = load_snapshot_file(Path(name))
+        self._fsm.restore(snapshot.image)
         trim_journal(self._journal, snapshot.previous, snapshot.last)
         self._feed.producer.restored(self._fsm.image.index)
         return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
@@ -191,8 +191,7 @@ class RaftMember:
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), frame)
 
     def _ticked(self) -> None:
-        if self._probation:
-            self._end_probation_if_due()
+        self._probation.look()
         self._forwarder.leader_is(self._core.leader_id)
         image, before = self._fsm.image, self._shown
         if image is not before:
@@ -210,16 +209,6 @@ class RaftMember:
             self._presence.look(lambda: self._duties.overdue(now_ns))
             self._inquiry.ask(self._duties.questions())
             self._feed.publish(now_ns)
-
-    def _end_probation_if_due(self) -> None:
-        peers = self._transport.sessions.peers.values()
-        first_start = all(p.heard and p.is_new for p in peers) and self._journal.last_index <= 1
-        caught_up = bool(self._core.leader_id) and not self._core.leads and self._core.isReady()
-        if first_start or caught_up or len(self._members) == 1:
-            replace_file(self._folder / "member", f"{self.node_id}\n".encode())
-            self._probation = False
-            self._transport.may_vote = True
-            logger.info("%s is a voting member of the metadata group", self.node_id)
 
     def _spawn(self, work: Any) -> None:
         task = spawn(work, "an order to the metadata group")
@@ -251,14 +240,29 @@ class RaftMember:
         self._watchers.append(callback)
 
     async def start(self) -> None:
-        """Listen and tick; returns when this member has applied all that the group had when it was first heard of."""
+        """Listen and tick; returns when a barrier that was committed since is applied here."""
         await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)
         await self._desk.open()
         await self._feed.start()
         self._transport.sessions.set_online(True)
         self._driver.start()
-        while not self._driver.stopped and not (self._core.leader_id and self._core.isReady()):
-            await asyncio.sleep(0.01)
+        say_at = time.monotonic() + _SAY_AFTER_S
+        while not self._driver.stopped:
+            if await self.barrier(_JOIN_ATTEMPT_S):
+                self._probation.barrier_applied()
+                return
+            if time.monotonic() >= say_at:
+                say_at = time.monotonic() + _SAY_EVERY_S
+                logger.warning("%s %s", self.node_id, self.waits_for())
+
+    def waits_for(self) -> str:
+        """What a start that goes on waits for, for people."""
+        away = [peer.node_id for peer in self._transport.sessions.peers.values() if not peer.up]
+        if not self._probation.over:
+            return self._probation.waits_for()
+        if self._core.leader_id:
+            return f"waits for {self._core.leader_id}, which leads the metadata group, to commit with a majority"
+        return f"waits for a leader of the metadata group; not connected: {', '.join(away) or 'nobody'}"
 
     def bus_changed(self, online: bool) -> None:
         """The connection was lost or is back (from its callbacks)."""

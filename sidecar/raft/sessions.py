@@ -37,7 +37,9 @@ class Peer:
     is_new: bool = False
     """Its last hello said that its journal has never held anything."""
     heard: bool = False
-    """It has said hello to this process."""
+    """It has said hello to this process: in an answer, so that no late hello to an earlier process is taken for one."""
+    term: int = 0
+    """As its last such hello said; 0 from a version that does not say it."""
     epoch: int = 0
     sent: int = 0
     """Sequence number of the last DATA frame to it in this session."""
@@ -64,6 +66,8 @@ class Sessions:
     changed: Callable[[str, bool], None]
     draw: Callable[[], int]
     is_new: Callable[[], bool] = lambda: False
+    term: Callable[[], int] = lambda: 0
+    """This member's, for its hellos."""
     online: bool = False
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
     """(receiver, frame) in order; the driver sends them once the journal is flushed."""
@@ -119,7 +123,9 @@ class Sessions:
             return
         kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
         if kind == _HELLO:
-            self._hello_received(peer, epoch, own, bool(flags & _NEW), now)
+            if own == peer.own_epoch:
+                peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
+            self._hello_received(peer, epoch, own, now)
         elif kind == _DATA and epoch == peer.epoch and own == peer.own_epoch:
             peer.received_at = now
             self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
@@ -129,10 +135,9 @@ class Sessions:
     def _hello(self, peer: Peer, now: float) -> None:
         peer.hello_at = now
         flags = _NEW if self.is_new() else 0
-        self.outbox.append((peer.node_id, _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, 0)))
+        self.outbox.append((peer.node_id, _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, self.term())))
 
-    def _hello_received(self, peer: Peer, epoch: int, own: int, is_new: bool, now: float) -> None:
-        peer.is_new, peer.heard = is_new, True
+    def _hello_received(self, peer: Peer, epoch: int, own: int, now: float) -> None:
         if epoch != peer.epoch:
             if peer.up:
                 self._end(peer, "peer began anew")

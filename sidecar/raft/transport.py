@@ -15,10 +15,7 @@ from sidecar.raft.sessions import Sessions
 
 
 class SessionTransport(Transport):
-    """Makes of a lossy bus what the library needs: FIFO links that are up or down.
-
-    ``may_vote``: False while this member, whose journal was found empty, might have forgotten a vote or an entry.
-    """
+    """Makes of a lossy bus what the library needs: FIFO links that are up or down."""
 
     def __init__(
         self,
@@ -31,8 +28,7 @@ class SessionTransport(Transport):
         super().__init__(None, None, [])
         self._clock = clock
         peers = tuple(i for i in members if i != node_id)
-        self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new)
-        self.may_vote = True
+        self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer as it last said to this leader; for the status."""
         self._not_forwarded: list[tuple[Node, int | None]] = []
@@ -60,10 +56,13 @@ class SessionTransport(Transport):
         if message["type"] == "apply_command":
             self._not_forwarded.append((node, message.get("request_id")))
             return False
-        if not self.may_vote and message["type"] in ("request_vote", "response_vote"):
+        if self._core.on_probation and message["type"] in ("request_vote", "response_vote"):
             return False
         if message["type"] == "next_node_idx":
             message = {**message, "applied_index": self._core.raftLastApplied}
+            if self._core.on_probation and message["success"]:
+                # No acknowledgement: "send me what comes next", which moves a leader of any version on, and which none counts.
+                message["success"], message["reset"] = False, True
         return self.sessions.send(node.id, codec.encode(message), self._core.raftCurrentTerm, self._clock())
 
     # ---- in ------------------------------------------------------------------------------------------------------------
@@ -82,12 +81,13 @@ class SessionTransport(Transport):
 
     def _deliver(self, sender: str, body: bytes, term: int) -> bool:
         assert self._hardening is not None
+        assert self._core is not None
         try:
             message = codec.decode(body)
         except ProtocolError:
             self.sessions.counters["messages refused"] += 1
             return False
-        if not self.may_vote and message["type"] in ("request_vote", "timeout_now"):
+        if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
             return True
         if message["type"] == "next_node_idx":
             self.applied[sender] = message["applied_index"]
@@ -96,12 +96,17 @@ class SessionTransport(Transport):
     def _changed(self, node_id: str, up: bool) -> None:
         node = self._nodes[node_id]
         if up:
+            if self._core is not None:
+                self._core.forget_match(node)
             self._onNodeConnected(node)
             return
         self._onNodeDisconnected(node)
         if self._core is not None and self._hardening is not None:
             self._core.cancel_snapshot(node)
             self._hardening.session_ended(node_id)
+
+    def _term(self) -> int:
+        return 0 if self._core is None else int(self._core.raftCurrentTerm)
 
     def _journal_is_new(self) -> bool:
         return self._core is not None and self._core.log.last_index <= 1

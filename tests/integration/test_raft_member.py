@@ -42,6 +42,7 @@ class Controllers:
         self.url, self.folder, self.names, self.compact_after = url, folder, tuple(names), compact_after
         self.running: dict[str, tuple[RaftMember, Client]] = {}
         self.failures: list[Exception] = []
+        self.bootstrap_majority = False
 
     async def start(self, *names: str) -> None:
         await asyncio.gather(*(self._start(name) for name in names or self.names))
@@ -57,6 +58,7 @@ class Controllers:
             ReplicationConfig(),
             self.failures.append,
             lambda reply: reply.startswith(b"_INBOX."),
+            bootstrap_majority=self.bootstrap_majority,
             compact_after_entries=self.compact_after,
         )
         self.running[name] = member, connection
@@ -91,6 +93,28 @@ def register(node_id: str) -> pb.ControlRequest:
 
 def create(name: str) -> pb.ControlRequest:
     return pb.ControlRequest(createStream=pb.CreateStream(name=name, subject=name, replicationFactor=1))
+
+
+async def test_new_controllers_say_whom_they_wait_for_and_begin_with_the_last_one(
+    controllers: Controllers, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = asyncio.create_task(controllers.start("a", "b"))
+    await until(lambda: sum("waits for c: the first start" in line for line in caplog.messages) >= 2)
+    assert not waiting.done()
+    await controllers.start("c")
+    await waiting
+    assert (await controllers["a"].propose(register("a"))).error == OK
+
+
+async def test_with_the_operators_word_two_of_three_begin_and_the_third_joins_late(controllers: Controllers) -> None:
+    controllers.bootstrap_majority = True
+    await controllers.start("a", "b")
+    assert (await controllers["a"].propose(register("a"))).error == OK
+    controllers.bootstrap_majority = False
+    await controllers.start("c")
+    assert "a" in controllers["c"].image.nodes
+    await controllers.stop("a")
+    assert (await controllers["c"].propose(register("c"), 15)).error == OK
 
 
 async def test_every_member_proposes_and_all_see_the_same(controllers: Controllers) -> None:

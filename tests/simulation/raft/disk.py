@@ -46,7 +46,6 @@ class FaultyDisk:
         self._names: dict[Path, dict[str, int]] = {}
         self._pins: dict[int, int] = {}
         """A descriptor of each known file, so that its inode number is not given to another one."""
-        self._opened: dict[int, Path] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -60,7 +59,6 @@ class FaultyDisk:
         if not flags & os.O_DIRECTORY and (fault := self._asked("open")):
             raise OSError(fault.number, os.strerror(fault.number))
         descriptor = os.open(path, flags, mode)
-        self._opened[descriptor] = Path(path)
         if flags & os.O_TRUNC:
             self._lost.pop(os.fstat(descriptor).st_ino, None)  # written again, and so dirty again
         return descriptor
@@ -85,13 +83,12 @@ class FaultyDisk:
 
     def fsync(self, descriptor: int) -> None:
         fault = self._asked("sync")
-        number = os.fstat(descriptor).st_ino
-        folder = self._opened.get(descriptor)
-        if folder is not None and folder.is_dir():
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
             if fault is None:
-                self._names[folder] = {p.name: self._pin(p) for p in folder.iterdir() if p.is_file()}
+                self._names[path] = {p.name: self._pin(p) for p in path.iterdir() if p.is_file()}
         else:
-            self._sync_file(number, Path(f"/proc/self/fd/{descriptor}").read_bytes(), failed=fault is not None)
+            self._sync_file(self._pin(path), path.read_bytes(), failed=fault is not None)
         if fault is not None:
             raise OSError(fault.number, os.strerror(fault.number))
 

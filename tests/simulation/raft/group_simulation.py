@@ -1,31 +1,36 @@
 """A metadata group in virtual time: our sessions, hardening, journal and driver tick around the library, on a bus that misbehaves.
 
 Members propose operations while they believe to lead. The bus drops, delays, duplicates and reorders frames; links are cut;
-members crash at any tick, before or after the flush, and come back with what was flushed. Checked while it runs: one leader
-per term [M1], terms never fall over restarts [M2], every index holds the same operation everywhere [M3, M5], nothing is applied
+members crash at any tick, before or after the flush, and come back with what was flushed, or with what a power cut leaves; writes,
+flushes and renames fail, once each, short or with an error; a minority comes back with an emptied folder. Checked while it runs: one
+leader per term [M1], terms never fall over restarts [M2], every index holds the same operation everywhere [M3, M5], nothing is applied
 twice, nothing is committed past the log [M9]. At the end, healed: every acknowledged operation is on every member [M4].
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import heapq
 import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pysyncobj.syncobj
 
+from liftpy.errors import StorageError
 from sidecar.raft.driver import tick_once
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.probation import Probation
 from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
+from tests.simulation.raft.disk import Fault, FaultyDisk, faulty_disk
 
 TICK_S = 0.03
 CHAOS_S = 12.0
@@ -34,6 +39,10 @@ MAX_FRAMES_PER_TICK = 500
 """More is a busy loop: as shipped, thousands while a snapshot is asked for and not ready."""
 DEATHS = ("before", "within", "after")
 """When a member dies, seen from the flush of its tick."""
+EMPTIED = 0.4
+"""Share of the deaths after which the folder is empty, as long as a majority has never lost anything."""
+LEADER_LOST = 0.01
+"""How likely, per tick of any member, the leader that a member with an emptied folder has just heard of dies."""
 
 
 class Violation(AssertionError):
@@ -100,15 +109,20 @@ class Member:
         folder = run.folder / node_id
         folder.mkdir(exist_ok=True)
         self.machine = Machine(run.ghost)
-        self.journal = GroupJournal(folder / "journal", flush=False)
+        self.probation = Probation(folder, run.members, majority=run.majority)
+        self.journal = GroupJournal(folder / "journal")
+        self.probation.opened(self.journal)
         self.transport = SessionTransport(node_id, run.members, clock=lambda: run.now, draw=lambda: run.random.getrandbits(63))
         conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
         self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
         self.transport.attach(self.core)
+        self.probation.attach(self.core, tuple(self.transport.sessions.peers.values()))
         self.transport.sessions.set_online(True)
+        self.barriers: list[bytes] = []
+        """Those that this process has asked the leader for."""
         self.inbox: list[tuple[str, bytes]] = []
         self.death = ""
-        """When it will die: one of DEATHS, or not at all."""
+        """When it will die: one of DEATHS, or not at all; or of what it died."""
         self.answers: list[tuple[bytes, bytes | None, int]] = []
 
     def _save(self, name: str, state: Any) -> None:
@@ -124,6 +138,12 @@ class Member:
         trim_journal(self.journal, snapshot.previous, snapshot.last)
         return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
 
+    def look(self) -> None:
+        """What ``RaftMember`` does after a tick that is flushed."""
+        self.probation.look()
+        if any(barrier.hex() in self.machine.held for barrier in self.barriers):
+            self.probation.barrier_applied()
+
     def propose(self, operation: bytes) -> None:
         """Propose here; the answer counts only once the tick's flush is done."""
         self.core.propose(operation, lambda answer, reason: self.answers.append((operation, answer, reason)))
@@ -136,13 +156,22 @@ class Run:
         self.random = random.Random(seed)
         self.folder = folder
         self.now = 100.0
+        self.majority = False
         self.members = tuple(f"n{i}" for i in range(self.random.choice((3, 3, 5))))
         self.compact_after = self.random.choice((15, 60, 100_000))
         self.ghost: dict[int, bytes] = {}
         self.seen: Counter[str] = Counter()
         self.acked: set[str] = set()
         bus = self.random.choice((0.0, 0.05, 1.0))  # a perfect one, a good one, one on which few sessions live for a second
-        rates = {"drop": 0.08 * bus, "duplicate": 0.08 * bus, "delay": 0.15 * bus, "crash": 0.004, "cut": 0.004}
+        rates = {
+            "drop": 0.08 * bus,
+            "duplicate": 0.08 * bus,
+            "delay": 0.15 * bus,
+            "crash": 0.004,
+            "cut": 0.004,
+            "disk": 0.002,
+            "plot": 0.004,
+        }
         self._rates = {fault: self.random.random() * rate for fault, rate in rates.items()}
         self._queue: list[tuple[float, int, str, str, bytes]] = []
         self._arrives: dict[tuple[str, str], float] = {}
@@ -154,13 +183,19 @@ class Run:
         self._leaders: dict[int, str] = {}
         self._terms: dict[str, int] = dict.fromkeys(self.members, 0)
         self._next_tick = {name: self.now + self.random.random() * TICK_S for name in self.members}
+        self._emptied: set[str] = set()
+        """Members that have lost their folder and don't vote again yet."""
+        self._doomed, self._doom_at = "", 0.0
+        """The member that will lose its folder, and when."""
+        self.disk = FaultyDisk()
         self.up: dict[str, Member] = {}
 
     def execute(self) -> None:
         """Chaos, then peace, then the final checks. Raises Violation."""
-        with _virtual(self):
+        with _virtual(self), faulty_disk() as self.disk:
             for name in self.members:
                 self.up[name] = Member(self, name)
+            self.disk.fault = self._disk_fault
             self._until(self.now + CHAOS_S, chaos=True)
             self._heal()
             end = self.now + PEACE_S
@@ -189,12 +224,20 @@ class Run:
                 self._faults()
             if name in self._down:
                 if self._down[name] <= self.now:
-                    del self._down[name]
-                    self.up[name] = Member(self, name)
+                    self._start(name)
                 continue
             self._tick(self.up[name], chaos)
 
+    def _start(self, name: str) -> None:
+        try:
+            self.up[name] = Member(self, name)
+            del self._down[name]
+        except StorageError:
+            self.seen["starts that the disk refused"] += 1  # and tries again
+
     def _tick(self, member: Member, chaos: bool) -> None:
+        if not member.probation.over and member.core.leader_id:
+            self._ask_for_barrier(member)
         if member.core.leads and self.random.random() < 0.6:
             for _ in range(self.random.randint(1, 4)):
                 self._operations += 1
@@ -205,13 +248,24 @@ class Run:
         disk = Disk(self.folder / member.node_id) if member.death == "within" else None
         if member.death == "before":
             member.journal.sync = lambda: None  # type: ignore[method-assign]
-        tick_once(member.core, member.transport, member.journal, frames)
+        try:
+            tick_once(member.core, member.transport, member.journal, frames)
+            if not member.death:
+                member.look()
+        except StorageError as error:
+            if isinstance(error.__cause__, Violation):
+                raise
+            member.death = "by the disk, within"
+            with suppress(StorageError):
+                member.journal.close()
+            self._crash(member)
+            return
         dies = bool(member.death) and (disk is None or disk.written)
         self._check(member, flushed=not dies or member.death == "after")
         if dies:
-            self._crash(member)
             if disk is not None:
                 self.seen[disk.tear(self.random)] += 1
+            self._crash(member)
             return
         if len(member.transport.sessions.outbox) > MAX_FRAMES_PER_TICK:
             raise Violation(f"L7: {len(member.transport.sessions.outbox)} frames in one tick of {member.node_id}")
@@ -222,6 +276,15 @@ class Run:
             if reason == FAIL_REASON.SUCCESS and answer is not None:
                 self.acked.add(operation.hex())
         member.answers.clear()
+
+    def _ask_for_barrier(self, member: Member) -> None:
+        leader = self.up.get(member.core.leader_id)
+        if leader is None or not leader.core.leads or self._cut.get((member.node_id, leader.node_id), 0) > self.now:
+            return
+        if len(member.barriers) < 20 and self.random.random() < 0.03:
+            member.barriers.append(b"barrier-%d-of-%s" % (self._operations, member.node_id.encode()))
+            self._operations += 1
+            leader.propose(member.barriers[-1])
 
     # ---- faults --------------------------------------------------------------------------------------------------------
     def _send(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -252,6 +315,45 @@ class Run:
             if self.random.random() < 0.7:
                 self._cut[(pair[1], pair[0])] = until
             self.seen["links cut"] += 1
+        if self.random.random() < self._rates["plot"] and not self._emptied:
+            self._plot()
+        if self._doomed and self._doom_at <= self.now and self._doomed in self.up:
+            self.up[self._doomed].death = "after"
+        for name in self._emptied:
+            member = self.up.get(name)
+            leader = self.up.get(member.core.leader_id) if member is not None else None
+            if leader is not None and not leader.death and self.random.random() < LEADER_LOST:
+                leader.death = self.random.choice(DEATHS)
+                self.seen["leaders lost to a member on probation"] += 1
+
+    def _disk_fault(self, kind: str, size: int) -> Fault | None:
+        if self.random.random() >= self._rates["disk"]:
+            return None
+        self.seen[f"disk faults: {kind}"] += 1
+        number = self.random.choice((errno.EIO, errno.ENOSPC))
+        short = kind == "write" and self.random.random() < 0.5
+        return Fault(0 if short else number, self.random.randrange(size) if size else 0)
+
+    def _lose_power(self, name: str) -> None:
+        self.disk.power_cut(self.folder / name, self.random)
+        self.seen["power cuts"] += 1
+
+    def _empty(self, name: str) -> None:
+        for path in (self.folder / name).iterdir():
+            path.unlink()
+        self.disk.forget(self.folder / name)
+        self._emptied.add(name)
+        self.seen["folders emptied"] += 1
+
+    def _plot(self) -> None:
+        """A follower falls behind and will campaign; another one, which may have what it lacks, loses its folder meanwhile."""
+        leader = next((name for name, m in self.up.items() if m.core.leads), "")
+        others = [name for name in self.up if name != leader and not self.up[name].death]
+        if leader and len(others) == len(self.members) - 1:
+            behind, emptied = self.random.sample(others, 2)
+            self._cut[(leader, behind)] = self._cut[(behind, leader)] = self.now + 1 + self.random.random() * 2
+            self._doomed = emptied
+            self._doom_at = self.now + self.random.random() * 1.5
 
     def _crash(self, member: Member) -> None:
         self.seen[f"crashes {member.death} the flush"] += 1
@@ -259,6 +361,15 @@ class Run:
         member.journal.abandon()
         self._down[member.node_id] = self.now + self.random.random() * 3
         del self.up[member.node_id]
+        if member.death != "within" and self.random.random() < 0.5:
+            self._lose_power(member.node_id)
+        doomed = member.node_id == self._doomed
+        if doomed:
+            self._doomed = ""
+            self._down[member.node_id] = self.now + 0.05
+        few = len(self._emptied | {member.node_id}) <= (len(self.members) - 1) // 2
+        if few and (doomed or self.random.random() < EMPTIED):
+            self._empty(member.node_id)
 
     def _collect(self, member: Member) -> None:
         for what, count in member.transport.sessions.counters.items():
@@ -267,6 +378,7 @@ class Run:
     def _heal(self) -> None:
         self._cut.clear()
         self._rates = dict.fromkeys(self._rates, 0.0)
+        self._doomed = ""
         for member in self.up.values():
             member.death = ""
         self._down = dict.fromkeys(self._down, self.now)
@@ -279,6 +391,10 @@ class Run:
         if core.raftCommitIndex > member.journal.last_index:
             raise Violation(f"M9: {name} commits {core.raftCommitIndex}, its log ends at {member.journal.last_index}")
         stored = member.journal.getCurrentTerm()
+        if not member.probation.over:
+            self._terms[name] = stored  # what it stores is no promise yet
+        else:
+            self._emptied.discard(name)
         if flushed:
             if stored < self._terms[name]:
                 raise Violation(f"M2: the term of {name} falls from {self._terms[name]} to {stored}")
@@ -289,7 +405,8 @@ class Run:
             return False
         last = {m.core.raftLastApplied for m in self.up.values()}
         done = self.acked <= {op for _, op in self.up[self.members[0]].machine.applied}
-        return len(last) == 1 and done and any(m.core.leads for m in self.up.values())
+        voting = all(m.probation.over for m in self.up.values())
+        return len(last) == 1 and done and voting and any(m.core.leads for m in self.up.values())
 
     def _final_checks(self) -> None:
         if not self._converged():

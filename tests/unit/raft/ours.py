@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,23 +18,41 @@ from liftpy.wire.subjects import Subjects
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import FAIL_REASON, check_library
 from sidecar.raft.member import RaftMember
+from sidecar.raft.probation import MARKER
 from tests.simulation.raft.group_simulation import Member
 from tests.unit.raft.shipped import REASONS, Network
 
 
 class OurNet(Network):
-    """Three members, or as many as ``ids``. ``results``: (value, reason) of what was put and answered, after the flush."""
+    """Three members, or as many as ``ids``. ``results``: (value, reason) of what was put and answered, after the flush.
 
-    def __init__(self, folder: Path, ids: str = "abc", seed: int = 1) -> None:
-        super().__init__(ids)
+    ``new``: their folders are, otherwise they have been members; ``members``: all of the group, where not all are started.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ids: str = "abc",
+        seed: int = 1,
+        *,
+        members: str = "",
+        new: bool = False,
+        majority: bool = False,
+        compact_after: int = 100_000,
+    ) -> None:
+        super().__init__(members or ids)
+        self.majority = majority
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.random = random.Random(seed)
-        self.compact_after = 100_000
+        self.compact_after = compact_after
         self.ghost: dict[int, bytes] = {}
         self.seen: Counter[str] = Counter()
         self.results: list[tuple[bytes, str]] = []
         for name in ids:
+            if not new:
+                (folder / name).mkdir(exist_ok=True)
+                (folder / name / MARKER).write_text(name)
             self.start(name)
 
     def start(self, name: str) -> Member:
@@ -47,6 +66,7 @@ class OurNet(Network):
         member = self.up[name]
         frames, member.inbox = member.inbox, []
         tick_once(member.core, member.transport, member.journal, frames)
+        member.look()
         outbox = member.transport.sessions.outbox
         leaving, outbox[:] = outbox[:], []
         for receiver, frame in leaving:
@@ -61,6 +81,17 @@ class OurNet(Network):
         for name in names:
             self.up[name].journal.abandon()
         super().crash(*names)
+
+    def empty(self, name: str) -> None:
+        """It dies, and loses its folder."""
+        self.crash(name)
+        shutil.rmtree(self.folder / name)
+
+    def ask_for_barrier(self, name: str, leader: str) -> None:
+        """As a start does, by way of the control subject."""
+        barrier = b"a barrier for " + name.encode()
+        self.up[name].barriers.append(barrier)
+        self.up[leader].propose(barrier)
 
     def split(self, *groups: str) -> None:
         """Frames between groups are lost; members find out by silence."""
@@ -98,14 +129,14 @@ class OurNet(Network):
 
 
 @contextmanager
-def our_net(folder: Path, ids: str = "abc", seed: int = 1) -> Iterator[OurNet]:
+def our_net(folder: Path, ids: str = "abc", seed: int = 1, **more: Any) -> Iterator[OurNet]:
     """A group whose clock and random the library uses too."""
     check_library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pysyncobj.syncobj, "random", random.Random(seed))
         clock: list[float] = [1000.0]
         patch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: clock[0])
-        net = OurNet(folder, ids, seed)
+        net = OurNet(folder, ids, seed, **more)
         patch.setattr(pysyncobj.syncobj, "monotonicTime", net.clock)
         try:
             yield net

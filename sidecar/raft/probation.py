@@ -1,0 +1,108 @@
+"""Probation: a member whose folder is new or emptied might have forgotten a vote or an entry, and so counts for nothing [M2, M4].
+
+While it lasts the member casts no vote, acknowledges no append (it asks for what comes next instead, which no leader can count), and
+neither campaigns nor raises its term. It ends, for good, when
+
+- the member has applied a barrier that was committed after this process began: the majority that has it does without this member, so
+  everything that was ever committed is in front of it. A leader, ``isReady`` and a snapshot in pieces prove nothing of the kind; or
+- this is the first start of a group: every member has said, to this process, that its journal has never held anything. With the
+  operator's word a majority is enough: whoever gives it says that the others have never been members. One of them that comes later
+  finds members that are not new, and waits for the barrier.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from sidecar.disk.files import replace_file
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import RaftCore
+from sidecar.raft.sessions import Peer
+
+logger = logging.getLogger("liftpy.raft")
+
+MARKER = "member"
+"""Name of the file that says that the folder's journal is that of a member which votes."""
+
+
+def is_first_start(own_is_new: bool, peers: Sequence[Peer], *, majority: bool) -> bool:
+    """Whether there has never been a group, as far as can be known. ``majority``: the operator has given the word."""
+    heard = [peer for peer in peers if peer.heard]
+    if not own_is_new or not all(peer.is_new for peer in heard):
+        return False
+    return len(heard) == len(peers) or (majority and 2 * (len(heard) + 1) > len(peers) + 1)
+
+
+def waits_for(own_is_new: bool, peers: Sequence[Peer]) -> str:
+    """What a member on probation waits for, and what can be done, for people."""
+    missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
+    old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
+    if old or not own_is_new:
+        away = ", ".join(peer.node_id for peer in peers if not peer.up) or "nobody"
+        return (
+            "waits for a leader of the metadata group, without a vote until it has caught up: its folder is new or emptied, the "
+            f"group is not (known: {old or 'its own entries'}; not connected: {away}). A majority of the other controllers has to run"
+        )
+    return (
+        f"waits for {missing or 'the others to begin'}: the first start of the metadata group takes all its controllers. If one "
+        "can't come, and has never been a member, start a majority of them with --bootstrap-majority"
+    )
+
+
+class Probation:
+    """Of one member, from the opening of its folder on. ``majority``: the operator's word for the first start."""
+
+    def __init__(self, folder: Path, members: tuple[str, ...], *, majority: bool = False) -> None:
+        self._marker = folder / MARKER
+        self._alone = len(members) == 1
+        self._majority = majority
+        self._core: RaftCore | None = None
+        self._peers: tuple[Peer, ...] = ()
+        self.has_been_member = self._marker.exists()
+        """The folder's journal is that of a member that votes: it must be there, and whole."""
+        self.over = self.has_been_member or self._alone
+
+    def opened(self, journal: GroupJournal) -> None:
+        """The journal is open, the library is not made yet. What a member on probation stored as its term was no promise to anybody,
+        and an earlier version campaigned: it would never hear a leader again."""
+        if not self.over:
+            journal.forget_promises()
+
+    def attach(self, core: RaftCore, peers: Sequence[Peer]) -> None:
+        """The library is made: it obeys from now on."""
+        self._core, self._peers = core, tuple(peers)
+        core.on_probation = not self.over
+
+    def look(self) -> None:
+        """After a tick that is flushed: a first start may be complete."""
+        if self.over and not self.has_been_member:
+            self._end()  # the only member there is
+        elif not self.over and is_first_start(self._own_is_new, self._peers, majority=self._majority):
+            assert self._core is not None
+            # Whoever this member may have voted for, in a life of which nothing is left, was in that term already.
+            self._core.vote_is_spent_up_to(max((peer.term for peer in self._peers), default=0))
+            self._end()
+
+    def barrier_applied(self) -> None:
+        """A barrier that was asked for by this process is applied here."""
+        if not self.over:
+            self._end()
+
+    def waits_for(self) -> str:
+        """What it waits for, for people; '' when it is over."""
+        return "" if self.over else waits_for(self._own_is_new, self._peers)
+
+    @property
+    def _own_is_new(self) -> bool:
+        assert self._core is not None
+        return self._core.log.last_index <= 1
+
+    def _end(self) -> None:
+        assert self._core is not None
+        self._core.log.sync()
+        replace_file(self._marker, f"{self._core.selfNode.id}\n".encode())
+        self.over = self.has_been_member = True
+        self._core.end_probation()
+        logger.info("%s is a voting member of the metadata group", self._core.selfNode.id)
