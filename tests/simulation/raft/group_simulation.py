@@ -14,6 +14,7 @@ import hashlib
 import heapq
 import json
 import random
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -185,6 +186,8 @@ class Run:
         self._next_tick = {name: self.now + self.random.random() * TICK_S for name in self.members}
         self._emptied: set[str] = set()
         """Members that have lost their folder and don't vote again yet."""
+        self._begun: set[str] = set()
+        """Members that have voted once. Until all have, the first start is under way, and its operator would begin it anew."""
         self._doomed, self._doom_at = "", 0.0
         """The member that will lose its folder, and when."""
         self.disk = FaultyDisk()
@@ -319,7 +322,7 @@ class Run:
             self._plot()
         if self._doomed and self._doom_at <= self.now and self._doomed in self.up:
             self.up[self._doomed].death = "after"
-        for name in self._emptied:
+        for name in sorted(self._emptied):
             member = self.up.get(name)
             leader = self.up.get(member.core.leader_id) if member is not None else None
             if leader is not None and not leader.death and self.random.random() < LEADER_LOST:
@@ -367,7 +370,8 @@ class Run:
         if doomed:
             self._doomed = ""
             self._down[member.node_id] = self.now + 0.05
-        few = len(self._emptied | {member.node_id}) <= (len(self.members) - 1) // 2
+        begun = len(self._begun) == len(self.members)
+        few = begun and len(self._emptied | {member.node_id}) <= (len(self.members) - 1) // 2
         if few and (doomed or self.random.random() < EMPTIED):
             self._empty(member.node_id)
 
@@ -395,6 +399,7 @@ class Run:
             self._terms[name] = stored  # what it stores is no promise yet
         else:
             self._emptied.discard(name)
+            self._begun.add(name)
         if flushed:
             if stored < self._terms[name]:
                 raise Violation(f"M2: the term of {name} falls from {self._terms[name]} to {stored}")
@@ -429,12 +434,14 @@ class Run:
 
 @contextmanager
 def _virtual(run: Run) -> Iterator[None]:
-    """The library's clock and random are the run's."""
+    """The library's clock and random are the run's, and it goes through its sets of nodes in the same order in every process."""
     check_library()
     module = pysyncobj.syncobj
     before = module.monotonicTime, module.random
     module.monotonicTime, module.random = run.library_time, run.random
+    hashed, Node.__hash__ = Node.__hash__, lambda node: zlib.crc32(node.id.encode())  # type: ignore[method-assign]
     try:
         yield
     finally:
         module.monotonicTime, module.random = before
+        Node.__hash__ = hashed  # type: ignore[method-assign]
