@@ -88,3 +88,20 @@ def test_kills_in_a_row_cost_nothing() -> None:
             lost.drop()
         s.restart(c)
         s.always(lambda: s.isr == {a, b, c}, 1.0)
+
+
+def test_a_request_that_outlives_its_process_deposes_nobody() -> None:
+    """It is late, and no copy: the process that has registered since knows the one that sent it."""
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        late = s.hold("registerNode", sender=c, at_most=1)
+        s.crash(c)
+        s.start(c)
+        s.until(lambda: late.count > 0)
+        s.crash(c)
+        s.restart(c)
+        s.until(lambda: s.isr == {a, b, c})
+        late.release()
+        s.until(lambda: s.counted("registerNode STALE") > 0)
+        s.always(lambda: s.isr == {a, b, c}, 1.0)
+        assert s.counted("deposed by another registration") == 0
