@@ -1,5 +1,5 @@
 """One round of faults that reach the disks of a real cluster under acknowledged publishes: the power cut of what was not flushed,
-flushes and writes that fail, folders that went back in time. Nothing lost, nothing changed, all replicas equal.
+flushes and writes that fail, folders that went back in time, a cut data path. Nothing lost, nothing changed, all replicas equal.
 
 The long form, with figures, and the variants that are not here: ``python -m tests.system.faults``.
 """
@@ -59,6 +59,7 @@ async def field() -> AsyncIterator[Field]:
         ("flush-fails-all", 1),
         ("journal-short-write", 1),
         ("folder-restored", 0),
+        ("isr-of-two-cut", 0),
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:

@@ -107,14 +107,25 @@ async def journal_flush_fails_all(round_: Round) -> None:
 
 async def flush_fails_leader(round_: Round) -> None:
     """Even rounds once, odd ones until the round is over."""
-    ground = round_.ground
-    node = ground.leader
     lasts = bool(round_.number % 2)
-    round_.struck(node)
-    await round_.all_hit(Rule(FLUSH_FAILS, _logs(node), ALL if lasts else 1))
+    round_.tell("lasted" if lasts else "once")
+    await _leader_fails(round_, Rule(FLUSH_FAILS, _logs(round_.ground.leader), ALL if lasts else 1))
+
+
+async def disk_full_leader(round_: Round) -> None:
+    """Even rounds notice it when they write, odd ones when they flush."""
+    by_flush = bool(round_.number % 2)
+    round_.tell("noticed by a flush" if by_flush else "noticed by a write")
+    op = FLUSH_FAILS if by_flush else WRITE_FAILS
+    await _leader_fails(round_, Rule(op, _logs(round_.ground.leader), ALL, errno.ENOSPC))
+
+
+async def _leader_fails(round_: Round, rule: Rule) -> None:
+    """The leader's disk fails, another leads, the disk is whole again, and the node too, with nobody's help."""
+    round_.struck(round_.ground.leader)
+    await round_.all_hit(rule)
     await round_.acked()
     await round_.go_on()
-    round_.tell("lasted" if lasts else "once")
     round_.power.heal()
     round_.heals()
     await round_.comes_back()
@@ -207,6 +218,7 @@ DISKS = (
         powered=True,
         supervised=True,
     ),
+    Fault("disk-full-leader", "the leader's disk is full until healed", disk_full_leader, powered=True, supervised=True),
     Fault(
         "journal-flush-fails",
         "a flush of the metadata journal fails on all nodes, they restart, the power is cut",
