@@ -44,6 +44,15 @@ class CorruptionError(StorageError):
     code = "CORRUPTION"
 
 
+class DamagedBatchError(CorruptionError):
+    """Batches that somebody sent are not what was written. Blame: the sender's disk or memory, or the way here. Do: ask again, or
+    another replica, and tell the sender. ``offset``: of the first that is wrong, -1: the first of all."""
+
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__(text)
+        self.offset = offset
+
+
 class UnknownFormatError(StorageError):
     """Data of another format version: refused, never rewritten [S11]. Do: start the version that wrote it."""
 

@@ -80,6 +80,7 @@ class Executor:
             do.TruncateLog: self._truncate_log,
             do.ResetLog: self._reset_log,
             do.RaiseHighWatermark: self._raise_high_watermark,
+            do.RecheckLog: self._recheck_log,
             do.SendFetch: lambda e: t.fetches.send_fetch(e, t.incarnation),
             do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
             do.SendFetchResponse: lambda e: t.service.send_response(e, t.log, t.high_watermark()),
@@ -158,6 +159,12 @@ class Executor:
             return
         self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
+
+    def _recheck_log(self, effect: do.RecheckLog) -> None:
+        outcome = self._t.log.complaint(effect.offset, effect.replica, time.monotonic_ns())
+        self._t.counters[outcome.value] += 1
+        text = "%s: %s was served wrong bytes at offset %d: %s"
+        logger.warning(text, self._t.key, effect.replica, effect.offset, outcome.value)
 
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)

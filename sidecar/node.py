@@ -42,6 +42,7 @@ from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
 from sidecar.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
+from sidecar.scrub import Scrub
 from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings
 from sidecar.status.report import Reporter
@@ -86,6 +87,7 @@ class Node:
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
         self._housekeeping: Housekeeping | None = None
+        self._scrub: Scrub | None = None
         self._timers = Timers()
         self._unwatch: Callable[[], None] = lambda: None
 
@@ -166,10 +168,13 @@ class Node:
         self.partitions = Partitions(tools)
         bus.on_change(self.partitions.data_path_changed)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
-        self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters)
+        partitions = self.partitions
+        self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
+        self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters, self._scrub)
         self.status.listen(bus, self.subjects, self._inboxes)
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
+        self._scrub.start()
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
@@ -220,6 +225,8 @@ class Node:
         clean = self._failure is None and self.partitions is not None
         if self._housekeeping is not None:
             await self._housekeeping.close()
+        if self._scrub is not None:
+            await self._scrub.close()
         registered = self._membership if self._membership is not None and self._membership.incarnation else None
         if registered is not None and self._hand_over and clean:
             if self.group is not None:

@@ -174,6 +174,12 @@ class PartitionWorker:
     def _damaged(self, error: CorruptionError) -> None:
         """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
         if not self.executor.storage_failed:
+            try:
+                self.flusher.settle()
+                self.log.checkpoint()  # a flip in the newest batch looks like a torn write: HW tells recovery that it is none
+            except LiftError as failure:
+                logger.warning("%s: HW checkpoint: %s", self.key, failure)
+            self._node.counters["damage met"] += 1
             self.executor.failed(error)
             self._node.repair(f"{self.key}: {error}")
 
@@ -197,6 +203,11 @@ class PartitionWorker:
     def leads(self) -> bool:
         """Whether the metadata names this node as leader."""
         return self.leader == self._node.settings.node_id
+
+    @property
+    def storage_failed(self) -> bool:
+        """Whether the log is given up: it waits for a restart."""
+        return self.executor.storage_failed
 
     @property
     def may_answer_latest(self) -> bool:

@@ -13,6 +13,7 @@ The file::
     rack = ""                               # LIFTPY_RACK
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
+    scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX."]            # LIFTPY_INBOX_PREFIXES; only these are answered
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
@@ -82,6 +83,7 @@ class NodeSettings:
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
+    scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
@@ -95,6 +97,8 @@ class NodeSettings:
             raise ConfigError("controllers names a node twice")
         if self.rack:
             check_name(self.rack, "rack")
+        if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
+            raise ConfigError(f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}")
         if not 0 <= self.weight <= 1000:
             raise ConfigError(f"weight = {self.weight} is outside 0..1000")
         if not STATUS_OFF <= self.status_port <= 65_535:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, chec
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport
-from liftpy.errors import ClientClosedError, ConfigError, LiftError
+from liftpy.errors import ClientClosedError, ConfigError, CorruptionError, LiftError, ProtocolError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import Subjects
 
+logger = logging.getLogger("liftpy.client")
 _PAYLOAD_RESERVE_BYTES = 4096
 _HEDGE_S = 0.2
 _MOST_HEDGES = 5
@@ -98,9 +100,21 @@ class PartitionReader:
                     if error.leader != asked:  # there is a thing or two that only the leader knows
                         self.node = self.options.node or error.leader
                     raise
+                except (CorruptionError, ProtocolError):
+                    await self._complain(progress)
+                    raise
                 self.node = self.options.node or progress.node
                 return slices
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _complain(self, progress: ReadProgress) -> None:
+        """Tell who sent wrong bytes, so that it looks at them again; whether it hears that changes nothing here."""
+        node = progress.suspect[0] if progress.suspect is not None else ""
+        complaint = progress.complaint()
+        if complaint is not None and node:
+            logger.warning("%s/%s: %s sent damaged bytes at offset %d", self.stream, self.partition, node, complaint.badOffset)
+            with contextlib.suppress(LiftError):
+                await self._ask(node, complaint, 0.0)
 
     async def bounds(self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0)) -> tuple[Bounds, int]:
         """What the partition holds, as its leader says, and the first offset stamped at or after ``at_ns`` (or HW + 1).

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from liftpy.client.positions import Bounds, out_of_range
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import RecordBatch, split_batches
@@ -51,6 +51,8 @@ class ReadProgress:
     last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
+    suspect: tuple[str, int] | None = None
+    """(node, offset): who answered last with what is not what was written there; None when nobody did. Tell it [S14]."""
 
     @property
     def done(self) -> bool:
@@ -75,7 +77,7 @@ class ReadProgress:
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         slices: list[BatchSlice] = []
         position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
-        for batch in split_batches(body):
+        for batch in self._split(body, head.node):
             if batch.next_offset <= position:
                 continue
             self._check_batch(batch, position, epoch, head)
@@ -87,9 +89,24 @@ class ReadProgress:
         self.last_offset = last_offset
         return slices
 
+    def _split(self, body: memoryview, node: str) -> list[RecordBatch]:
+        try:
+            return split_batches(body)
+        except DamagedBatchError as error:
+            self.suspect = (node, max(error.offset, self.next_offset))
+            raise
+
+    def complaint(self) -> client_pb2.ReadRequest | None:
+        """What to tell the ``suspect``'s node, once; None: nothing. It asks for no records."""
+        suspect, self.suspect = self.suspect, None
+        if suspect is None:
+            return None
+        return client_pb2.ReadRequest(boundsOnly=True, streamUid=self.uid, minHighWatermark=-1, badOffset=suspect[1])
+
     def _check_batch(self, batch: RecordBatch, position: int, epoch: int, head: client_pb2.ReadResponse) -> None:
         where = f"{self.stream}/{self.partition} from {head.node}"
         if batch.base_offset > position and not head.compacted:
+            self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
             raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
         if batch.last_offset > head.highWatermark:
             raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")

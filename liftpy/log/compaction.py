@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.config import NS_PER_S, StreamConfig
-from liftpy.errors import StorageError
+from liftpy.errors import CorruptionError, StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage
 from liftpy.wire.batch import BatchHeader, RecordBatch, build_batch, build_filler, parse_batch, parse_header, reach
@@ -180,7 +180,11 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
     data = segment.file.read(0, segment.size_bytes)
     position = 0
     while position < len(data):
-        batch = parse_batch(data, position)
+        try:
+            batch = parse_batch(data, position)
+        except CorruptionError:
+            segment.damaged = True
+            raise
         yield batch
         position += batch.header.size_bytes
 

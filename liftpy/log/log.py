@@ -20,7 +20,16 @@ from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
 from liftpy.log.horizon import NEVER, CompactionHorizon, Horizon
-from liftpy.log.reading import ReadResult, first_offset_at, offset_at, read_backwards, read_forwards, without_past
+from liftpy.log.reading import (
+    ReadResult,
+    first_offset_at,
+    offset_at,
+    read_backwards,
+    read_forwards,
+    segment_at,
+    without_past,
+)
+from liftpy.log.rechecks import Recheck, Rechecks
 from liftpy.log.recovery import OpenReport, Recovered, recover
 from liftpy.log.retention import is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
@@ -64,6 +73,7 @@ class Log:
         self._checkpointed = checkpoint
         self._stored_epochs = decode_epochs(storage.load(EPOCHS_NAME))
         self._horizon = CompactionHorizon(storage, segments)
+        self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
         self._compacted_end_offset = 0
@@ -122,6 +132,11 @@ class Log:
     def horizon(self) -> Horizon:
         """Up to where the log may lack what compaction dropped, here or where it was fetched."""
         return self._horizon.value
+
+    @property
+    def durable_end_offset(self) -> int:
+        """Exclusive: everything below has been flushed, whatever the stream's flush policy counts."""
+        return self._durable_end_offset
 
     @property
     def size_bytes(self) -> int:
@@ -192,7 +207,7 @@ class Log:
         """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush."""
         active, base = self.segments[-1], self.log_end_offset
         file = self.storage.create(log_name(base))
-        active.sealed = True
+        active.sealed = active.awaits_scrub = True
         self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
         self.segments.append(Segment(base, file, base, checked=True, made_wall_ns=now_wall_ns))
         self._new_names = True
@@ -276,12 +291,15 @@ class Log:
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
         self._must_be_readable(from_offset)
+        limit = self._limit(end_offset)
         try:
-            result = read_forwards(self.segments, from_offset, max_bytes, self._limit(end_offset))
+            result = read_forwards(self.segments, from_offset, max_bytes, limit)
+            if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" is no answer
+                self._segment_at(from_offset).recheck(from_offset)
+            return without_past(result, from_offset) if self.config.compaction else result
         except CorruptionError as error:
             self.met_damage(error)
             raise
-        return without_past(result, from_offset) if self.config.compaction else result
 
     def read_backwards(self, before_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
         """Whole batches that end at or below ``before_offset``, the newest ``max_bytes`` of them (one at least).
@@ -317,6 +335,31 @@ class Log:
             self.storage.sync_folder()
         if self.on_damage is not None:
             self.on_damage(error)
+
+    def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
+        """``asker`` (see ``Rechecks``) says that what was served at ``offset`` is not what was written: look again, within bounds.
+
+        Own damage is told as ``met_damage`` does. ``now_ns``: monotonic.
+        """
+        if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
+            return Recheck.NOT_HERE
+        if not self._rechecks.is_due(asker, now_ns):
+            return Recheck.TOO_SOON
+        return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
+
+    def is_sound(self, offset: int) -> bool:
+        """Whether the block that holds ``offset`` is right in the file, read again; damage is told as ``met_damage`` does."""
+        try:
+            self._segment_at(offset).recheck(offset)
+        except CorruptionError as error:
+            self.met_damage(error)
+            return False
+        except StorageError:
+            return True  # nothing that could be read says otherwise; an error of the device shows when it is read for somebody
+        return True
+
+    def _segment_at(self, offset: int) -> Segment:
+        return self.segments[segment_at(self.segments, offset)]
 
     def _limit(self, end_offset: int | None) -> int:
         return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
@@ -399,9 +442,7 @@ class Log:
         wanted = min(log_start_offset, self.high_watermark + 1)
         if wanted < self.log_end_offset:
             index = max(bisect_right(self.segments, wanted, key=lambda s: s.base_offset) - 1, 0)
-            segment = self.segments[index]
-            segment.check(segment.entry_at(wanted), segment.entry_at(wanted) + 1)
-            wanted = offset_at(segment, segment.locate(wanted)) if segment.size_bytes else segment.base_offset
+            wanted = self._batch_start(self.segments[index], wanted)
         if wanted <= self.log_start_offset:
             return
         self.log_start_offset = wanted
@@ -412,6 +453,16 @@ class Log:
         self._forget_flushes(self.log_end_offset)
         self.epochs.drop_prefix(wanted, self.log_end_offset)
         self._advanced()
+
+    def _batch_start(self, segment: Segment, offset: int) -> int:
+        """Base offset of the batch that holds ``offset``."""
+        try:
+            segment.check(segment.entry_at(offset), segment.entry_at(offset) + 1)
+            return offset_at(segment, segment.locate(offset)) if segment.size_bytes else segment.base_offset
+        except CorruptionError as error:
+            segment.damaged = True
+            self.met_damage(error)
+            raise
 
     def apply_retention(self, now_wall_ns: int) -> bool:
         """Drop the whole segments that the stream's retention gives up; whether the log start moved."""

@@ -6,7 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment
+from liftpy.errors import CorruptionError
+from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.wire.batch import build_filler, parse_header
 
 
@@ -25,8 +26,10 @@ def segment_at(segments: Sequence[Segment], offset: int) -> int:
 
 
 def offset_at(segment: Segment, position: int) -> int:
-    """Base offset of the batch at ``position``."""
-    return next(header.base_offset for _, header in segment.batches(position, position + 1))
+    """Base offset of the batch at ``position``. Raises CorruptionError where none is: a header before it is not what was written."""
+    for _, header in segment.batches(position, position + 1):
+        return header.base_offset
+    raise CorruptionError(f"{log_name(segment.base_offset)}: no batch at position {position}")
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
@@ -38,7 +41,11 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
             break
         if segment.next_offset <= next_offset:
             continue
-        chunk, end = _forwards_in(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
+        try:
+            chunk, end = _forwards_in(segment, next_offset, max_bytes - size_bytes, limit, first=not chunks)
+        except CorruptionError:
+            segment.damaged = True
+            raise
         if not chunk:
             break
         chunks.append(chunk)
@@ -86,13 +93,23 @@ def read_backwards(segments: Sequence[Segment], before_offset: int, max_bytes: i
     segment = segments[index]
     if before_offset <= log_start_offset or segment.size_bytes == 0:
         return ReadResult((), 0, before_offset)
+    try:
+        start, stop, base_offset = _backwards_in(segment, before_offset, max_bytes, log_start_offset)
+    except CorruptionError:
+        segment.damaged = True
+        raise
+    if start == stop:
+        return ReadResult((), 0, before_offset)
+    return ReadResult((segment.file.read(start, stop - start),), stop - start, base_offset)
+
+
+def _backwards_in(segment: Segment, before_offset: int, max_bytes: int, log_start_offset: int) -> tuple[int, int, int]:
+    """(start, end, base offset) of the last batches of one segment that end at or below ``before_offset``; positions."""
     segment.check(segment.entry_at(before_offset), segment.entry_at(before_offset) + 2 * INDEX_INTERVAL_BYTES)
     stop = segment.locate(before_offset) if segment.next_offset > before_offset else segment.size_bytes
     segment.check(max(stop - max_bytes - INDEX_INTERVAL_BYTES, 0), stop)
     start, base_offset = _start_before(segment, stop, max_bytes, log_start_offset)
-    if start == stop:
-        return ReadResult((), 0, before_offset)
-    return ReadResult((segment.file.read(start, stop - start),), stop - start, base_offset)
+    return start, stop, base_offset
 
 
 def _start_before(segment: Segment, stop: int, max_bytes: int, log_start_offset: int) -> tuple[int, int]:
@@ -116,8 +133,12 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
             continue
         before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
         position = segment.entries[max(before, 0)].position
-        segment.check(position, segment.size_bytes)
-        for _, header in segment.batches(position, segment.size_bytes):
-            if header.timestamp_ns >= timestamp_ns:
-                return header.base_offset
+        try:
+            segment.check(position, segment.size_bytes)
+            for _, header in segment.batches(position, segment.size_bytes):
+                if header.timestamp_ns >= timestamp_ns:
+                    return header.base_offset
+        except CorruptionError:
+            segment.damaged = True
+            raise
     return None

@@ -12,6 +12,7 @@ from liftpy.log.small_files import IndexEntry, SegmentSummary
 from liftpy.log.storage import LogFile
 from liftpy.wire.batch import (
     HEADER_SIZE_BYTES,
+    MAX_BATCH_BYTES,
     SIGNATURE,
     SIGNATURE_POSITION,
     BatchHeader,
@@ -62,6 +63,8 @@ class Segment:
     """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
     damaged: bool = False
     """A check has failed."""
+    awaits_scrub: bool = False
+    """It was sealed by this process, and has not been read back since."""
     made_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 
@@ -130,11 +133,25 @@ class Segment:
                     raise
                 self.checked_blocks.add(number)
 
-    def _check_block(self, number: int) -> None:
+    def recheck(self, offset: int) -> None:
+        """Check the block that holds ``offset`` from the file again, whatever was checked before: about INDEX_INTERVAL_BYTES.
+
+        Raises CorruptionError, StorageError.
+        """
+        if not self.entries:
+            return
+        try:
+            self._check_block(max(bisect_right(self.entries, offset, key=lambda e: e.base_offset) - 1, 0), again=True)
+        except CorruptionError:
+            self.damaged = True
+            raise
+
+    def _check_block(self, number: int, *, again: bool = False) -> None:
         entry = self.entries[number]
         following = self.entries[number + 1] if number + 1 < len(self.entries) else None
         end = following.position if following else self.size_bytes
-        block = self.file.read(entry.position, end - entry.position)
+        read = self.file.reread if again else self.file.read
+        block = read(entry.position, end - entry.position)
         position, next_offset = 0, entry.base_offset
         while position < len(block):
             batch = parse_batch(block, position)
@@ -157,7 +174,11 @@ class Segment:
         while position < min(end, self.size_bytes):
             if position + HEADER_SIZE_BYTES > start + len(block):
                 start, block = position, self.file.read(position, INDEX_INTERVAL_BYTES * 2)
-            header = parse_header(block, position - start)
+            try:
+                header = parse_header(block, position - start)
+            except UnknownFormatError:
+                parse_batch(self.file.read(position, MAX_BATCH_BYTES))  # tells a flipped bit from another version
+                raise
             yield position, header
             position += header.size_bytes
 

@@ -28,6 +28,10 @@ class LogFile(Protocol):
     def read(self, position: int, size_bytes: int) -> memoryview:
         """Up to ``size_bytes`` from ``position``; fewer at the end of the file. Stays valid whatever happens to the file."""
 
+    def reread(self, position: int, size_bytes: int) -> memoryview:
+        """As ``read``, but never from a map or a copy that an earlier read left; from the device itself, where the system lets go
+        of what it holds in memory of these bytes. Shows what the next process would read."""
+
     def sync(self) -> None:
         """Make everything appended so far durable. After an error the file's state is unknown: the caller must not go on."""
 

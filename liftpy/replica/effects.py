@@ -119,6 +119,15 @@ class RaiseHighWatermark:
 
 
 @dataclass(frozen=True, slots=True)
+class RecheckLog:
+    """Leader: ``replica`` complains of what it was served at ``offset``; read that again from the disk, within bounds
+    (``Log.complaint``)."""
+
+    offset: int
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendFetch:
     """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
 
@@ -128,6 +137,8 @@ class SendFetch:
     offset_epoch: int
     leader_epoch: int
     max_bytes: int
+    bad_offset: int | None = None
+    """What the leader served last is not what was written at this offset: the request says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +320,7 @@ Effect = (
     | TruncateLog
     | ResetLog
     | RaiseHighWatermark
+    | RecheckLog
     | SendFetch
     | SendEpochQuery
     | SendFetchResponse

@@ -91,6 +91,8 @@ class FetchReceived:
     stream_uid: str
     awaits_more: bool = False
     """It takes a second answer to this request, when there is more, in the place of a wake-up."""
+    bad_offset: int | None = None
+    """What it was served at this offset is not what was written: a wrong CRC, or no batch where one must be [S14]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class RequestFailed:
 
     request_id: int
     reason: str
+    bad_offset: int | None = None
+    """The answer came, but what it holds at this offset is not what was written. -1: from its first batch on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ LeaderEpoch decides about it as about any other.
 from __future__ import annotations
 
 from liftpy.log.epochs import NO_EPOCH
-from liftpy.replica.effects import AnswerWaiter, NotifyReplica, SendEpochAnswer, SendFetchRefusal, SendFetchResponse
+from liftpy.replica.effects import (
+    AnswerWaiter,
+    NotifyReplica,
+    RecheckLog,
+    SendEpochAnswer,
+    SendFetchRefusal,
+    SendFetchResponse,
+)
 from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
 from liftpy.replica.progress import Progress
 from liftpy.replica.role import Effects, Shared
@@ -81,7 +88,10 @@ class FetchService:
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, out: Effects) -> None:
-        """Send what follows ``event.offset``; HW is the one at that time."""
+        """Send what follows ``event.offset``; HW is the one at that time. A complaint is looked into first, if it is one of the
+        process that counts."""
+        if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
+            out.append(RecheckLog(event.bad_offset, event.replica))
         self.followers[event.replica].told_high_watermark = self._log.high_watermark
         waiter = self.waiters.of(event.replica)
         kept_for = event.replica if waiter is not None and waiter.max_bytes else ""

@@ -57,6 +57,7 @@ _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.IDLE, Fol
 """Where the log is known to be a prefix of the leader's."""
 QUIET_WAIT = 0.6
 """Of the lag time: how long the idle wait of a quiet partition gets."""
+_STALE_EPOCH = "stale epoch"
 _QUIET_ROUNDS = 10
 """After so many idle waits without news a partition is quiet."""
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
@@ -79,6 +80,7 @@ class FollowerRole(Role):
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
         self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
+        self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
         self._asks_again = False  # while CUTTING: the logs may not agree yet
         self._asked_epoch = 0  # of the outstanding epoch query
         self._asks_for_horizon = False  # that query is about the horizon, not the log's end
@@ -193,6 +195,7 @@ class FollowerRole(Role):
                 0 if log.is_empty else log.epochs.latest_epoch,
                 self.leader_epoch,
                 self.shared.config.replication_max_bytes,
+                self._bad_offset,
             )
         )
 
@@ -204,6 +207,8 @@ class FollowerRole(Role):
         problem = self._problem(event)
         if problem:
             self._drop(event, problem, out)
+            if problem != _STALE_EPOCH:
+                self._bad_offset = self.log.log_end_offset  # a batch with a wrong header is not found where it lies
             self._failed(now_ns, out)
             return
         self._request_ended(out)
@@ -211,7 +216,7 @@ class FollowerRole(Role):
         self.shared.backoff.succeeded()
         self._leader_high_watermark = event.high_watermark
         if event.spans:
-            self._quiet_rounds = 0
+            self._quiet_rounds, self._bad_offset = 0, None
             self._now(Following.FLUSHING, out)
             self.log.append_spans(event.spans)
             out.append(AppendFetched(event.token, self.log.newest_offset, event.high_watermark, event.leader_epoch))
@@ -233,7 +238,7 @@ class FollowerRole(Role):
     def _problem(self, event: FetchAnswered) -> str:
         """Why the answer may not be appended, '' when it may [D14, D15, D16]."""
         if event.leader_epoch != self.leader_epoch:
-            return "stale epoch"
+            return _STALE_EPOCH
         next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
         for span in event.spans:
             if span.base_offset != next_offset or span.last_offset < span.base_offset:
@@ -278,8 +283,10 @@ class FollowerRole(Role):
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """No answer: back off."""
+        """No answer, or one that can't be used: back off, and complain of it with the next fetch."""
         if event.request_id == self._request_id and self._request_id:
+            if event.bad_offset is not None:
+                self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
             self._failed(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from liftpy.config import AckPolicy
+from liftpy.errors import DamagedBatchError
 from liftpy.invariants import check
 from liftpy.testing.clock import MS, S
 from liftpy.testing.messages import Ack, Publish, ReadRequest, ReadResponse
@@ -109,7 +110,13 @@ class Reader:
             if answer.error == "out of range" and asked == self.next_offset < answer.log_start_offset:
                 self.next_offset = answer.log_start_offset
             return
-        next_offset, last = self._compare(asked, answer)
+        try:
+            next_offset, last = self._compare(asked, answer)
+        except DamagedBatchError as error:
+            self.cluster.counters["read: damaged"] += 1
+            complaint = ReadRequest(asked, 1, bad_offset=max(error.offset, asked))
+            self.cluster.network.request(self.name, f"{self.subject}.read.{answer.node}", complaint, lambda r: None)
+            return
         if asked == self.next_offset:
             self.next_offset, self.last = next_offset, last
         self.cluster.counters["read answered"] += bool(answer.batches)
@@ -120,6 +127,8 @@ class Reader:
         next_offset, last = asked, self.last
         for batch in split_batches(answer.batches):
             key = (batch.leader_epoch, batch.last_offset)
+            if batch.base_offset > next_offset and self.cluster.nodes[answer.node].lost_data:
+                raise DamagedBatchError("a flipped bit hides a batch", next_offset)
             check(batch.base_offset <= next_offset <= batch.last_offset, "R2", self.name, "expects", next_offset, "gets", key)
             check(batch.last_offset <= ghost.high_watermark, "R1", self.name, "reads", key, "HW", ghost.high_watermark)
             check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", answer.node)

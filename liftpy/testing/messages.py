@@ -42,6 +42,7 @@ class FetchRequest:
     ghost_chain: int | None
     ghost_process: int
     awaits_more: bool
+    bad_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ReadRequest:
     latest: bool = False
     last_offset: int = -1
     last_epoch: int = 0
+    bad_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

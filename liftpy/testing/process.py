@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _REGISTER_RETRY_NS = 300 * MS
 _RESTART_NS = 500 * MS
+_REPAIR_NS = 50 * MS
 _AWAITS_MORE = 0.8
 """Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
@@ -102,6 +103,7 @@ class Process:
         """Its disk was not the one that its predecessor wrote to."""
         self.dead = False
         self.paused = False
+        self._repairs = False
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self._data_path_is_up = True
@@ -129,6 +131,14 @@ class Process:
 
     def _later(self, delay_ns: int, callback: Callable[[], None]) -> None:
         self.cluster.clock.after(delay_ns, lambda: self.run(callback, timer=True))
+
+    def repair(self) -> None:
+        """A log is damaged: the process ends in a moment, and comes back to recover it."""
+        if not self._repairs:
+            self._repairs = True
+            self.cluster.counters["restarts to repair"] += 1
+            self.node.lost_data = True
+            self._later(_REPAIR_NS, self.node.restart)
 
     # ---- registration ----------------------------------------------------------------------------------------------------
     def start(self) -> None:

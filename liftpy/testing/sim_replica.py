@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy
-from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.flush import Flush
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
+from liftpy.log.rechecks import READERS
+from liftpy.log.scrub import scrubbed
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.lineage import Lineage
@@ -73,6 +75,7 @@ class SimReplica:
         self.feed(opened)
         log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(*horizon))
         log.on_compacted(log.horizon)
+        log.on_damage = self._damaged
         subject = f"notify.{self.node_id}.{self.subject}"
         self.cluster.network.subscribe(self.node_id, subject, self._notified)
         self.cluster.network.subscribe(self.node_id, f"{self.subject}.read.{self.node_id}", self._read)
@@ -211,8 +214,25 @@ class SimReplica:
         self.cluster.checkers.prefix_dropped(self)
         self.feed(ev.LogStartMoved(self.log.log_start_offset))
 
+    def _recheck_log(self, effect: do.RecheckLog) -> None:
+        self._complained(effect.offset, effect.replica)
+
+    def _complained(self, offset: int, asker: str) -> None:
+        self.cluster.counters[self.log.complaint(offset, asker, self.cluster.clock.now_ns).value] += 1
+
+    def _damaged(self, error: CorruptionError) -> None:
+        """The replica gives its role up, and the process comes back to repair the log [S3]."""
+        if not self.failed:
+            self._stored(self.log.checkpoint)
+            self._storage_failed(error)
+            self.process.repair()
+
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
+
+    def scrub(self) -> bool:
+        """One whole pass over the log; whether nothing was found."""
+        return scrubbed(self.log, tuple(self.log.segments), 4096)
 
     def compact(self) -> int:
         """One run of compaction; how many records it dropped."""
@@ -303,6 +323,7 @@ class SimReplica:
             self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
             effect.leader_epoch, effect.max_bytes, self.key.uid,
             self.cluster.checkers.chain_at(self, effect.offset), id(self.process), self.process.node.awaits_more,
+            effect.bad_offset,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -335,6 +356,10 @@ class SimReplica:
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
         try:
             batches = split_batches(answer.batches)
+        except DamagedBatchError as error:
+            self.cluster.counters["fetched batches that are damaged"] += 1
+            self.feed(ev.RequestFailed(request_id, "damaged", error.offset))
+            return
         except LiftError:
             self.feed(ev.RequestFailed(request_id, "unreadable"))
             return
@@ -353,7 +378,7 @@ class SimReplica:
         self.feed(
             ev.FetchReceived(
                 self._keep((request, reply)), r.replica, r.offset, r.leader_epoch, r.offset_epoch,
-                r.incarnation, r.request_id, r.max_bytes, r.uid, r.awaits_more,
+                r.incarnation, r.request_id, r.max_bytes, r.uid, r.awaits_more, r.bad_offset,
             )
         )  # fmt: skip
 
@@ -420,6 +445,8 @@ class SimReplica:
 
     def _read(self, request: ReadRequest, reply: Reply) -> None:
         replica, log = self.replica, self.log
+        if request.bad_offset is not None:
+            self._complained(request.bad_offset, READERS)
         if request.latest:
             known = replica.may_answer_latest(self.cluster.clock.now_ns)
             reply(ReadResponse(self.node_id, "" if known else "not ready", high_watermark=log.high_watermark))

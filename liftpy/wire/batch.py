@@ -25,7 +25,8 @@ import numpy as np
 import zstandard
 
 from liftpy.config import Codec
-from liftpy.errors import CorruptionError, UnknownFormatError
+from liftpy.errors import CorruptionError, DamagedBatchError, UnknownFormatError
+from liftpy.ids import NO_OFFSET
 from liftpy.wire.batch_columns import Columns, ColumnSet, Headers, decode_columns, encode_columns
 
 HEADER_SIZE_BYTES = 64
@@ -339,13 +340,17 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
 
 
 def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
-    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``."""
+    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``, with the offset as DamagedBatchError."""
     view = memoryview(buffer)
-    batches, position = [], 0
-    while position < len(view):
-        batch = parse_batch(view, position, verify=verify)
-        batches.append(batch)
-        position += batch.header.size_bytes
+    batches: list[RecordBatch] = []
+    position = 0
+    try:
+        while position < len(view):
+            batch = parse_batch(view, position, verify=verify)
+            batches.append(batch)
+            position += batch.header.size_bytes
+    except CorruptionError as error:
+        raise DamagedBatchError(str(error), batches[-1].next_offset if batches else NO_OFFSET) from None
     return batches
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.log.rechecks import READERS
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
@@ -151,6 +152,9 @@ class ReadService:
             self._counters["bad frame"] += 1
             self._refuse(inbox, _E.BAD_REQUEST, str(error))
             return
+        if request.HasField("badOffset"):
+            outcome = self._source.log.complaint(request.badOffset, READERS, time.monotonic_ns())
+            self._counters[outcome.value] += 1
         self._answer(inbox, request, may_wait=True)
 
     def _answer(self, reply: str, request: pb.ReadRequest, *, may_wait: bool) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftpy.errors import LiftError, ProtocolError
+from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -103,6 +103,7 @@ class ReplicationService:
                 max_bytes=request.maxBytes,
                 stream_uid=request.streamUid,
                 awaits_more=request.awaitsMore,
+                bad_offset=request.badOffset if request.HasField("badOffset") else None,
             )
         )
 
@@ -235,6 +236,7 @@ class FetchClient:
             maxBytes=min(effect.max_bytes, self._bus.max_payload),
             streamUid=self._key.uid,
             awaitsMore=True,
+            badOffset=effect.bad_offset,
         )
         self._send(self._replicate_subject, effect.request_id, frames.encode(request))
 
@@ -258,6 +260,10 @@ class FetchClient:
             return
         try:
             event = self._event(request_id, payload)
+        except DamagedBatchError as error:
+            self._counters["fetched batches that are damaged"] += 1
+            logger.warning("%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error)
+            event = events.RequestFailed(request_id, str(error), error.offset)
         except LiftError as error:
             self._counters["bad frame"] += 1
             event = events.RequestFailed(request_id, f"unreadable answer: {error}")

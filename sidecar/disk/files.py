@@ -70,6 +70,16 @@ class DiskFile:
         with _storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
+    def reread(self, position: int, size_bytes: int) -> memoryview:
+        """Up to ``size_bytes`` from ``position``, after the kernel was asked to drop its pages of them. It keeps those that are dirty
+        or mapped: then this is the memory that readers are served from, else it is the device's word (or its own cache's)."""
+        if self._descriptor < 0:
+            raise StorageError(f"read {self.path}: closed")
+        wanted = min(size_bytes, max(self._size_bytes - position, 0))
+        with _storage_errors("read", self.path):
+            os.posix_fadvise(self._descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
+            return memoryview(os.pread(self._descriptor, wanted, position))
+
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             if self._descriptor < 0:

@@ -52,6 +52,12 @@ class NodeCollector(Collector):
         lag = max((service["lag"] for service in services), default=0)
         yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
         yield from self._nats(report["nats"])
+        if scrub := report["scrub"]:
+            text = "Bytes of logs read back from the disk and checked."
+            yield CounterMetricFamily("liftpy_scrub_bytes", text, value=scrub["checked_bytes"])
+            yield CounterMetricFamily("liftpy_scrub_findings", "Damage that the scrub has found.", value=scrub["findings"])
+            text = "When the scrub was last through all logs, Unix time; 0: never."
+            yield GaugeMetricFamily("liftpy_scrub_last_full_pass_seconds", text, value=scrub["last_full_pass_s"])
         events = CounterMetricFamily("liftpy_events", "Refused frames and other rare events, by kind.", labels=["kind"])
         for kind, count in sorted(report["counters"].items()):
             events.add_metric([kind], count)

@@ -15,6 +15,7 @@ from sidecar.bus.connection import BusConnection
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 from sidecar.raft.group import Group
+from sidecar.scrub import Scrub
 from sidecar.settings import NodeSettings
 
 
@@ -22,7 +23,14 @@ class Reporter:
     """Gathers the report; reads only."""
 
     def __init__(
-        self, settings: NodeSettings, incarnation: int, group: Group, bus: BusConnection, partitions: Partitions, counters: Any
+        self,
+        settings: NodeSettings,
+        incarnation: int,
+        group: Group,
+        bus: BusConnection,
+        partitions: Partitions,
+        counters: Any,
+        scrub: Scrub | None = None,
     ) -> None:
         self._settings = settings
         self._incarnation = incarnation
@@ -30,6 +38,7 @@ class Reporter:
         self._bus = bus
         self._partitions = partitions
         self._counters = counters
+        self._scrub = scrub
         self._started = time.monotonic()
 
     def report(self) -> dict[str, Any]:
@@ -48,6 +57,7 @@ class Reporter:
             "nats": self.nats(),
             "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
             "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
+            "scrub": self._scrub.report() if self._scrub is not None else {},
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
 

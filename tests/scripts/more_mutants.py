@@ -14,10 +14,13 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import horizon, recovery
 from liftpy.log.horizon import CompactionHorizon
 from liftpy.log.log import Log
+from liftpy.log.rechecks import Recheck
+from liftpy.log.segment import Segment
 from liftpy.replica import commit, follower, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
@@ -306,6 +309,32 @@ def fetched_compacted_and_not_noted() -> Patches:
     return [method(Log, "append_batches", lambda self, data, batches, now=0, *, compacted: real(self, data, batches, now))]
 
 
+def wrong_bytes_are_not_complained_of() -> Patches:
+    real = FollowerRole._fetch
+
+    def fetch(self: FollowerRole, now_ns: int, out: list) -> None:
+        self._bad_offset = None
+        real(self, now_ns, out)
+
+    return [method(FollowerRole, "_fetch", fetch)]
+
+
+def complaints_are_ignored() -> Patches:
+    return [method(Log, "complaint", lambda self, offset, asker, now_ns: Recheck.SOUND)]
+
+
+def a_complaint_is_not_looked_into() -> Patches:
+    return [method(Segment, "recheck", lambda self, offset: self.check(0, self.size_bytes))]
+
+
+def every_complaint_is_believed() -> Patches:
+    def believe(self: Log, offset: int, asker: str, now_ns: int) -> Recheck:
+        self.met_damage(CorruptionError("somebody says so"))
+        return Recheck.DAMAGED
+
+    return [method(Log, "complaint", believe)]
+
+
 def a_stream_is_its_name() -> Patches:
     real = ReadService._why_not
 
@@ -365,6 +394,10 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a compacted log that ends early goes on", "D5", compacted_log_that_ends_early_goes_on),
     Mutant("the horizon is not stored", "S5", horizon_is_not_stored),
     Mutant("fetched compacted, and not noted", "D5", fetched_compacted_and_not_noted),
+    Mutant("wrong bytes are not complained of", "S14", wrong_bytes_are_not_complained_of),
+    Mutant("complaints are ignored", "S14", complaints_are_ignored),
+    Mutant("a complaint is not looked into", "S14", a_complaint_is_not_looked_into),
+    Mutant("every complaint is believed", "S14", every_complaint_is_believed),
     Mutant("a stream is its name", "R9", a_stream_is_its_name),
     Mutant("negative ack before the ISR has joined", "A2", negative_ack_before_the_heirs_have_joined),
     Mutant("negative ack when the ISR alone has joined", "A2", negative_ack_when_the_isr_has_joined),

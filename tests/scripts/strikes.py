@@ -92,19 +92,19 @@ class Strikes:
         folders = self.cluster.nodes[node].disk.folders
         return folders[f"{STREAM}-{self.cluster.key.uid}-0"]
 
-    def flip_bit(self, node: str, offset: int) -> None:
-        """One bit in the body of the batch with ``offset`` changes on ``node``'s disk, while it is down."""
-        assert not self.cluster.nodes[node].up, f"{node} runs"
+    def flip_bit(self, node: str, offset: int, *, running: bool = False, header: bool = False) -> None:
+        """One bit in the body (or ``header``) of the batch with ``offset`` changes on ``node``'s disk."""
+        assert self.cluster.nodes[node].up is running, f"{node} runs, or does not"
         self._note(f"a bit flips at offset {offset} on {node}")
         for name, file in self.storage(node).files.items():
             position = 0
             while name.endswith(".log") and position < len(file.data):
-                header = parse_header(memoryview(bytes(file.data)), position)
-                if header.base_offset <= offset <= header.last_offset:
-                    file.data[position + header.size_bytes - 1] ^= 1
+                batch = parse_header(memoryview(bytes(file.data)), position)
+                if batch.base_offset <= offset <= batch.last_offset:
+                    file.data[position + (20 if header else batch.size_bytes - 1)] ^= 1
                     self.cluster.nodes[node].lost_data = True
                     return
-                position += header.size_bytes
+                position += batch.size_bytes
         raise AssertionError(f"{node} has no offset {offset}")
 
     def pause(self, node: str) -> None:

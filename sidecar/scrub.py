@@ -1,0 +1,225 @@
+"""Scrub: reads the logs of this node back from the disk, slowly and for ever; ``liftpy.log.scrub`` says what that proves.
+
+A segment that was just sealed comes first, faster than the rest; then one segment after the other, in the order of partitions. Where it
+is stands in ``<data>/scrub``, so that a restart goes on and what was found is not forgotten. The rate is bounded twice, in bytes and in
+the time that a thread works, for batches may be small; a thread of its own reads, and the event loop only chooses and confirms.
+
+What is found is repaired as damage that a reader meets: the replica gives its role up, the node comes back without what is wrong, and
+fetches it from the others. Nobody has to be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.log.log import Log
+from liftpy.log.scrub import confirmed, freshly_sealed, next_segment, scan_of
+from liftpy.log.segment import Segment, log_name
+from liftpy.log.small_files import open_small_file, seal_small_file
+from sidecar.disk.files import replace_file
+from sidecar.tasks import spawn
+
+logger = logging.getLogger("liftpy.scrub")
+
+PIECE_BYTES = 128 * 1024
+SEALED_FASTER = 16
+"""Times the usual rate, for what was just sealed: its readers and followers come soon."""
+PASS_EVERY_S = 3600.0
+"""From the begin of one pass to that of the next, at least: a small log is not read without end."""
+_REST = 19
+"""At least so many times as long as the thread worked, it rests: it takes 5 % of a core at most."""
+_REST_SEALED = 4
+_STORE_EVERY_S = 10.0
+_LOOK_EVERY_S = 1.0
+_FILE = "scrub"
+_MAGIC = b"LFSC"
+T = TypeVar("T")
+
+
+class Scrubbed(Protocol):
+    """What it needs of a partition."""
+
+    log: Log
+
+    @property
+    def key(self) -> object:
+        """Which one; ``str`` of it is its place in the order."""
+
+    @property
+    def storage_failed(self) -> bool:
+        """Whether the log is given up already."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the scrub is, and what it has found; as stored. Times are wall clock, s; 0: never."""
+
+    partition: str = ""
+    """The one that is read, or was read last; '' at the begin of a pass."""
+    base_offset: int = -1
+    """Of the segment there; -1: none yet."""
+    position: int = 0
+    """In its file, up to where it is checked; -1: it is done."""
+    pass_began_s: float = 0.0
+    last_full_pass_s: float = 0.0
+    """When a pass last came to its end."""
+    findings: int = 0
+    """Damaged segments found since the data folder was made."""
+    last_finding: str = ""
+
+
+class Scrub:
+    """A background task; ``start``, ``close``. ``bytes_per_s`` 0: off."""
+
+    def __init__(
+        self,
+        workers: Callable[[], list[Scrubbed]],
+        folder: Path,
+        bytes_per_s: int,
+        counters: Counter[str],
+        pass_every_s: float = PASS_EVERY_S,
+    ) -> None:
+        self._workers = workers
+        self._path = folder / _FILE
+        self._bytes_per_s = bytes_per_s
+        self._counters = counters
+        self._pass_every_s = pass_every_s
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="liftpy-scrub")
+        self._task: asyncio.Task[None] | None = None
+        self._stored_at = 0.0
+        self.checked_bytes = 0
+        """By this process."""
+        self.progress = _load(self._path)
+
+    def start(self) -> None:
+        """Begin, if it is on."""
+        if self._bytes_per_s:
+            self._task = spawn(self._run(), "scrub", endless=True)
+
+    async def close(self) -> None:
+        """Stop, and store how far it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+            self._store()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def report(self) -> dict[str, Any]:
+        """For status."""
+        return {"bytes_per_s": self._bytes_per_s, "checked_bytes": self.checked_bytes, **asdict(self.progress)}
+
+    # ---- what is next ------------------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not (await self._one_that_was_sealed() or await self._one_in_order()):
+                    await asyncio.sleep(_LOOK_EVERY_S)
+            except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
+                self._counters["scrub: interrupted"] += 1
+                logger.debug("%s", error)
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _one_that_was_sealed(self) -> bool:
+        for worker in self._healthy():
+            segment = freshly_sealed(worker.log)
+            if segment is not None:
+                segment.awaits_scrub = False
+                await self._scan(worker, segment, 0, self._bytes_per_s * SEALED_FASTER, _REST_SEALED)
+                return True
+        return False
+
+    async def _one_in_order(self) -> bool:
+        """The rest of the segment at the cursor, or the next one; False: it is not time for another pass."""
+        progress, now_s = self.progress, time.time()
+        if not progress.partition:
+            if abs(now_s - progress.pass_began_s) < self._pass_every_s:
+                return False
+            progress.pass_began_s = now_s
+        for worker in self._healthy():
+            name = str(worker.key)
+            if name < progress.partition:
+                continue
+            same = name == progress.partition
+            segment = next_segment(worker.log, (progress.base_offset - (progress.position >= 0)) if same else -1)
+            if segment is None:
+                continue
+            position = progress.position if same and segment.base_offset == progress.base_offset else 0
+            progress.partition, progress.base_offset, progress.position = name, segment.base_offset, position
+            try:
+                await self._scan(worker, segment, position, self._bytes_per_s, _REST, in_order=True)
+            finally:
+                if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    progress.position = -1
+            return True
+        progress.partition, progress.base_offset, progress.position = "", -1, 0
+        progress.last_full_pass_s = now_s
+        await self._in_thread(self._store)
+        return True
+
+    def _healthy(self) -> list[Scrubbed]:
+        workers = [worker for worker in self._workers() if not worker.storage_failed and not worker.log.closed]
+        return sorted(workers, key=lambda worker: str(worker.key))
+
+    # ---- one segment -------------------------------------------------------------------------------------------------
+    async def _scan(
+        self, worker: Scrubbed, segment: Segment, position: int, bytes_per_s: int, rest: int, *, in_order: bool = False
+    ) -> None:
+        scan = scan_of(worker.log, segment, position)
+        if scan is None:
+            return
+        file = await self._in_thread(lambda: worker.log.storage.open(scan.name))
+        try:
+            while not scan.done and not worker.log.closed and any(segment is held for held in worker.log.segments):
+                began = time.monotonic()
+                size_bytes = await self._in_thread(lambda: scan.step(file, PIECE_BYTES))
+                took_s = time.monotonic() - began
+                self.checked_bytes += size_bytes
+                if in_order:
+                    self.progress.position = scan.position
+                    if time.monotonic() - self._stored_at > _STORE_EVERY_S:
+                        await self._in_thread(self._store)
+                await asyncio.sleep(max(size_bytes / bytes_per_s - took_s, took_s * rest))
+        except CorruptionError as error:
+            self._suspects(worker, segment, error, found=confirmed(worker.log, segment, scan))
+        finally:
+            file.close()
+
+    def _suspects(self, worker: Scrubbed, segment: Segment, error: CorruptionError, *, found: bool) -> None:
+        if not found:
+            self._counters["scrub: not confirmed"] += 1
+            return
+        self._counters["scrub: damage found"] += 1
+        self.progress.findings += 1
+        self.progress.last_finding = f"{worker.key}: {log_name(segment.base_offset)}: {error}"
+        logger.error("%s: the scrub found damage: %s", worker.key, error)
+        self._store()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _store(self) -> None:
+        self._stored_at = time.monotonic()
+        try:
+            replace_file(self._path, seal_small_file(_MAGIC, json.dumps(asdict(self.progress)).encode()))
+        except StorageError as error:
+            logger.warning("the scrub's progress can't be stored: %s", error)
+
+
+def _load(path: Path) -> Progress:
+    """The stored progress; from the start where there is none that can be read."""
+    try:
+        body = open_small_file(_MAGIC, path.read_bytes())
+        return Progress(**json.loads(body)) if body is not None else Progress()
+    except (OSError, ValueError, TypeError, LiftError):
+        return Progress()
