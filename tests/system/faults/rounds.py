@@ -158,6 +158,7 @@ async def verdict_of(ground: Ground, load: Load) -> Verdict:
 
 async def one_round(ground: Ground, load: Load, fault: Fault, number: int, pause_s: float) -> Figures:
     """Strike a whole cluster, and wait until it is whole again."""
+    await ground.calm()
     await ground.whole()
     metadata_leader = await ground.group_whole()
     await load.acked_more(50, 30.0)
