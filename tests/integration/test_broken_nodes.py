@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,25 +198,49 @@ async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(frag
     move = cluster_pb2.ElectLeader(stream=stream_name, uid=stream.uid, partition=0, node=leader)
     await fragile.nc.request("liftpy.control", frames.encode(cluster_pb2.ControlRequest(electLeader=move)))
     await fragile.until(lambda: leads(fragile, stream_name, leader), f"{leader} leads")
-    before = (await fragile.client.node_status(node_id))["incarnation"]
 
     async def came_back() -> bool:
         request = client_pb2.ReadRequest(offset=0, maxBytes=500_000, waitMs=100)
         answer = await fragile.nc.request(f"liftpy.{stream_name}.0.read.{node_id}", frames.encode(request), timeout=1)
         split_batches(frames.decode_read_response(answer.data)[1])  # whatever it serves is right
-        return bool((await fragile.client.node_status(node_id))["incarnation"] > before)
+        return bool(damaged(fragile, node_id, stream_name))
 
     await fragile.until(came_back, f"{node_id} has restarted to repair its log")
     await settle(fragile, stream_name)
     last = payloads("after", 5)
     await fragile.publish_acked(subject, last)
     await expect_everywhere(fragile, stream_name, acked + last)
-    assert list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.damaged-0"))
 
     async def nothing_spare_is_left() -> bool:
         return not list(fragile.cluster.data.glob(f"**/{node_id}/**/streams/{stream_name}-*/0/*.behind-*"))
 
     await fragile.until(nothing_spare_is_left, "the segments behind the damaged one are removed")
+
+
+async def test_a_follower_catches_up_though_its_leader_serves_a_flipped_bit(fragile: Any, stream_name: str) -> None:
+    """The leader wrote the segment itself and has no reason to look at it again; a follower with an empty folder needs all of it."""
+    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096))
+    subject = f"data.{stream_name}"
+    leader = await settle(fragile, stream_name)
+    acked = [f"{number} {'x' * 500}".encode() for number in range(40)]
+    await fragile.publish_acked(subject, acked)
+    follower = next(node for node in NODES if node != leader)
+    await asyncio.to_thread(fragile.cluster.nodes[follower].kill)
+    flip_a_bit_of_the_first_segment(fragile, leader, stream_name)
+    (streams,) = fragile.cluster.data.glob(f"**/{follower}/**/streams")
+    shutil.rmtree(streams.parent)
+    await asyncio.to_thread(fragile.cluster.nodes[follower].start)
+    await asyncio.to_thread(fragile.cluster.nodes[follower].wait_ready)
+    await fragile.until(lambda: asyncio.sleep(0, damaged(fragile, leader, stream_name)), f"{leader} has found its damage")
+    await settle(fragile, stream_name)
+    last = payloads("after", 5)
+    await fragile.publish_acked(subject, last)
+    await expect_everywhere(fragile, stream_name, acked + last)
+
+
+def damaged(bench: Any, node: str, name: str) -> list[Path]:
+    """What the node has set aside."""
+    return list(bench.cluster.data.glob(f"**/{node}/**/streams/{name}-*/0/*.damaged-0"))
 
 
 async def leads(bench: Any, name: str, node: str) -> bool:
