@@ -62,6 +62,8 @@ class Client:
         self._owns_connection = owns_connection
         self._admin = Admin(transport, subjects)
         self._data_subjects: dict[str, str] = {}
+        self._silent: set[str] = set()
+        """Streams of which is known that they answer nobody (ack policy NONE)."""
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
         """Of publishers and data subjects: the first of many who ask for the same makes it for all."""
@@ -103,7 +105,7 @@ class Client:
         ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its leaders are not there yet).
         """
         stream = await self._admin.create_stream(name, subject, partitions=partitions, replicas=replicas, config=config)
-        self._data_subjects[name] = stream.subject
+        self._know(stream)
         if ready_s:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await asyncio.gather(*(self._reader(name, p.partition, options).bounds(stream.uid) for p in stream.partitions))
@@ -228,7 +230,8 @@ class Client:
             subject = data_subject(await self._data_subject(stream), partition)
         if any(token in ("*", ">") for token in subject.split(".")):
             raise ConfigError(f"{stream} listens on {subject}: name the subject to publish on (subject=...)")
-        return Publisher(self._transport, stream, partition, subject, options or PublishOptions())
+        known = options or PublishOptions()
+        return Publisher(self._transport, stream, partition, subject, known, answered=stream not in self._silent)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
@@ -248,5 +251,9 @@ class Client:
 
     async def _data_subject(self, stream: str) -> str:
         if stream not in self._data_subjects:
-            self._data_subjects[stream] = (await self.stream(stream)).subject
+            self._know(await self.stream(stream))
         return self._data_subjects[stream]
+
+    def _know(self, stream: StreamImage) -> None:
+        self._data_subjects[stream.name] = stream.subject
+        (self._silent.discard if stream.answers else self._silent.add)(stream.name)

@@ -85,7 +85,16 @@ class Publisher:
     where that matters.
     """
 
-    def __init__(self, transport: Transport, stream: str, partition: int, subject: str, options: PublishOptions) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        stream: str,
+        partition: int,
+        subject: str,
+        options: PublishOptions,
+        *,
+        answered: bool = True,
+    ) -> None:
         self._transport = transport
         self._stream = stream
         self._partition = partition
@@ -105,6 +114,7 @@ class Publisher:
         self.foreign_answers = 0
         """Answers on the stream's subject by somebody else than the partition: not counted as acks."""
         self._last_foreign = ""
+        self._answered = answered
 
     async def send(
         self,
@@ -124,6 +134,10 @@ class Publisher:
         """
         if ack is AckPolicy.NONE:
             raise ConfigError("a message without an ack has no future: use post()")
+        if not self._answered:
+            raise ConfigError(
+                f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
+            )
         payload = self._encode(value, key, headers, ack)
         self._must_be_open()
         if self._subscription is None:

@@ -111,6 +111,8 @@ class Emitter:
         subject = data_subject(stream.subject, self._partition)
         if any(token in ("*", ">") for token in subject.split(".")):
             raise ConfigError(f"{self._stream} listens on {subject}: outputs need a subject without wildcards")
+        if not stream.answers:
+            raise ConfigError(f"{self._stream} has the ack policy none and answers nobody: outputs need acknowledgements")
         self._subject, self._uid = subject, stream.uid
 
     # ---- reading along -----------------------------------------------------------------------------------------------------
@@ -167,6 +169,8 @@ class Emitter:
         expected = {_EXPECTED_HEADER: "0"} if output.number == 0 else None  # an envelope can't say that it expects offset 0
         answer = await self._transport.request(self._subject, frames.encode(message), self._settings.emit_timeout_s, expected)
         ack = frames.decode(answer, client_pb2.Ack)
+        if (ack.stream, ack.partition) != (self._stream, self._partition):  # somebody else answers there: it says nothing [A9]
+            raise NotWrittenError(f"output {output.number} was answered by {ack.stream!r}/{ack.partition}")
         if ack.ackError != client_pb2.Ack.OK:
             reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
             raise NotWrittenError(f"output {output.number} was refused: {reason} {ack.detail}".rstrip())

@@ -10,7 +10,8 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.config import StreamConfig
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import ConfigError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, replication_pb2
 from liftpy.wire.batch import split_batches
@@ -113,13 +114,51 @@ async def test_a_publisher_cannot_make_a_node_publish_where_it_likes(bench: Any,
 
 
 async def test_a_stream_without_acks_never_answers(bench: Any, stream_name: str) -> None:
-    from liftpy.config import AckPolicy, StreamConfig
-
     await bench.client.create_stream(stream_name, f"data.{stream_name}", config=StreamConfig(ack_policy=AckPolicy.NONE))
     await bench.until(lambda: bench.ready(stream_name), "led")
     with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
         await bench.nc.request(f"data.{stream_name}", b"request", timeout=0.5)
     assert await bench.values_on("n1", stream_name, 1) == [b"request"]
+    enveloped = frames.encode(client_pb2.Message(value=b"enveloped", ackPolicy=client_pb2.ALL))
+    for payload, headers in ((enveloped, None), (b"asks", {"Lift-Ack": "all"})):
+        with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
+            await bench.nc.request(f"data.{stream_name}", payload, timeout=0.5, headers=headers)
+    with pytest.raises(ConfigError, match="answers nobody"):
+        await bench.client.publish(stream_name, b"with an ack")
+    assert await bench.client.publish(stream_name, b"without", ack=AckPolicy.NONE) is None
+    assert await bench.values_on("n1", stream_name, 4) == [b"request", b"enveloped", b"asks", b"without"]
+
+
+async def test_one_stream_answers_on_a_subject_and_another_clusters_protocol_is_left_alone(
+    bench: Any, stream_name: str
+) -> None:
+    """A cluster of another namespace on the same NATS: its nodes' requests, and ours that listen in [A8, A9]."""
+    other = f"other-{stream_name}"
+    await bench.client.create_stream(stream_name, f"{other}.>")
+    await bench.until(lambda: bench.ready(stream_name), "led")
+    with pytest.raises(ConfigError, match="10065"):
+        await bench.client.create_stream(f"{stream_name}-2", f"{other}.x")
+    silent = StreamConfig(ack_policy=AckPolicy.NONE)
+    await bench.client.create_stream(f"{stream_name}-3", f"{other}.x", config=silent)
+    await bench.until(lambda: bench.ready(f"{stream_name}-3"), "led")
+    answers: list[bytes] = []
+
+    async def hear(message: Any) -> None:
+        answers.append(message.data)
+
+    await bench.nc.subscribe("_INBOX.both.*", cb=hear)
+    await bench.nc.flush()
+    protocol = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
+    await bench.nc.publish(f"{other}.s.0.replicate", protocol, reply="_INBOX.both.1")
+    assert await is_absent(bench.nc, Subjects(other), "n7") is False  # somebody listens, and nobody answers
+    await bench.nc.publish(f"{other}.x", b"plain", reply="_INBOX.both.2")
+    assert await bench.values_on("n1", f"{stream_name}-3", 1) == [b"plain"]
+
+    async def answered() -> bool:
+        return bool(answers)
+
+    await bench.until(answered, "the answer")
+    assert [json.loads(answer)["stream"] for answer in answers] == [stream_name]
 
 
 async def test_a_reader_at_the_end_is_answered_by_the_next_commit(bench: Any, stream_name: str) -> None:

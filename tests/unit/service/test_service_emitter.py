@@ -40,11 +40,11 @@ class Partition:
         self.writes += 1
         expected = message.offset if message.offset > 0 else int((headers or {})["Nats-Expected-Last-Sequence"])
         if expected != len(self.log):
-            return frames.encode(client_pb2.Ack(ackError=client_pb2.Ack.INCORRECT_OFFSET))
+            return frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
         self.log.append(
             Record(len(self.log), 0, message.key or None, message.value, tuple(sorted(message.headers.items())), "", None, 1)
         )
-        return frames.encode(client_pb2.Ack(offset=expected))
+        return frames.encode(client_pb2.Ack(stream="out", offset=expected))
 
     # the transport
     async def request(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None) -> bytes:
@@ -66,7 +66,7 @@ class Partition:
 
     # the client
     async def stream(self, name: str) -> Any:
-        return SimpleNamespace(subject="out.here", uid="o1", partitions=[None])
+        return SimpleNamespace(subject="out.here", uid="o1", partitions=[None], answers=True)
 
     async def bounds(self, stream: str, partition: int) -> Bounds:
         end = len(self.log) - (self.rng.randrange(3) if self.rng else 0)  # HW, a little behind
@@ -189,3 +189,19 @@ async def test_a_leader_without_the_next_output_asks_for_a_rewind_and_sends_noth
     await until(lambda: sender.outbox.must_rewind)
     await asyncio.sleep(0.03)
     assert partition.writes == 0
+
+
+async def test_an_ack_of_another_stream_is_no_conflict_and_says_nothing(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else answers on the output's subject, sometimes first: its offset is not ours [A9]."""
+    partition = Partition()
+    ours, foreign = partition.append, frames.encode(client_pb2.Ack(stream="audit", offset=99))
+
+    def both(frame: bytes, headers: dict[str, str] | None) -> bytes:
+        answer = ours(frame, headers)
+        return foreign if partition.writes % 3 == 0 else answer
+
+    monkeypatch.setattr(partition, "append", both)
+    sender = start(Sender(partition))
+    sender.produce(20)
+    await until(lambda: sender.outbox.emitted_end == 20)
+    assert ([r.value for r in partition.log], sender.failed) == ([b"v%d" % number for number in range(20)], [])
