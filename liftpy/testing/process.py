@@ -182,6 +182,8 @@ class Process:
         self.disk.clean_stop = self.disk.doubtful = False
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)
+        if self.dead:  # of what it found on its disk
+            return
         self.cluster.group.send_image(self.node_id)
         self.cluster.network.subscribe(self.node_id, f"status.{self.node_id}", lambda message, reply: reply("here"))
         self.cluster.network.subscribe(self.node_id, f"question.{self.node_id}", self._questioned)
