@@ -7,6 +7,7 @@ import errno
 import shutil
 from collections.abc import Callable, Sequence
 
+from tests.system.faults.ground import DEADLINE_S
 from tests.system.faults.strike import Fault, Round
 from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, Rule
 
@@ -113,14 +114,14 @@ async def flush_fails_leader(round_: Round) -> None:
 
 
 async def disk_full_leader(round_: Round) -> None:
-    """Even rounds notice it when they write, odd ones when they flush."""
+    """Even rounds notice it when they write, odd ones when they flush. A node looks for space again after a minute."""
     by_flush = bool(round_.number % 2)
     round_.tell("noticed by a flush" if by_flush else "noticed by a write")
     op = FLUSH_FAILS if by_flush else WRITE_FAILS
-    await _leader_fails(round_, Rule(op, _logs(round_.ground.leader), ALL, errno.ENOSPC))
+    await _leader_fails(round_, Rule(op, _logs(round_.ground.leader), ALL, errno.ENOSPC), 2 * DEADLINE_S)
 
 
-async def _leader_fails(round_: Round, rule: Rule) -> None:
+async def _leader_fails(round_: Round, rule: Rule, back_within_s: float = DEADLINE_S) -> None:
     """The leader's disk fails, another leads, the disk is whole again, and the node too, with nobody's help."""
     round_.struck(round_.ground.leader)
     await round_.all_hit(rule)
@@ -128,7 +129,7 @@ async def _leader_fails(round_: Round, rule: Rule) -> None:
     await round_.go_on()
     round_.power.heal()
     round_.heals()
-    await round_.comes_back()
+    await round_.comes_back(back_within_s)
 
 
 # ---- the journal -----------------------------------------------------------------------------------------------------------

@@ -234,9 +234,9 @@ class Ground:
         logs = {name: list(node.log)[-8:] for name, node in self.cluster.nodes.items()}
         raise TimeoutError(f"{what}: not within {timeout_s:g} s; last seen {self.history[-1:]}; logs {logs}")
 
-    async def whole(self) -> Seen:
+    async def whole(self, timeout_s: float = DEADLINE_S) -> Seen:
         """Wait until the leader takes publishes and every replica is in the ISR and has fetched from it."""
-        return await self.see("every replica is in the ISR", self.is_whole)
+        return await self.see("every replica is in the ISR", self.is_whole, timeout_s)
 
     def is_whole(self, seen: Seen) -> bool:
         """Whether the leader takes publishes and every replica is in the ISR and has fetched from it."""

@@ -57,11 +57,11 @@ class Round:
             self.ground.power.heal()
         await self.ground.start(nodes)
 
-    async def comes_back(self) -> None:
+    async def comes_back(self, timeout_s: float = DEADLINE_S) -> None:
         """The strike shows in somebody's replica, and then every replica is whole again."""
         with contextlib.suppress(TimeoutError):  # it may have been over too soon to be seen
             await self.ground.see("a replica failed", lambda seen: not self.ground.is_whole(seen), _SHOWS_WITHIN_S)
-        await self.ground.whole()
+        await self.ground.whole(timeout_s)
 
     async def all_hit(self, *rules: Rule) -> None:
         """Strike as these say, and wait until each has struck."""
