@@ -67,6 +67,8 @@ class Executor:
         self.storage_failed = False
         self.no_space = False
         """It failed because the disk was full."""
+        self.on_failure: Callable[[StorageError], None] | None = None
+        """Called once, with the first error."""
         self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
         t = tools
         self._do: dict[type[Effect], Callable[[Any], None]] = {
@@ -109,12 +111,15 @@ class Executor:
 
     # ---- the log ------------------------------------------------------------------------------------------------------
     def failed(self, error: StorageError, token: int = 0) -> None:
-        """The log can't be worked with any more: tell the replica."""
-        self.storage_failed = True
-        self.no_space = isinstance(error, NoSpaceError)
-        self._t.counters["storage failures"] += 1
-        logger.error("%s: storage failed: %s", self._t.key, error)
-        self._t.feed(events.StorageFailed(str(error), no_space=isinstance(error, NoSpaceError), token=token))
+        """The log can't be worked with any more: tell the replica. Of several errors the first one says why."""
+        first, self.storage_failed = not self.storage_failed, True
+        if first:
+            self.no_space = isinstance(error, NoSpaceError)
+            self._t.counters["storage failures"] += 1
+            logger.error("%s: storage failed: %s", self._t.key, error)
+        self._t.feed(events.StorageFailed(str(error), no_space=self.no_space, token=token))
+        if first and self.on_failure is not None:
+            self.on_failure(error)
 
     def _append_batch(self, effect: do.AppendBatch) -> None:
         batch = self._t.ingest.seal(effect)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from liftpy.errors import CorruptionError, LiftError
+from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 from sidecar.tasks import spawn
@@ -26,7 +26,9 @@ RETENTION_EVERY_S = 5.0
 _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
-"""Free in the data folder's file system; a node that stopped for want of space tries again then."""
+SPACE_AGAIN_SHARE = 0.05
+"""Free in the data folder's file system, in bytes or as a share of it, whichever is less: a node that stopped for want of space tries
+again then."""
 _TRIES_AGAIN_EVERY_S = 60.0
 
 
@@ -63,13 +65,13 @@ class Housekeeping:
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return
         try:
-            free = shutil.disk_usage(self._folder).free
+            usage = shutil.disk_usage(self._folder)
         except OSError as error:
             logger.warning("how much space is free in %s can't be told: %s", self._folder, error)
             return
-        if free >= SPACE_AGAIN_BYTES:
+        if usage.free >= min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
             self._repair(
-                f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {free >> 20} MiB are free now"
+                f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
             )
 
     async def _checkpoints(self) -> None:
@@ -111,6 +113,8 @@ class Housekeeping:
             return
         except LiftError as error:
             logger.warning("%s: compaction: %s", worker.key, error)
+            if isinstance(error, StorageError):
+                worker.log_was_closed(error)
             return
         if dropped:
             logger.info("%s: compaction dropped %d records", worker.key, dropped)

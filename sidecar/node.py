@@ -107,6 +107,7 @@ class Node:
         previous = identity.previous
         await self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop)
         damaged = bool(self._recovered.damaged)
+        self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect)
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.

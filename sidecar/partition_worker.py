@@ -16,7 +16,7 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 
 from liftpy.config import FlushMode, StreamConfig
-from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -123,6 +123,7 @@ class PartitionWorker:
             self.feed,
         )
         self.executor = Executor(self._tools(node))
+        self.executor.on_failure = self._storage_failed
         self._driver.execute = self.executor.execute
         log.on_damage = self._damaged
 
@@ -181,6 +182,20 @@ class PartitionWorker:
                 logger.warning("%s: HW checkpoint: %s", self.key, failure)
             self._node.counters["damage met"] += 1
             self.executor.failed(error)
+
+    def log_was_closed(self, error: StorageError) -> None:
+        """Something beside the replica's own effects has failed, and closed the log."""
+        if self.log.closed and not self.executor.storage_failed:
+            self.executor.failed(error)
+
+    def _storage_failed(self, error: StorageError) -> None:
+        """The node starts anew: only another process, which believes none of this one's flushes, goes on with the log [S4].
+
+        All of the node, since a disk seldom fails for one file alone, and since its leaderships move faster by being handed over than
+        by anybody's time-out. One that fails again and again stays away for longer each time (``restarting.py``). A full disk is no
+        reason: what is written there stays right, and housekeeping sees when there is space again [S8].
+        """
+        if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
 
     # ---- what reads and status ask -----------------------------------------------------------------------------------

@@ -270,6 +270,7 @@ class Partitions:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             logger.info("handing over without knowing that nothing is on its way: %r", error)
             return
+        leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
         while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
 

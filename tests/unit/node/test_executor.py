@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from liftpy.errors import InvariantError, NoSpaceError
+from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
@@ -128,3 +128,14 @@ def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
         driver.feed(event)  # type: ignore[arg-type]
     assert replica.seen == ["bug"]
     assert isinstance(told[0], InvariantError)
+
+
+def test_the_first_error_says_why_and_is_told_once() -> None:
+    runner, _, fed = executor({"append": NoSpaceError("full")})
+    told: list[StorageError] = []
+    runner.on_failure = told.append
+    runner.execute(do.AppendBatch(7, 5, 1, 0))
+    runner.failed(LogClosedError("the log is closed: full"), 8)
+    assert [str(error) for error in told] == ["full"]
+    assert runner.no_space
+    assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
