@@ -94,6 +94,7 @@ class Executor:
             do.SendNotice: lambda e: t.notifications.send_notice(t.key, e),
             do.ProposeIsr: lambda e: t.proposals.propose_isr(t.key, e, t.feed),
             do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),
+            do.LeaveIsr: lambda e: t.proposals.leave_isr(t.key, e),
             do.GiveUpLeadership: lambda e: t.proposals.give_up_leadership(t.key, e),
             do.PersistLeaderEpoch: self._persist_leader_epoch,
             do.ReportPromotion: lambda e: t.proposals.report_promotion(t.key, e),

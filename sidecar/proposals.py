@@ -75,6 +75,19 @@ class Proposals:
         )
         self._spawn(self._send(key, pb.ControlRequest(reportLeader=report)))
 
+    def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
+        """Ask to be taken out of the ISR; the answer is the next state of the partition."""
+        logger.warning("%s: leaves the ISR: %s", key, effect.reason)
+        wish = pb.LeaveIsr(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            node=self._node_id,
+            incarnation=self._incarnation,
+            reason=effect.reason,
+        )
+        self._spawn(self._send(key, pb.ControlRequest(leaveIsr=wish)))
+
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership) -> None:
         """Ask for a successor; the answer is the next state of the partition."""
         logger.warning("%s: asks for another leader: %s", key, effect.reason)

@@ -43,6 +43,8 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
             return elections.conclude_election(draft, request.concludeElection)
         case "electLeader":
             return elections.elect_leader(draft, request.electLeader)
+        case "leaveIsr":
+            return isr.leave_isr(draft, request.leaveIsr)
         case "giveUpLeadership":
             return elections.give_up_leadership(draft, request.giveUpLeadership)
         case "drainNode":

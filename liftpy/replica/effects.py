@@ -245,6 +245,13 @@ class ReportLeader:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveIsr:
+    """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUpLeadership:
     """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
 
@@ -333,6 +340,7 @@ Effect = (
     | ProposeIsr
     | ReportLeader
     | GiveUpLeadership
+    | LeaveIsr
     | PersistLeaderEpoch
     | ReportPromotion
     | ReplayLog

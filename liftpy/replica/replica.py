@@ -254,6 +254,7 @@ class Replica:
         shared.succession.partition_changed(state, shared.live, now_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):
+            self._role.partition_changed(epoch_rose, now_ns, out)
             return
         if role is None:
             self._role.partition_changed(epoch_rose, now_ns, out)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from liftpy.replica.effects import RejectPublishes, RejectReason
-from liftpy.replica.events import PublishesReceived
+from liftpy.replica.effects import GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
+from liftpy.replica.events import Deadline, PublishesReceived
 from liftpy.replica.follower import report_leader
 from liftpy.replica.partition import PartitionStatus
-from liftpy.replica.role import Effects, Role, Shared
+from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
 
 class WaitingRole(Role):
@@ -33,13 +33,42 @@ class WaitingRole(Role):
 
 
 class FailedRole(Role):
-    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8]."""
+    """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8].
+
+    At once: a leader gives the leadership up, a follower leaves the ISR, so that nobody finds out by a time-out. What it asks for
+    may be lost, so it asks again until the metadata shows it.
+    """
 
     name = "FAILED"
 
     def __init__(self, shared: Shared, reason: str, speaks_until_lease_ends: bool) -> None:
         super().__init__(shared, reason)
         self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+
+    def enter(self, now_ns: int, out: Effects) -> None:
+        """Make way."""
+        super().enter(now_ns, out)
+        self._make_way(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """It may have been made the leader meanwhile."""
+        if epoch_rose:
+            self._make_way(now_ns, out)
+
+    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
+        """Ask again."""
+        self._make_way(now_ns, out)
+
+    def _make_way(self, now_ns: int, out: Effects) -> None:
+        state, node_id = self.shared.state, self.shared.node_id
+        if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
+            return
+        if state.leader == node_id:
+            out.append(GiveUpLeadership(state.leader_epoch, self.phase))
+        else:
+            out.append(LeaveIsr(self.phase))
+        again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
+        self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Refuse for lack of space while the lease lasts, then be silent."""

@@ -493,6 +493,14 @@ class SimReplica:
         )  # fmt: skip
         self.process.propose(pb.ControlRequest(reportLeader=report), lambda response: None)
 
+    def _leave_isr(self, effect: do.LeaveIsr) -> None:
+        self.cluster.counters["leaves the ISR itself"] += 1
+        wish = pb.LeaveIsr(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
+            incarnation=self.process.incarnation, reason=effect.reason,
+        )  # fmt: skip
+        self.process.propose(pb.ControlRequest(leaveIsr=wish), lambda response: None)
+
     def _give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
         wish = pb.GiveUpLeadership(

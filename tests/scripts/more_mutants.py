@@ -369,7 +369,12 @@ def sealed_segments_are_not_flushed_on_opening() -> Patches:
     return [method(recovery, "prove", hasty)]
 
 
+def failed_replica_stays() -> Patches:
+    return [method(FailedRole, "_make_way", lambda self, now_ns, out: None)]
+
+
 MUTANTS: Sequence[Mutant] = (
+    Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
     Mutant("does not flush sealed segments on opening", "S12", sealed_segments_are_not_flushed_on_opening),
     Mutant("one report deposes", "C9", one_report_deposes),

@@ -1,10 +1,12 @@
-"""ChangeIsr: the leader asks, apply decides, by compare-and-set on (leader, LeaderEpoch, Epoch) [C4]."""
+"""ChangeIsr: the leader asks, apply decides, by compare-and-set on (leader, LeaderEpoch, Epoch) [C4]. LeaveIsr: a follower asks for
+itself, because its storage has failed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from liftpy.cluster.codec import partition_to_pb
+from liftpy.cluster.decisions.nodes import current_node
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import PartitionImage, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -25,6 +27,29 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
     moved = stream.with_isr(partition, request.isr, request.lost)
     changed = draft.change(stream, replace(moved, incomplete=incomplete))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
+
+
+def leave_isr(draft: Draft, request: pb.LeaveIsr) -> Decision:
+    """The ISR without a follower whose log can't be worked with any more: commits go on without it, as if it were gone.
+
+    What is committed is on the others, and the node stays complete: it may be elected again as long as it is a member. A leader
+    gives the leadership up instead; in an election the ISR is frozen.
+    """
+    found = draft.image.find(request.stream, request.uid, request.partition)
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    node = current_node(draft, request.node, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if partition.status is not PartitionStatus.ONLINE or partition.leader == request.node:
+        detail = f"{partition.status.name}, led by {partition.leader!r}: only a follower leaves the ISR of an Online partition"
+        return refuse(pb.ControlResponse.STALE, detail, partition)
+    if request.node not in partition.isr:
+        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+    isr = tuple(member for member in partition.isr if member != request.node)
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, replace(partition, isr=isr)))))
 
 
 def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionImage) -> Decision | None:
