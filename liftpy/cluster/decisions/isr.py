@@ -32,8 +32,7 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
 def leave_isr(draft: Draft, request: pb.LeaveIsr) -> Decision:
     """The ISR without a follower whose log can't be worked with any more: commits go on without it, as if it were gone.
 
-    What is committed is on the others, and the node stays complete: it may be elected again as long as it is a member. A leader
-    gives the leadership up instead; in an election the ISR is frozen.
+    What is committed is on the others. A leader gives the leadership up instead; in an election the ISR is frozen.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
@@ -48,8 +47,8 @@ def leave_isr(draft: Draft, request: pb.LeaveIsr) -> Decision:
         return refuse(pb.ControlResponse.STALE, detail, partition)
     if request.node not in partition.isr:
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
-    isr = tuple(member for member in partition.isr if member != request.node)
-    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, replace(partition, isr=isr)))))
+    moved = stream.with_isr(partition, [member for member in partition.isr if member != request.node])
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, moved))))
 
 
 def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionImage) -> Decision | None:

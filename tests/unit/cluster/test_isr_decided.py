@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cluster_driver import Driver, Error
+
+from liftpy.wire._pb import cluster_pb2 as pb
 
 
 @pytest.fixture
@@ -95,3 +99,33 @@ def test_unknown_partitions_are_not_found(driver: Driver) -> None:
         request = driver.isr_request(["a"])
         setattr(request, field, value)
         assert driver.ask(changeIsr=request).error == Error.NOT_FOUND
+
+
+def test_a_follower_whose_storage_failed_takes_itself_out(driver: Driver) -> None:
+    def leave(node: str, **other: Any) -> pb.ControlResponse:
+        uid = driver.fsm.image.streams["orders"].uid
+        fields = {"stream": "orders", "uid": uid, "partition": 0, "node": node, "incarnation": driver.incarnation(node)}
+        return driver.ask(leaveIsr=pb.LeaveIsr(**(fields | other)))
+
+    before = driver.partition()
+    in_flight = driver.isr_request(["a", "b", "c"])
+    assert leave("c", incarnation=99).error == Error.FENCED
+    assert leave("c", uid="other").error == Error.NOT_FOUND
+    assert leave("a").error == Error.STALE, "a leader gives the leadership up"
+    assert driver.partition() == before
+    assert list(leave("c").partition.isr) == ["a", "b"]
+    after = driver.partition()
+    assert (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch)
+    assert after.epoch > before.epoch
+    assert driver.ask(changeIsr=in_flight).error == Error.STALE, "the leader's own change was made with it"
+    assert leave("c").error == Error.OK
+    assert leave("d").error == Error.OK
+    assert driver.partition() == after
+
+
+def test_a_late_wish_to_leave_does_not_touch_the_next_process(driver: Driver) -> None:
+    uid = driver.fsm.image.streams["orders"].uid
+    late = pb.LeaveIsr(stream="orders", uid=uid, partition=0, node="c", incarnation=driver.incarnation("c"))
+    driver.restart("c")
+    assert driver.ask(leaveIsr=late).error == Error.FENCED
+    assert driver.partition().isr == ("a", "b", "c")

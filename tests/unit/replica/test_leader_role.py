@@ -400,6 +400,27 @@ def test_a_failed_flush_answers_nobody() -> None:
     assert leader.has(do.DropPublishes)
 
 
+def test_a_failed_leader_gives_up_and_asks_again_until_the_metadata_shows_it() -> None:
+    leader = Stepped("a").leads()
+    leader.step(ev.StorageFailed("flush"))
+    assert leader.only(do.GiveUpLeadership).leader_epoch == 2
+    leader.step(ev.DeadlineReached(ev.Deadline.ISR_CHANGE), after_s=2.001)
+    assert leader.has(do.GiveUpLeadership)
+    leader.told(state(isr="bc", leader="b", leader_epoch=3, epoch=9))
+    assert not leader.has(do.GiveUpLeadership)
+    assert not leader.has(do.LeaveIsr)
+
+
+def test_a_failed_follower_leaves_the_isr() -> None:
+    follower = Stepped("b").opened()
+    follower.told(state(leader_epoch=2))
+    follower.step(ev.StorageFailed("flush"))
+    assert follower.has(do.LeaveIsr)
+    assert not follower.has(do.GiveUpLeadership)
+    follower.told(state(isr="ac", leader_epoch=2, epoch=9))
+    assert not follower.has(do.LeaveIsr)
+
+
 def test_a_single_replica_commits_by_itself() -> None:
     leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
     assert leader.replica.high_watermark == 3
