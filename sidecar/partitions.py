@@ -304,6 +304,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
         candidate=found.candidate,
         leaderships=found.leaderships,
         may_lead=found.may_lead,
+        unclean_elected=found.unclean_elected,
     )
 
 

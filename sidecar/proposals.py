@@ -72,7 +72,10 @@ class Proposals:
             lastEpoch=effect.last_epoch,
             newestOffset=effect.newest_offset,
             highWatermark=effect.high_watermark,
+            leaderLacks=effect.leader_lacks,
         )
+        if effect.leader_lacks:
+            logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
         self._spawn(self._send(key, pb.ControlRequest(reportLeader=report)))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:

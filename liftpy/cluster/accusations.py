@@ -85,7 +85,7 @@ class Accusations:
         """Stamp a report; whether it is kept back, for the accused to be asked first."""
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
-        if found is None or not _needs_questions(found[1], report):
+        if found is None or report.leaderLacks or not _needs_questions(found[1], report):
             return False
         key = found[0].key(report.partition)
         case = self._cases.get(key)

@@ -77,6 +77,7 @@ class PartitionFacts:
     candidate: str
     leaderships: int
     may_lead: frozenset[str]
+    unclean_elected: bool
 
 
 def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
@@ -94,6 +95,7 @@ def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
         candidate=partition.candidate,
         leaderships=partition.leaderships,
         may_lead=frozenset(stream.may_lead(partition)),
+        unclean_elected=partition.unclean_elected,
     )
 
 

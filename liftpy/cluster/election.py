@@ -20,8 +20,8 @@ Algorithm::
       |               OFFLINE <----------------------- nobody left
       +------------------+ a member of the ISR comes back: begin
 
-Candidates are ranked by (last epoch, newest offset) downwards, those who did not tell last; then by the number of
-partitions that they lead; then by replica order.
+Candidates are ranked by (last epoch, newest offset) downwards, those who did not tell last; then whoever led last, which has only
+restarted; then by the number of partitions that they lead; then by replica order.
 
 Worked example: replicas and ISR a b c, a leads and dies. b told (epoch 4, offset 90), c (epoch 4, offset 93). c is the
 candidate in a new LeaderEpoch; b follows it. c makes no progress: b is the candidate in the next LeaderEpoch, and
@@ -56,7 +56,7 @@ def begin(
     draft: Draft, stream: StreamImage, partition: PartitionImage, deposed: str = "", report: LeaderReport | None = None
 ) -> PartitionImage:
     """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
-    reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {})
+    reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
     told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
     return _conclude_if_all_told(draft, stream, started, told)
@@ -158,10 +158,11 @@ def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: 
     if not candidates:
         return offline(partition)
 
-    def rank(node_id: str) -> tuple[int, int, int, int]:
+    def rank(node_id: str) -> tuple[int, int, bool, int, int]:
         report = told.get(node_id)
         position = (report.last_epoch, report.newest_offset) if report else (-1, -2)
-        return -position[0], -position[1], draft.leader_count(node_id), partition.replicas.index(node_id)
+        another = node_id != partition.last_leader
+        return -position[0], -position[1], another, draft.leader_count(node_id), partition.replicas.index(node_id)
 
     return propose(draft, partition, min(candidates, key=rank))
 

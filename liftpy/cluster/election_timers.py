@@ -1,9 +1,11 @@
 """The metadata leader's clocks over elections: how long positions are waited for, and how long a candidate may be silent. Pure.
 
 Like sessions it is run by the metadata leader only and logs nothing but its proposals: ConcludeElection after
-``election_wait_s``, PassOver when the candidate showed no progress for ``candidate_timeout_s``, ElectLeader for an Offline
-partition with a live eligible member after ``retry_s`` (its candidates failed, and may not fail again). A candidate that
-shows progress is not cut short, however long its replay. A new metadata leader starts all clocks anew.
+``election_wait_s`` (where nobody was deposed, because the leader came back as another process, after a session: whoever is
+silent for so long is fenced, and HW waits for all the others anyway), PassOver when the candidate showed no progress for
+``candidate_timeout_s``, ElectLeader for an Offline partition with a live eligible member after ``retry_s`` (its candidates
+failed, and may not fail again). A candidate that shows progress is not cut short, however long its replay. A new metadata
+leader starts all clocks anew.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class ElectionTimers:
             PartitionStatus.CANDIDATE_FOUND: round(config.candidate_timeout_s * NS_PER_S),
             PartitionStatus.OFFLINE: round(retry_s * NS_PER_S),
         }
+        self._unhurried_ns = round(config.session_s * NS_PER_S) + self._wait_ns[PartitionStatus.ELECTION]
         self._image: ClusterImage | None = None
         self._clocks: dict[PartitionKey, _Clock] = {}
 
@@ -100,7 +103,9 @@ class ElectionTimers:
             return
         if partition.status is PartitionStatus.OFFLINE and not self._can_lead(stream, partition):
             return  # the return of a member of its ISR begins an election by itself
-        self._clocks[stream.key(partition.partition)] = _Clock(partition, now_ns + self._wait_ns[partition.status])
+        restarted = partition.status is PartitionStatus.ELECTION and not partition.deposed and not partition.passed_over
+        wait_ns = self._unhurried_ns if restarted else self._wait_ns[partition.status]
+        self._clocks[stream.key(partition.partition)] = _Clock(partition, now_ns + wait_ns)
 
     def _can_lead(self, stream: StreamImage, partition: PartitionImage) -> bool:
         image = self._image

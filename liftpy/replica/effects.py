@@ -242,6 +242,8 @@ class ReportLeader:
     last_epoch: int
     newest_offset: int
     high_watermark: int
+    leader_lacks: bool = False
+    """The leader lacks what is known here to be committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,11 @@ class FollowerRole(Role):
         if isinstance(cut, StartAfresh):
             self._start_afresh(cut.start_offset, out)
             return
+        if self._would_lose_committed(cut.end_offset):
+            if self.shared.state.status is PartitionStatus.ONLINE:
+                out.append(report_leader(self.shared, leader_lacks=True))
+            self._failed(now_ns, out)
+            return
         self._asks_again = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
             self._now(Following.CUTTING, out)
@@ -159,6 +164,11 @@ class FollowerRole(Role):
             out.append(TruncateLog(cut.end_offset))
         else:
             self._cut_done(now_ns, out)
+
+    def _would_lose_committed(self, end_offset: int) -> bool:
+        """Whether a cut to ``end_offset`` (exclusive) would take away what is known here to be committed. Then it is the leader whose
+        log went back in time [S15]: it must make way, and what only this log may hold is not cut on its word [D9]."""
+        return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
     def _start_afresh(self, start_offset: int, out: Effects) -> None:
         self._asks_again = False
@@ -366,9 +376,9 @@ class FollowerRole(Role):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + timeout_ns // 2, out)
 
 
-def report_leader(shared: Shared) -> ReportLeader:
+def report_leader(shared: Shared, leader_lacks: bool = False) -> ReportLeader:
     """A report with the position of this replica's log, for the leadership of the current state [C9]."""
     state, log = shared.state, shared.log
     return ReportLeader(
-        state.leader, state.leader_epoch, log.epochs.latest_epoch, log.flushed_newest_offset, log.high_watermark
+        state.leader, state.leader_epoch, log.epochs.latest_epoch, log.flushed_newest_offset, log.high_watermark, leader_lacks
     )

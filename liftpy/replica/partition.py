@@ -34,5 +34,7 @@ class PartitionState:
     candidate: str = ""
     leaderships: int = 0
     """How many there have been, the current one included."""
+    unclean_elected: bool = False
+    """An operator has had a leader elected that may lack what was committed [C11]."""
     may_lead: frozenset[str] = frozenset()
     """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""

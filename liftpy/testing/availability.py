@@ -1,9 +1,10 @@
 """L10: also while faults last, a connected majority of healthy replicas commits again within ``WITHIN_S``.
 
-Looked at every ``_EVERY_NS`` of virtual time. What counts as a lasting fault is a state of the world that has not changed for
-``WITHIN_S``: nobody died, came back, was cut off or mended meanwhile. In such a state a majority of the replica set that runs,
-reaches NATS, each other and the metadata group, and has a member that may lead, must have had a publish acknowledged ALL; whoever else
-is cut off, paused or dead, and whatever it says. Only where the network loses nothing at random: a plan with noise is no promise.
+Looked at every ``_EVERY_NS`` of virtual time. What counts as a lasting fault is a state of the world that has not changed
+for ``WITHIN_S``: nobody died, came back, was cut off or mended meanwhile. In such a state a majority of the replica set
+that runs, reaches NATS, each other and the metadata group, and has a member that may lead when the fault strikes, must have
+had a publish acknowledged ALL; whoever else is cut off, paused or dead, and whatever it says. Only where the network loses
+nothing at random: a plan with noise is no promise.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Availability:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world: object = None
+        self._heirs: frozenset[str] = frozenset()
+        """Who could lead when the world changed last. That a bad decision has led elsewhere since is no excuse."""
         self._changed_ns = self._acked_ns = cluster.clock.now_ns
         self._acked = 0
         self.stopped = False
@@ -41,6 +44,7 @@ class Availability:
         now_ns, world, acked = cluster.clock.now_ns, self._seen(), cluster.counters["ack ALL"]
         if world != self._world:
             self._world, self._changed_ns = world, now_ns
+            self._heirs = self._may_lead()
         if acked != self._acked:
             self._acked, self._acked_ns = acked, now_ns
         quiet_s = (now_ns - max(self._changed_ns, self._acked_ns)) / S
@@ -75,6 +79,10 @@ class Availability:
         cut = node_id in cluster.network.down or node_id in cluster.network.slow or node_id in cluster.group.cut
         return not cut and not node.lost_data and not any(r.failed for r in node.process.replicas.values())
 
+    def _may_lead(self) -> frozenset[str]:
+        stream = next(iter(self._cluster.group.image.streams.values()))
+        return frozenset(stream.may_lead(stream.partitions[0]))
+
     def _majority(self) -> tuple[str, ...]:
         """A smallest set of replicas that could commit, () if there is none."""
         cluster = self._cluster
@@ -82,7 +90,7 @@ class Availability:
             return ()
         stream = next(iter(cluster.group.image.streams.values()))
         partition = stream.partitions[0]
-        able = set(stream.may_lead(partition))
+        able = {node_id for node_id in self._heirs if cluster.checkers.holds_committed(stream.key(0), node_id)}
         majority = len(partition.replicas) // 2 + 1
         heirs = majority if stream.commits_by_quorum else 1
         healthy = [node_id for node_id in partition.replicas if self._is_healthy(node_id)]

@@ -186,7 +186,8 @@ class Checkers:
 
     def _leader_speaks(self, replica: SimReplica, where: str) -> None:
         """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
-        if self.lost_by_command(replica.key) or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
+        unseen = self.lost_by_command(replica.key) or replica.process.node.went_back
+        if unseen or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
             return
         ghost = self.ghost(replica.key)
         check(replica.log.high_watermark >= ghost.latest, "R4", where, "latest", replica.log.high_watermark, ghost.latest)
@@ -298,7 +299,7 @@ class Checkers:
         recorded = self.cluster.leader_of_epoch.get((replica.key, effect.leader_epoch))
         check(recorded == replica.node_id, "C1", where, "leads, recorded is", recorded)
         superseded = self._truth(replica.key).leader_epoch > effect.leader_epoch  # it has been paused; it may not speak [D22]
-        if not superseded and not self.lost_by_command(replica.key):
+        if not superseded and not self.lost_by_command(replica.key) and not replica.process.node.went_back:
             complete = ghost.holds_committed(self.shadow(replica), log.flushed_end_offset)
             check(complete, "D2", where, "leads to", log.flushed_end_offset, "but", ghost.high_watermark, "is committed")
         self.cluster.counters["leaderships"] += 1
@@ -355,7 +356,15 @@ class Checkers:
 
     def _counted(self, key: PartitionKey, truth: PartitionImage) -> list[str]:
         able = self.cluster.group.image.streams[key.stream].may_lead(truth)
-        return [node_id for node_id in able if not self.cluster.nodes[node_id].lost_data]
+        nodes = [self.cluster.nodes[node_id] for node_id in able]
+        for node in nodes:
+            seen = node.process is not None and key in node.process.replicas
+            node.went_back = node.went_back and not (seen and self.holds_committed(key, node.node_id))
+        return [node.node_id for node in nodes if not (node.lost_data or node.went_back)]
+
+    def holds_committed(self, key: PartitionKey, node_id: str) -> bool:
+        """Whether the disk of a node holds everything committed."""
+        return self._holds_committed(self.ghost(key), node_id)
 
     @staticmethod
     def _holds_committed(ghost: PartitionGhost, node_id: str) -> bool:

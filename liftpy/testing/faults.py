@@ -80,6 +80,7 @@ network that loses nothing, each for longer than a cluster may need to commit ag
 _YEAR_NS = 365 * 86_400 * S
 _LASTING_GAP_S = 8.0
 _LASTING_S = (15.0, 60.0)
+_SHRINKS_S = 7.0
 
 
 def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -> Plan:
@@ -114,6 +115,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
     )  # fmt: skip
     if profile == "lasting":
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
+        config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
     return Plan(
         seed=seed,
         node_count=node_count,
@@ -126,8 +128,8 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         metadata_loss=bad * rng.choice((0.0, 0.02, 0.2)),
         metadata_slow_ns=min(rng.choice((2 * MS, 20 * MS, 300 * MS)), round(session_s * S / 8)),
         flush_ns=rng.choice((MS // 5, 2 * MS, 20 * MS)),
-        publish_interval_ns=rng.choice((15 * MS, 60 * MS, 200 * MS)),
-        publisher_count=rng.choice((1, 2)),
+        publish_interval_ns=500 * MS if profile == "lasting" else rng.choice((15 * MS, 60 * MS, 200 * MS)),
+        publisher_count=1 if profile == "lasting" else rng.choice((1, 2)),
         faults=_draw_lasting(rng, nodes, horizon_s)
         if profile == "lasting"
         else tuple(
@@ -175,6 +177,9 @@ def _draw_lasting(rng: random.Random, nodes: list[str], horizon_s: float) -> tup
         node = rng.choice(nodes)
         other = rng.choice([n for n in nodes if n != node])
         kind, for_s = rng.choice(PROFILES["lasting"]), rng.uniform(*_LASTING_S)
+        if rng.random() < 0.5:  # one leaves the ISR first, and is there again when the next fault strikes
+            faults.append(Fault(int(at_s * S), "cut", other, node, int(_SHRINKS_S * S), rng.random()))
+            at_s += _SHRINKS_S + rng.choice((0.0, 0.01, 0.5))
         faults.append(Fault(int(at_s * S), kind, node, other, int(for_s * S), rng.random()))
     return tuple(faults)
 

@@ -43,7 +43,7 @@ def partition_state(stream: StreamImage, partition: PartitionImage) -> Partition
         key=found.key, replicas=found.replicas, isr=found.isr, leader=found.leader, leader_epoch=found.leader_epoch,
         epoch=found.epoch, status=PartitionStatus(found.status), min_isr=found.min_isr,
         commit_policy=found.commit_policy, candidate=found.candidate, leaderships=found.leaderships,
-        may_lead=found.may_lead,
+        may_lead=found.may_lead, unclean_elected=found.unclean_elected,
     )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class SimNode:
         """Of its disk, to be put back by a fault."""
         self.lost_data = False
         """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
+        self.went_back = False
+        """Its logs went back in time and its registration does not show it: nobody may take it for complete until it is again."""
 
     @property
     def up(self) -> bool:
@@ -248,7 +250,7 @@ class Process:
     def _data_path_looked_at(self) -> None:
         """The client library tells at once when its connection is lost; a turn of heartbeats later is as good."""
         is_up = self.node_id not in self.cluster.network.down
-        if is_up != self._data_path_is_up:
+        if is_up != self._data_path_is_up and not self.dead:
             self._data_path_is_up = is_up
             for replica in self.replicas.values():
                 replica.feed(ev.DataPathChanged(is_up))

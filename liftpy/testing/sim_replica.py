@@ -490,6 +490,7 @@ class SimReplica:
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
             witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
             lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
+            leaderLacks=effect.leader_lacks,
         )  # fmt: skip
         self.process.propose(pb.ControlRequest(reportLeader=report), lambda response: None)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from liftpy.client import progress
 from liftpy.cluster.accusations import Accusations, Said
-from liftpy.cluster.decisions import elections
+from liftpy.cluster.decisions import elections, leadership
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, LiftError
@@ -267,6 +268,22 @@ def the_accused_always_serves() -> Patches:
     return [method(Accusations, "testified", testified), method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
 
 
+def a_leader_that_comes_back_leads_unasked() -> Patches:
+    real = leadership._complete_back
+
+    def goes_on(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
+        if partition.leader == node_id:
+            return replace(partition, leader_epoch=draft.next_leader_epochs())
+        return real(draft, stream, partition, node_id)
+
+    cuts = method(FollowerRole, "_would_lose_committed", lambda self, end_offset: False)
+    return [method(leadership, "_complete_back", goes_on), cuts]
+
+
+def cut_below_what_is_known_to_be_committed() -> Patches:
+    return [method(FollowerRole, "_would_lose_committed", lambda self, end_offset: False)]
+
+
 def told_once_and_never_again() -> Patches:
     real = LeaderRole._probe
 
@@ -414,6 +431,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("nobody witnesses against a sole member", "L10", nobody_witnesses_against_a_sole_member),
     Mutant("a leader without a data path stays", "L10", a_leader_without_a_data_path_stays),
     Mutant("the accused always serves", "L10", the_accused_always_serves),
+    Mutant("a leader that comes back leads unasked", "S15", a_leader_that_comes_back_leads_unasked),
+    Mutant("cut below what is known to be committed", "D9", cut_below_what_is_known_to_be_committed),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),

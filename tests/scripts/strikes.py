@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from liftpy.log.memory import MemoryStorage
@@ -78,6 +79,17 @@ class Strikes:
         self._note(f"{node}'s disk is put back from the copy")
         machine.disk.put_back(machine.copy)
         machine.lost_data = True
+        self.cluster.checkers.disk_lost()
+
+    def put_back_logs(self, node: str) -> None:
+        """The same for the logs alone: so that nothing of the node's registration shows it."""
+        machine = self.cluster.nodes[node]
+        assert not machine.up, f"{node} runs"
+        assert machine.copy is not None
+        self._note(f"{node}'s logs are put back from the copy")
+        identity = machine.disk.copy()
+        machine.disk.put_back(replace(identity, folders=machine.copy.folders))
+        machine.lost_data = machine.went_back = True
         self.cluster.checkers.disk_lost()
 
     def forge_notice(self, node: str, *, high_watermark: int, log_start_offset: int = 0) -> None:

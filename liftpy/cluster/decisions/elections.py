@@ -36,6 +36,8 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
         return refusal
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
+    if request.leaderLacks and partition.status is PartitionStatus.ONLINE:
+        return _leader_lacks(draft, stream, partition, request)
     if request.witness == partition.leader or not _counts(stream, partition, request.witness):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} is no witness", partition)
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
@@ -47,6 +49,16 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
     return _depose(draft, stream, partition, report)
+
+
+def _leader_lacks(draft: Draft, stream: StreamImage, partition: PartitionImage, request: pb.ReportLeader) -> Decision:
+    """A replica that may lead knows something to be committed that the leader does not hold: the leader's log went back in time. It is
+    complete no more [C10, S15]. A witness that may lack something itself can't be followed: then nothing is decided here."""
+    if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
+        return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
+    lacking = {partition.leader, *partition.incomplete} if stream.commits_by_quorum else set(partition.incomplete)
+    doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in lacking))
+    return _depose(draft, stream, doubted, _report(draft, request))
 
 
 def give_up_leadership(draft: Draft, request: pb.GiveUpLeadership) -> Decision:

@@ -1,9 +1,11 @@
 """What a node's coming and going does to the partitions that it holds.
 
-A complete replica that registers anew stays in its ISRs, and what it leads gets a new LeaderEpoch, so that one
-LeaderEpoch never spans two processes. One that may have lost acknowledged data leaves every ISR, but for those of which
-it is the only member: these go Offline until the operator decides [C7, C10]. A node whose session ends is deposed where
-it leads, and passed over where it promotes itself.
+A complete replica that registers anew stays in its ISRs, and what it leads gets a new LeaderEpoch, so that one LeaderEpoch
+never spans two processes. It does not go on leading unasked: an election asks all who may lead for their positions and
+takes the best, itself on a tie. A folder may have gone back in time in a way that its registration does not show [S15], and
+then the others hold what it lacks. Nothing is acknowledged before they have joined or are gone anyway. One that may have
+lost acknowledged data leaves every ISR, but for those of which it is the only member: these go Offline until the operator
+decides [C7, C10]. A node whose session ends is deposed where it leads, and passed over where it promotes itself.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
 
 def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
     if partition.leader == node_id:
-        return replace(partition, leader_epoch=draft.next_leader_epochs())
+        if not draft.rules.elections or election.eligible(draft, stream, partition) == (node_id,):
+            return replace(partition, leader_epoch=draft.next_leader_epochs())
+        return election.begin(draft, stream, partition)
     if partition.candidate == node_id:
         partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
     elif partition.status is PartitionStatus.ELECTION:

@@ -250,7 +250,7 @@ class ChangeIsr(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., isr: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportLeader(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "stampNs", "stampTerm", "accusedAsked")
+    __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "stampNs", "stampTerm", "accusedAsked", "leaderLacks")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class ReportLeader(_message.Message):
     STAMPNS_FIELD_NUMBER: _ClassVar[int]
     STAMPTERM_FIELD_NUMBER: _ClassVar[int]
     ACCUSEDASKED_FIELD_NUMBER: _ClassVar[int]
+    LEADERLACKS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -277,7 +278,8 @@ class ReportLeader(_message.Message):
     stampNs: int
     stampTerm: int
     accusedAsked: bool
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ..., accusedAsked: _Optional[bool] = ...) -> None: ...
+    leaderLacks: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ..., accusedAsked: _Optional[bool] = ..., leaderLacks: _Optional[bool] = ...) -> None: ...
 
 class ReportPromotion(_message.Message):
     __slots__ = ("stream", "uid", "partition", "candidate", "candidateIncarnation", "leaderEpoch", "epoch", "replayedEndOffset", "newestOffset", "finished")

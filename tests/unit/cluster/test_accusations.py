@@ -68,7 +68,7 @@ def test_an_answer_about_another_epoch_is_no_answer_and_a_new_term_begins_anew()
     cluster, accusations = accused()
     accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
     old = accusations.questions()
-    cluster.restart("a")
+    cluster.restarts_and_leads_again()
     accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
     for question in old:
         accusations.testified(question, DOES_NOT)

@@ -40,6 +40,15 @@ class Cluster(Driver):
         )  # fmt: skip
         return self.ask(reportLeader=pb.ReportLeader(**(fields | other)))
 
+    def restarts_and_leads_again(self) -> None:
+        """The leader's process is another one; everyone tells the same position."""
+        leader = self.partition().leader
+        self.restart(leader)
+        for node in self.partition().isr:
+            self.report(node)
+        self.promote()
+        assert self.partition().leader == leader
+
     def promotion(self, **other: Any) -> pb.ReportPromotion:
         partition = self.partition()
         fields = self.about(
@@ -159,6 +168,46 @@ def test_a_witness_that_has_joined_again_does_not_count_for_what_it_said_before(
     assert cluster.now == (ONLINE, "a", "")
 
 
+def test_a_leader_that_comes_back_leads_again_only_if_nobody_has_more() -> None:
+    cluster = Cluster()
+    cluster.restart("a")
+    assert cluster.now == (ELECTION, "", "")
+    cluster.report("a", (1, 10))
+    cluster.report("b", (1, 12))
+    assert cluster.now == (ELECTION, "", ""), "c may have still more"
+    cluster.report("c", (1, 10))
+    assert cluster.now == (CANDIDATE_FOUND, "", "b")
+    cluster.promote()
+    assert cluster.partition().isr == ("a", "b", "c"), "nobody was deposed"
+
+
+def test_alone_it_leads_on_at_once_and_others_that_are_fenced_are_not_waited_for() -> None:
+    cluster = Cluster()
+    cluster.fence("b")
+    cluster.fence("c")
+    epoch = cluster.partition().leader_epoch
+    cluster.restart("a")
+    assert cluster.now == (ONLINE, "a", "")
+    assert cluster.partition().leader_epoch > epoch
+    waiting = Cluster()
+    waiting.restart("a")
+    waiting.report("a")
+    waiting.fence("b")
+    assert waiting.now == (ELECTION, "", "")
+    waiting.fence("c")
+    assert waiting.now == (CANDIDATE_FOUND, "", "a")
+
+
+def test_a_leader_that_lacks_what_is_committed_makes_way_on_the_word_of_one_that_may_lead() -> None:
+    cluster = Cluster(minIsr=1)
+    cluster.change_isr(["a", "c"])
+    assert cluster.report("b", leaderLacks=True).error == Error.INVALID, "it may lack something itself"
+    cluster.report("c", (1, 12), leaderLacks=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert cluster.partition().isr == ("c",)
+
+
 def test_a_leader_gives_up_what_another_can_take_and_keeps_the_rest() -> None:
     cluster = Cluster(minIsr=1)
 
@@ -182,7 +231,7 @@ def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:
     cluster = Cluster()
     cluster.report("b")
     old = cluster.partition().leader_epoch
-    cluster.restart("a")
+    cluster.restarts_and_leads_again()
     assert not cluster.fsm.image.reports
     cluster.report("c")
     assert cluster.now == (ONLINE, "a", "")

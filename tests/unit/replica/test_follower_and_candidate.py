@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from stepping import KEY, S, Stepped, state
 
@@ -414,8 +416,20 @@ def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> Non
     assert node.replica.role == "WAITING"
 
 
-def test_a_cut_below_the_own_watermark_takes_it_along() -> None:
+def test_a_cut_below_the_own_watermark_takes_it_along_after_an_unclean_election() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
-    follower.told(state(leader_epoch=5))
+    follower.told(replace(state(leader_epoch=5), unclean_elected=True))
     follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 5, 0))
     assert follower.replica.high_watermark == 7
+
+
+def test_without_one_nothing_is_cut_that_is_known_to_be_committed() -> None:
+    follower = Stepped("b").opened(14, 12, ((1, 0),))
+    follower.told(state(leader_epoch=5))
+    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 11, 5, 0))
+    assert follower.only(do.ReportLeader).leader_lacks
+    assert not follower.has(do.TruncateLog)
+    assert follower.replica.log.log_end_offset == 14
+    follower.step(ev.DeadlineReached(ev.Deadline.FETCH), 2)
+    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 12, 5, 0))
+    assert follower.only(do.TruncateLog).end_offset == 13, "what lies above HW may go"
