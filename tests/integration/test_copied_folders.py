@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,28 @@ async def test_a_folder_is_put_back_from_a_copy_of_a_clean_stop(
     await fragile.publish_acked(subject, last)
     await expect_everywhere(fragile, stream_name, acked + more + last)
     assert any("older copy" in line for line in node.log)
+
+
+async def test_a_folder_is_put_back_from_a_copy_of_a_running_one(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+    """The copy has seen the process that registered last, so its registration shows nothing: the election compares the logs."""
+    await fragile.create(stream_name)
+    subject = f"data.{stream_name}"
+    leader = await settle(fragile, stream_name)
+    folder, copy = fragile.cluster.data / leader, tmp_path / "copy"
+    acked = payloads("before the copy", 10)
+    await fragile.publish_acked(subject, acked)
+    with contextlib.suppress(shutil.Error):  # files come and go meanwhile
+        await asyncio.to_thread(shutil.copytree, folder, copy)
+    more = payloads("after the copy", 60)
+    await fragile.publish_acked(subject, more)
+    await kill_all(fragile)
+    await asyncio.to_thread(shutil.rmtree, folder)
+    await asyncio.to_thread(shutil.copytree, copy, folder)
+    await start_all(fragile)
+    await settle(fragile, stream_name)
+    last = payloads("in the end", 5)
+    await fragile.publish_acked(subject, last)
+    await expect_everywhere(fragile, stream_name, acked + more + last)
 
 
 async def leads(bench: Any, name: str, node: str) -> bool:
