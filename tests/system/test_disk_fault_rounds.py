@@ -54,11 +54,11 @@ async def field() -> AsyncIterator[Field]:
 @pytest.mark.parametrize(
     ("name", "number"),  # the number chooses between variants, see the catalogue
     [
-        ("power-cut-one", 0),
         ("kill-then-power-cut", 0),
         ("flush-fails-all", 1),
         ("journal-short-write", 1),
-        ("folder-restored", 0),
+        ("folder-restored", 1),
+        ("flush-fails-leader", 0),
         ("isr-of-two-cut", 0),
     ],
 )
