@@ -7,7 +7,6 @@ queue is bounded by construction (only effects of the running step add to it), a
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from liftpy.ids import PartitionKey
 from liftpy.replica.effects import Effect
 from liftpy.replica.events import Event
 from liftpy.replica.replica import Replica
+from sidecar import clock
 
 logger = logging.getLogger("liftpy.driver")
 
@@ -49,7 +49,7 @@ class Driver:
         try:
             queue, step, execute = self._queue, self.replica.step, self.execute
             while queue:
-                effects = step(event := queue.popleft(), time.monotonic_ns())
+                effects = step(event := queue.popleft(), clock.now_ns())
                 if self._debug:
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:

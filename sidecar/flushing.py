@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from liftpy.config import NS_PER_S, FlushMode, FlushPolicy
 from liftpy.errors import LiftError, StorageError
 from liftpy.log.flush import Flush
 from liftpy.log.log import Log
+from sidecar import clock
 from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
@@ -60,7 +60,7 @@ class Flusher:
         self._flushed(self._log.log_end_offset)
         if self._policy.mode is FlushMode.INTERVAL and not self._armed:
             self._armed = True
-            self._timers.set(self._timer, time.monotonic_ns() + round(self._policy.interval_s * NS_PER_S))
+            self._timers.set(self._timer, clock.now_ns() + round(self._policy.interval_s * NS_PER_S))
 
     def _due(self) -> None:
         self._armed = False

@@ -17,6 +17,7 @@ from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar import clock
 from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
 from sidecar.settings import NodeSettings
@@ -116,7 +117,7 @@ class Membership:
             await asyncio.sleep(max(0.0, started + interval_s - time.monotonic()))
 
     async def _one_beat(self, request: pb.ControlRequest) -> None:
-        sent_ns = time.monotonic_ns()
+        sent_ns = clock.now_ns()
         response = await self._group.propose(request, self._settings.replication.session_s / 2)
         if response.error == pb.ControlResponse.OK:
             if self._seen_index < response.index:

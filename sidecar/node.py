@@ -23,6 +23,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, open_bus
@@ -100,7 +101,7 @@ class Node:
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
-        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(time.monotonic_ns()))
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         self._link = GroupLink(settings, folder, self.subjects, self._inboxes, self.counters)
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
@@ -111,7 +112,7 @@ class Node:
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
-        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(time.monotonic_ns(), silences=1))
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns(), silences=1))
         self.incarnation = await self._membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,

@@ -26,6 +26,7 @@ from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
 from liftpy.replica.replica import Replica
 from liftpy.wire.subjects import Subjects, data_subject
+from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule, PendingAcks
 from sidecar.bus.connection import BusConnection
@@ -106,7 +107,7 @@ class PartitionWorker:
             self.acks,
             self.feed,
             log_end_offset=lambda: self.log.log_end_offset,
-            may_answer=lambda: self.replica.may_answer_publishers(time.monotonic_ns()),
+            may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
         )
         self.service = ReplicationService(node.bus, node.subjects, key, node.inboxes, self.feed, node.counters)
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
@@ -227,7 +228,7 @@ class PartitionWorker:
     @property
     def may_answer_latest(self) -> bool:
         """Whether HW is the partition's latest: never asked of a leader whose HW is still below its epoch's start [D8]."""
-        return not self.leads or self.replica.may_answer_latest(time.monotonic_ns())
+        return not self.leads or self.replica.may_answer_latest(clock.now_ns())
 
     @property
     def may_serve_reads(self) -> bool:
@@ -247,7 +248,7 @@ class PartitionWorker:
 
     def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
         """Whether a reader's last record lies on this log [R6]."""
-        return self.replica.judge_reader(last_offset, last_epoch, time.monotonic_ns())
+        return self.replica.judge_reader(last_offset, last_epoch, clock.now_ns())
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:

@@ -22,6 +22,7 @@ from liftpy.ids import PartitionKey
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import replication_pb2
+from sidecar import clock
 from sidecar.ending import end_tasks
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
 from sidecar.services import PartitionServices
@@ -131,7 +132,7 @@ class Partitions:
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False
-        return worker.replica.serves(question.leaderEpoch, time.monotonic_ns())
+        return worker.replica.serves(question.leaderEpoch, clock.now_ns())
 
     # ---- one partition -------------------------------------------------------------------------------------------------
     def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:

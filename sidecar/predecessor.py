@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from nats.aio.client import Client
 
 from liftpy.cluster.predecessor import Predecessor, Sign, Verdict
 from liftpy.errors import FencedError
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.absence import look_for
 
 logger = logging.getLogger("liftpy.node")
@@ -23,7 +23,7 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED
-        verdict = inquiry.heard(sign, time.monotonic_ns())
+        verdict = inquiry.heard(sign, clock.now_ns())
         if verdict is Verdict.GO_ON:
             return
         if verdict is Verdict.GIVE_UP:

@@ -8,7 +8,6 @@ candidate, nothing is held up.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +23,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 from sidecar.timers import Timer, Timers
@@ -92,9 +92,9 @@ class PartitionServices:
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
         """A heartbeat; ``inbox`` may be answered."""
-        self._carry_out(self._sessions.hello(hello, inbox, self._view(), time.monotonic_ns()))
+        self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if len(self._sessions):
-            self._timers.set(self._check, time.monotonic_ns() + self._session_ns // _CHECKS_PER_SESSION)
+            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
 
     def ack(self, ack: pb.ServiceAck) -> None:
         """A service is connected, or has replayed."""
@@ -117,10 +117,10 @@ class PartitionServices:
         )
 
     def _expire(self) -> None:
-        for name in self._sessions.expire(time.monotonic_ns()):
+        for name in self._sessions.expire(clock.now_ns()):
             logger.warning("%s: service %s is silent and forgotten until it registers again", self.key, name)
         if len(self._sessions):
-            self._timers.set(self._check, time.monotonic_ns() + self._session_ns // _CHECKS_PER_SESSION)
+            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

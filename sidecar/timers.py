@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import Callable
+
+from sidecar import clock
 
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
@@ -33,7 +34,7 @@ class Timer:
 
 
 class Timers:
-    """``set`` and ``cancel`` Timer objects; times are ``time.monotonic_ns``."""
+    """``set`` and ``cancel`` Timer objects; times are ``clock.now_ns``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -45,7 +46,7 @@ class Timers:
 
     def set(self, timer: Timer, at_ns: int) -> None:
         """Fire ``timer`` at ``at_ns``, instead of at an earlier setting."""
-        if at_ns - time.monotonic_ns() > FAR_NS:
+        if at_ns - clock.now_ns() > FAR_NS:
             at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
         timer._wanted_ns = at_ns
         if timer._queued_ns is None or at_ns < timer._queued_ns:
@@ -68,12 +69,12 @@ class Timers:
         if self._handle is not None:
             self._handle.cancel()
         self._handle_ns = _round_up(at_ns)
-        delay_s = max(0, self._handle_ns - time.monotonic_ns()) / 1e9
+        delay_s = max(0, self._handle_ns - clock.now_ns()) / 1e9
         self._handle = self._loop.call_later(delay_s, self._fire)
 
     def _fire(self) -> None:
         self._handle = None
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         heap, due = self._heap, []
         while heap and heap[0][0] <= now_ns:
             at_ns, _, timer = heapq.heappop(heap)

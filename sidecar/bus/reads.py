@@ -7,7 +7,6 @@ one too many is answered at once.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +20,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.batch import parse_header
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.timers import Timer, Timers
@@ -237,7 +237,7 @@ class ReadService:
         timer = Timer(lambda: self._expired(number))
         self._waiting[number] = _Waiting(reply, request, offset, timer)
         wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
-        self._timers.set(timer, time.monotonic_ns() + wait_ns)
+        self._timers.set(timer, clock.now_ns() + wait_ns)
 
     def _end_offset(self, isolation: int) -> int:
         """Exclusive end of what a reader of ``isolation`` may see."""

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 
 from liftpy.errors import ProtocolError
 from liftpy.wire._pb import raft_pb2 as pb
+from sidecar.raft.numbers import MAX_NUMBER
 
 Message = dict[str, Any]
 Entry = tuple[bytes, int, int]
@@ -23,6 +24,7 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
     match message["type"]:
         case "append_entries" if "serialized" in message:
             chunk = pb.RaftSnapshotChunk(term=message["term"], commitIndex=message["commit_index"])
+            chunk.sentNs = message.get("sent_ns", 0)
             if message["serialized"]:
                 data, first, last = message["serialized"]
                 chunk.present, chunk.data, chunk.first, chunk.last = True, data, first, last
@@ -32,11 +34,13 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
         case "next_node_idx":
             step = pb.RaftNextIndex(nextIndex=message["next_node_idx"], reset=message["reset"], success=message["success"])
             step.appliedIndex = message.get("applied_index", 0)
+            step.echoNs = message.get("echo_ns", 0)
             return pb.RaftMessage(nextIndex=step)
         case "request_vote":
             vote = pb.RaftRequestVote(
                 term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
             )
+            vote.transfer = message.get("transfer", False)
             return pb.RaftMessage(requestVote=vote)
         case "response_vote":
             return pb.RaftMessage(responseVote=pb.RaftResponseVote(term=message["term"]))
@@ -46,15 +50,34 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
 
 
 def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
-    append = pb.RaftAppendEntries(term=message["term"], commitIndex=message["commit_index"])
+    append = pb.RaftAppendEntries(term=message["term"], commitIndex=message["commit_index"], sentNs=message.get("sent_ns", 0))
     if message["prevLogIdx"] is not None:
         append.previousIndex, append.previousTerm = message["prevLogIdx"], message["prevLogTerm"]
     append.entries.extend(pb.RaftEntry(command=c, index=i, term=t) for c, i, t in message["entries"])
     return append
 
 
+_NUMBERS = (
+    "term",
+    "commit_index",
+    "prevLogIdx",
+    "prevLogTerm",
+    "next_node_idx",
+    "applied_index",
+    "last_log_index",
+    "last_log_term",
+)
+
+
 def decode(data: bytes) -> Message:
-    """The library's message in ``data``; ProtocolError for anything else."""
+    """The library's message in ``data``; ProtocolError for anything else, and for terms and indexes that no group gets to."""
+    message = _parsed(data)
+    if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
+        raise ProtocolError("a term or an index of the metadata group is beyond its bound")
+    return message
+
+
+def _parsed(data: bytes) -> Message:
     try:
         message = pb.RaftMessage.FromString(data)
     except DecodeError as error:
@@ -65,7 +88,8 @@ def decode(data: bytes) -> Message:
         case "snapshotChunk":
             chunk = message.snapshotChunk
             piece = (chunk.data, chunk.first, chunk.last) if chunk.present else None
-            return {"type": "append_entries", "term": chunk.term, "commit_index": chunk.commitIndex, "serialized": piece}
+            head = {"type": "append_entries", "term": chunk.term, "commit_index": chunk.commitIndex}
+            return {**head, "serialized": piece, "sent_ns": chunk.sentNs}
         case "nextIndex":
             step = message.nextIndex
             return {
@@ -74,6 +98,7 @@ def decode(data: bytes) -> Message:
                 "reset": step.reset,
                 "success": step.success,
                 "applied_index": step.appliedIndex,
+                "echo_ns": step.echoNs,
             }
         case "requestVote":
             vote = message.requestVote
@@ -82,6 +107,7 @@ def decode(data: bytes) -> Message:
                 "term": vote.term,
                 "last_log_index": vote.lastLogIndex,
                 "last_log_term": vote.lastLogTerm,
+                "transfer": vote.transfer,
             }
         case "responseVote":
             return {"type": "response_vote", "term": message.responseVote.term}
@@ -96,8 +122,9 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
         raise ProtocolError("an append has a previous index or term, but not both")
     entries: list[Entry] = []
     for entry in append.entries:
-        follows = not entries or entry.index == entries[-1][1] + 1
-        if not entry.command or not entry.index or not follows or (known and entry.index <= append.previousIndex):
+        follows = entry.index == (entries[-1][1] if entries else append.previousIndex if known else entry.index - 1) + 1
+        in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term
+        if not entry.command or not follows or not in_bounds:
             raise ProtocolError(f"entry {entry.index} of an append is empty or out of order")
         entries.append((entry.command, entry.index, entry.term))
     return {
@@ -107,4 +134,5 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
         "entries": entries,
         "prevLogIdx": append.previousIndex if known else None,
         "prevLogTerm": append.previousTerm if known else None,
+        "sent_ns": append.sentNs,
     }

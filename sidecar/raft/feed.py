@@ -20,6 +20,7 @@ from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import Forwarder
 from sidecar.raft.group import Watcher
@@ -174,7 +175,7 @@ class FeedSubscriber:
 
     async def _ask_for_what_is_missing(self) -> None:
         while True:
-            request = self._subscription.request(time.monotonic_ns())
+            request = self._subscription.request(clock.now_ns())
             if request is None:
                 await asyncio.sleep(_POLL_S)
                 continue

@@ -42,6 +42,9 @@ class Hardening:
             case "next_node_idx" if term != core.raftCurrentTerm:
                 self._counters["answers of another term"] += 1
                 return True
+            case "next_node_idx" if not 0 < message["next_node_idx"] <= core.log.last_index + 1:
+                self._counters["answers beyond the log"] += 1
+                return False
             case "next_node_idx" if message["success"] and not message["reset"] and core.leads:
                 before = core.next_index(node)
                 self._handler(node, message)

@@ -27,6 +27,7 @@ import crc32c
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk.files import replace_file, sync_folder
 from sidecar.raft.codec import Entry
+from sidecar.raft.numbers import MAX_NUMBER
 
 _MAGIC = b"LFRJ\x01\x00\x00\x00"
 _FRAME = struct.Struct("<II")
@@ -37,8 +38,6 @@ _NEW_FRAME_BYTES = 8 << 20
 """A rewritten file is made of frames of about this size."""
 _APPEND_BYTES = 256 << 20
 """More than this is not appended: the file is rewritten instead."""
-MAX_NUMBER = 1 << 62
-"""Terms and indexes are below: no group gets there, and a wrong one must not come near what 64 bits can hold."""
 
 
 class GroupJournal:

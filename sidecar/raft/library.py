@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import pysyncobj.journal
@@ -21,6 +22,7 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from liftpy.errors import ConfigError, ProtocolError, StorageError
+from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
 
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "settings"]
@@ -151,6 +153,7 @@ class RaftCore(SyncObj):
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
         others = [Node(i) for i in members if i != node_id]
         super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
+        self._SyncObj__serializer.setTransmissionData = self._fatal(self._put_dump_in_place)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
         if missing:
@@ -167,6 +170,13 @@ class RaftCore(SyncObj):
                 raise
 
         return run
+
+    def _put_dump_in_place(self, piece: tuple[bytes, bool, bool]) -> bool:
+        """A whole snapshot of the leader's takes the place of the own: flushed first. The library would rename a file over the own one
+        that a power cut leaves empty, with a journal that begins where the own one ended."""
+        data, _, _ = piece
+        replace_file(Path(self.conf.fullDumpFile), data)
+        return True
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None]) -> None:
         """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise."""
@@ -201,12 +211,6 @@ class RaftCore(SyncObj):
     def match_index(self, node_id: str) -> int:
         """Leader: the last entry that the member is known to have."""
         return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
-
-    def confirmed_at(self) -> float:
-        """Leader: the moment (the library's monotonic seconds) at which a majority had last answered."""
-        answers = sorted(self._SyncObj__lastResponseTime.values(), reverse=True)
-        needed = (len(answers) + 1) // 2
-        return float(answers[needed - 1]) if needed else pysyncobj.syncobj.monotonicTime()
 
     def forget_match(self, node: Node) -> None:
         """Leader: what ``node`` has acknowledged, it has to acknowledge again. It may be another process, on an emptied folder."""

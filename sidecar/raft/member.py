@@ -29,6 +29,7 @@ from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.disk.files import make_folder
 from sidecar.ending import end_tasks
 from sidecar.raft.control import ControlDesk
@@ -182,7 +183,7 @@ class RaftMember:
             still = self._core.leads and self._core.raftCurrentTerm == term and not self._leaving
             if response.error == pb.ControlResponse.OK and still:
                 self._duty_since = term
-                self._duties.lead(self._fsm.image, time.monotonic_ns(), term)
+                self._duties.lead(self._fsm.image, clock.now_ns(), term)
                 self._feed.lead()
                 return
 
@@ -199,7 +200,7 @@ class RaftMember:
             for watcher in self._watchers:
                 watcher(before, image)
         if self._duty_since >= 0:
-            now_ns = time.monotonic_ns()
+            now_ns = clock.now_ns()
             if image is not before:
                 self._duties.image_changed(image, now_ns)
             deadline_ns = self._duties.next_deadline_ns()
@@ -316,8 +317,7 @@ class RaftMember:
         if not self._core.leads or self._driver.stopped:
             return None
         if self._duty_since >= 0:
-            confirmed_ns = int(self._core.confirmed_at() * 1e9)
-            answer = self._duties.answer(request, self._fsm.image, time.monotonic_ns(), confirmed_ns)
+            answer = self._duties.answer(request, self._fsm.image, clock.now_ns(), self._transport.confirmed_ns())
             if answer is not None:
                 return self._with_members(answer)
         elif request.WhichOneof("request") in ("heartbeat", "reportLeader"):

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sidecar.raft.numbers import MAX_NUMBER
+
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
@@ -122,7 +124,9 @@ class Sessions:
             self.counters["short frame"] += 1
             return
         kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
-        if kind == _HELLO:
+        if term >= MAX_NUMBER:
+            self.counters["stale frame"] += 1  # of no session that there can be
+        elif kind == _HELLO:
             if own == peer.own_epoch:
                 peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
             self._hello_received(peer, epoch, own, now)

@@ -14,7 +14,8 @@ from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.wire._pb import raft_pb2 as pb
 from sidecar.disk.files import replace_file
 from sidecar.raft.codec import Entry
-from sidecar.raft.journal import MAX_NUMBER, GroupJournal
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.numbers import MAX_NUMBER
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC, _VERSION = b"LFRS", 1

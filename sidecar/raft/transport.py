@@ -1,4 +1,9 @@
-"""The library's transport on top of ``Sessions``: messages through the strict codec, in and out, hardened on the way in."""
+"""The library's transport on top of ``Sessions``: messages through the strict codec, in and out, hardened on the way in.
+
+It also knows what a leader's leases rest on. An answer confirms the leadership at the moment at which the append that it answers was
+SENT: the follower echoes the leader's time stamp. From then on for VOTE_AGAIN_S that follower votes for nobody else, so that no other
+leader can be elected while a majority's confirmations are younger: unless the leader itself has asked for the election.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,18 @@ import time
 from collections.abc import Callable
 
 from liftpy.errors import ProtocolError
+from sidecar import clock as clocks
 from sidecar.raft import codec
 from sidecar.raft.codec import Message
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, Transport
 from sidecar.raft.sessions import Sessions
+
+VOTE_AGAIN_S = 0.4
+"""How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
+shortest election time-out without the pause between two appends, or a fail-over would need a second election."""
+_TRANSFER_S = 2.0
+"""An election within this time after the leader has asked for it is one that it asked for."""
 
 
 class SessionTransport(Transport):
@@ -24,6 +36,7 @@ class SessionTransport(Transport):
         *,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], int] = lambda: random.SystemRandom().getrandbits(63),
+        stamp: Callable[[], int] = clocks.now_ns,
     ) -> None:
         super().__init__(None, None, [])
         self._clock = clock
@@ -31,6 +44,12 @@ class SessionTransport(Transport):
         self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer as it last said to this leader; for the status."""
+        self._stamp = stamp
+        self._echoes: dict[str, int] = {}
+        """Sender of appends -> the stamp of the newest one in this session."""
+        self._confirmed: dict[str, tuple[int, int]] = {}
+        """Follower -> (term, when this leader had sent what it has answered, ns)."""
+        self._leader_heard_at = self._transfer_asked_at = -1e9
         self._not_forwarded: list[tuple[Node, int | None]] = []
         """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and
         the proposer repeats them under their operation id."""
@@ -58,8 +77,13 @@ class SessionTransport(Transport):
             return False
         if self._core.on_probation and message["type"] in ("request_vote", "response_vote"):
             return False
-        if message["type"] == "next_node_idx":
+        if message["type"] == "append_entries":
+            message = {**message, "sent_ns": self._stamp()}
+        elif message["type"] == "request_vote":
+            message = {**message, "transfer": self._clock() - self._transfer_asked_at < _TRANSFER_S}
+        elif message["type"] == "next_node_idx":
             message = {**message, "applied_index": self._core.raftLastApplied}
+            message["echo_ns"] = 0 if self._core.on_probation else self._echoes.get(node.id, 0)
             if self._core.on_probation and message["success"]:
                 # No acknowledgement: "send me what comes next", which moves a leader of any version on, and which none counts.
                 message["success"], message["reset"] = False, True
@@ -89,9 +113,45 @@ class SessionTransport(Transport):
             return False
         if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
             return True
+        if message["type"] == "request_vote" and not self._may_vote_again(message):
+            self.sessions.counters["votes not given: the leader is there"] += 1
+            return True
         if message["type"] == "next_node_idx":
             self.applied[sender] = message["applied_index"]
+            self._answered(sender, message, term)
+        elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
+            self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
+        elif message["type"] == "timeout_now" and sender == self._core.leader_id:
+            self._transfer_asked_at = self._clock()
         return self._hardening.deliver(self._nodes[sender], message, term)
+
+    def _may_vote_again(self, request: Message) -> bool:
+        """A leader is never too busy to learn of a higher term: it has the leases in its own hand."""
+        assert self._core is not None
+        quiet = self._clock() - self._leader_heard_at
+        return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
+
+    def _answered(self, sender: str, answer: Message, term: int) -> None:
+        assert self._core is not None
+        if not self._core.leads or term != self._core.raftCurrentTerm:
+            return
+        now_ns = self._stamp()
+        if answer["echo_ns"]:
+            sent_ns = min(answer["echo_ns"], now_ns)
+        else:  # of a version that does not echo; on probation, which confirms nothing, there is no success
+            sent_ns = now_ns if answer["success"] else 0
+        of_term, before_ns = self._confirmed.get(sender, (0, 0))
+        self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment, by ``stamp``, a majority had not voted for anybody else."""
+        assert self._core is not None
+        term = self._core.raftCurrentTerm
+        known = sorted((ns if of_term == term else 0 for of_term, ns in self._confirmed.values()), reverse=True)
+        needed = (len(self._nodes) + 1) // 2
+        if not needed:
+            return self._stamp()
+        return known[needed - 1] if len(known) >= needed else 0
 
     def _changed(self, node_id: str, up: bool) -> None:
         node = self._nodes[node_id]
@@ -101,6 +161,7 @@ class SessionTransport(Transport):
             self._onNodeConnected(node)
             return
         self._onNodeDisconnected(node)
+        self._echoes.pop(node_id, None)
         if self._core is not None and self._hardening is not None:
             self._core.cancel_snapshot(node)
             self._hardening.session_ended(node_id)

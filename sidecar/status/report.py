@@ -11,6 +11,7 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.replica.snapshot import ReplicaSnapshot
+from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
@@ -43,7 +44,7 @@ class Reporter:
 
     def report(self) -> dict[str, Any]:
         """The whole node."""
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         return {
             "node": self._settings.node_id,
             "version": __version__,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aliftpy/wire/_pb/raft.proto\x12\x06liftpy\"9\n\tRaftEntry\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\"J\n\x0fRaftRequestVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0clastLogIndex\x18\x02 \x01(\x04\x12\x13\n\x0blastLogTerm\x18\x03 \x01(\x04\" \n\x10RaftResponseVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\"X\n\rRaftNextIndex\x12\x11\n\tnextIndex\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x14\n\x0c\x61ppliedIndex\x18\x04 \x01(\x04\"\x1e\n\x0eRaftTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\xb4\x01\n\x11RaftAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ommitIndex\x18\x02 \x01(\x04\x12\x1a\n\rpreviousIndex\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cpreviousTerm\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\"\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x11.liftpy.RaftEntryB\x10\n\x0e_previousIndexB\x0f\n\r_previousTerm\"r\n\x11RaftSnapshotChunk\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ommitIndex\x18\x02 \x01(\x04\x12\x0f\n\x07present\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\"\xbc\x02\n\x0bRaftMessage\x12.\n\x0brequestVote\x18\x01 \x01(\x0b\x32\x17.liftpy.RaftRequestVoteH\x00\x12\x30\n\x0cresponseVote\x18\x02 \x01(\x0b\x32\x18.liftpy.RaftResponseVoteH\x00\x12\x32\n\rappendEntries\x18\x03 \x01(\x0b\x32\x19.liftpy.RaftAppendEntriesH\x00\x12\x32\n\rsnapshotChunk\x18\x04 \x01(\x0b\x32\x19.liftpy.RaftSnapshotChunkH\x00\x12*\n\tnextIndex\x18\x05 \x01(\x0b\x32\x15.liftpy.RaftNextIndexH\x00\x12,\n\ntimeoutNow\x18\x06 \x01(\x0b\x32\x16.liftpy.RaftTimeoutNowH\x00\x42\t\n\x07message\"r\n\x0cRaftSnapshot\x12\x1f\n\x04last\x18\x01 \x01(\x0b\x32\x11.liftpy.RaftEntry\x12#\n\x08previous\x18\x02 \x01(\x0b\x32\x11.liftpy.RaftEntry\x12\r\n\x05nodes\x18\x03 \x03(\t\x12\r\n\x05image\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aliftpy/wire/_pb/raft.proto\x12\x06liftpy\"9\n\tRaftEntry\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\\\n\x0fRaftRequestVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0clastLogIndex\x18\x02 \x01(\x04\x12\x13\n\x0blastLogTerm\x18\x03 \x01(\x04\x12\x10\n\x08transfer\x18\x04 \x01(\x08\" \n\x10RaftResponseVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\"h\n\rRaftNextIndex\x12\x11\n\tnextIndex\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x14\n\x0c\x61ppliedIndex\x18\x04 \x01(\x04\x12\x0e\n\x06\x65\x63hoNs\x18\x05 \x01(\x04\"\x1e\n\x0eRaftTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\xc4\x01\n\x11RaftAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ommitIndex\x18\x02 \x01(\x04\x12\x1a\n\rpreviousIndex\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cpreviousTerm\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\"\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x11.liftpy.RaftEntry\x12\x0e\n\x06sentNs\x18\x06 \x01(\x04\x42\x10\n\x0e_previousIndexB\x0f\n\r_previousTerm\"\x82\x01\n\x11RaftSnapshotChunk\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ommitIndex\x18\x02 \x01(\x04\x12\x0f\n\x07present\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\r\n\x05\x66irst\x18\x05 \x01(\x08\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x0e\n\x06sentNs\x18\x07 \x01(\x04\"\xbc\x02\n\x0bRaftMessage\x12.\n\x0brequestVote\x18\x01 \x01(\x0b\x32\x17.liftpy.RaftRequestVoteH\x00\x12\x30\n\x0cresponseVote\x18\x02 \x01(\x0b\x32\x18.liftpy.RaftResponseVoteH\x00\x12\x32\n\rappendEntries\x18\x03 \x01(\x0b\x32\x19.liftpy.RaftAppendEntriesH\x00\x12\x32\n\rsnapshotChunk\x18\x04 \x01(\x0b\x32\x19.liftpy.RaftSnapshotChunkH\x00\x12*\n\tnextIndex\x18\x05 \x01(\x0b\x32\x15.liftpy.RaftNextIndexH\x00\x12,\n\ntimeoutNow\x18\x06 \x01(\x0b\x32\x16.liftpy.RaftTimeoutNowH\x00\x42\t\n\x07message\"r\n\x0cRaftSnapshot\x12\x1f\n\x04last\x18\x01 \x01(\x0b\x32\x11.liftpy.RaftEntry\x12#\n\x08previous\x18\x02 \x01(\x0b\x32\x11.liftpy.RaftEntry\x12\r\n\x05nodes\x18\x03 \x03(\t\x12\r\n\x05image\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RAFTENTRY']._serialized_start=38
   _globals['_RAFTENTRY']._serialized_end=95
   _globals['_RAFTREQUESTVOTE']._serialized_start=97
-  _globals['_RAFTREQUESTVOTE']._serialized_end=171
-  _globals['_RAFTRESPONSEVOTE']._serialized_start=173
-  _globals['_RAFTRESPONSEVOTE']._serialized_end=205
-  _globals['_RAFTNEXTINDEX']._serialized_start=207
-  _globals['_RAFTNEXTINDEX']._serialized_end=295
-  _globals['_RAFTTIMEOUTNOW']._serialized_start=297
-  _globals['_RAFTTIMEOUTNOW']._serialized_end=327
-  _globals['_RAFTAPPENDENTRIES']._serialized_start=330
-  _globals['_RAFTAPPENDENTRIES']._serialized_end=510
-  _globals['_RAFTSNAPSHOTCHUNK']._serialized_start=512
-  _globals['_RAFTSNAPSHOTCHUNK']._serialized_end=626
-  _globals['_RAFTMESSAGE']._serialized_start=629
-  _globals['_RAFTMESSAGE']._serialized_end=945
-  _globals['_RAFTSNAPSHOT']._serialized_start=947
-  _globals['_RAFTSNAPSHOT']._serialized_end=1061
+  _globals['_RAFTREQUESTVOTE']._serialized_end=189
+  _globals['_RAFTRESPONSEVOTE']._serialized_start=191
+  _globals['_RAFTRESPONSEVOTE']._serialized_end=223
+  _globals['_RAFTNEXTINDEX']._serialized_start=225
+  _globals['_RAFTNEXTINDEX']._serialized_end=329
+  _globals['_RAFTTIMEOUTNOW']._serialized_start=331
+  _globals['_RAFTTIMEOUTNOW']._serialized_end=361
+  _globals['_RAFTAPPENDENTRIES']._serialized_start=364
+  _globals['_RAFTAPPENDENTRIES']._serialized_end=560
+  _globals['_RAFTSNAPSHOTCHUNK']._serialized_start=563
+  _globals['_RAFTSNAPSHOTCHUNK']._serialized_end=693
+  _globals['_RAFTMESSAGE']._serialized_start=696
+  _globals['_RAFTMESSAGE']._serialized_end=1012
+  _globals['_RAFTSNAPSHOT']._serialized_start=1014
+  _globals['_RAFTSNAPSHOT']._serialized_end=1128
 # @@protoc_insertion_point(module_scope)

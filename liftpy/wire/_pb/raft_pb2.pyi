@@ -17,14 +17,16 @@ class RaftEntry(_message.Message):
     def __init__(self, command: _Optional[bytes] = ..., index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class RaftRequestVote(_message.Message):
-    __slots__ = ("term", "lastLogIndex", "lastLogTerm")
+    __slots__ = ("term", "lastLogIndex", "lastLogTerm", "transfer")
     TERM_FIELD_NUMBER: _ClassVar[int]
     LASTLOGINDEX_FIELD_NUMBER: _ClassVar[int]
     LASTLOGTERM_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     term: int
     lastLogIndex: int
     lastLogTerm: int
-    def __init__(self, term: _Optional[int] = ..., lastLogIndex: _Optional[int] = ..., lastLogTerm: _Optional[int] = ...) -> None: ...
+    transfer: bool
+    def __init__(self, term: _Optional[int] = ..., lastLogIndex: _Optional[int] = ..., lastLogTerm: _Optional[int] = ..., transfer: _Optional[bool] = ...) -> None: ...
 
 class RaftResponseVote(_message.Message):
     __slots__ = ("term",)
@@ -33,16 +35,18 @@ class RaftResponseVote(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class RaftNextIndex(_message.Message):
-    __slots__ = ("nextIndex", "reset", "success", "appliedIndex")
+    __slots__ = ("nextIndex", "reset", "success", "appliedIndex", "echoNs")
     NEXTINDEX_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     APPLIEDINDEX_FIELD_NUMBER: _ClassVar[int]
+    ECHONS_FIELD_NUMBER: _ClassVar[int]
     nextIndex: int
     reset: bool
     success: bool
     appliedIndex: int
-    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ..., appliedIndex: _Optional[int] = ...) -> None: ...
+    echoNs: int
+    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ..., appliedIndex: _Optional[int] = ..., echoNs: _Optional[int] = ...) -> None: ...
 
 class RaftTimeoutNow(_message.Message):
     __slots__ = ("term",)
@@ -51,34 +55,38 @@ class RaftTimeoutNow(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class RaftAppendEntries(_message.Message):
-    __slots__ = ("term", "commitIndex", "previousIndex", "previousTerm", "entries")
+    __slots__ = ("term", "commitIndex", "previousIndex", "previousTerm", "entries", "sentNs")
     TERM_FIELD_NUMBER: _ClassVar[int]
     COMMITINDEX_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINDEX_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSTERM_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SENTNS_FIELD_NUMBER: _ClassVar[int]
     term: int
     commitIndex: int
     previousIndex: int
     previousTerm: int
     entries: _containers.RepeatedCompositeFieldContainer[RaftEntry]
-    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., previousIndex: _Optional[int] = ..., previousTerm: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[RaftEntry, _Mapping]]] = ...) -> None: ...
+    sentNs: int
+    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., previousIndex: _Optional[int] = ..., previousTerm: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[RaftEntry, _Mapping]]] = ..., sentNs: _Optional[int] = ...) -> None: ...
 
 class RaftSnapshotChunk(_message.Message):
-    __slots__ = ("term", "commitIndex", "present", "data", "first", "last")
+    __slots__ = ("term", "commitIndex", "present", "data", "first", "last", "sentNs")
     TERM_FIELD_NUMBER: _ClassVar[int]
     COMMITINDEX_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SENTNS_FIELD_NUMBER: _ClassVar[int]
     term: int
     commitIndex: int
     present: bool
     data: bytes
     first: bool
     last: bool
-    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., present: _Optional[bool] = ..., data: _Optional[bytes] = ..., first: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
+    sentNs: int
+    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., present: _Optional[bool] = ..., data: _Optional[bytes] = ..., first: _Optional[bool] = ..., last: _Optional[bool] = ..., sentNs: _Optional[int] = ...) -> None: ...
 
 class RaftMessage(_message.Message):
     __slots__ = ("requestVote", "responseVote", "appendEntries", "snapshotChunk", "nextIndex", "timeoutNow")

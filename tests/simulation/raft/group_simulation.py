@@ -4,7 +4,8 @@ Members propose operations while they believe to lead. The bus drops, delays, du
 members crash at any tick, before or after the flush, and come back with what was flushed, or with what a power cut leaves; writes,
 flushes and renames fail, once each, short or with an error; a minority comes back with an emptied folder. Checked while it runs: one
 leader per term [M1], terms never fall over restarts [M2], every index holds the same operation everywhere [M3, M5], nothing is applied
-twice, nothing is committed past the log [M9]. At the end, healed: every acknowledged operation is on every member [M4].
+twice, nothing is committed past the log [M9], who
+may grant leases is the only leader there is [D22]. At the end, healed: every acknowledged operation is on every member [M4].
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import pysyncobj.syncobj
 
+from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S
 from liftpy.errors import StorageError
 from sidecar.raft.driver import tick_once
 from sidecar.raft.journal import GroupJournal
@@ -113,7 +115,13 @@ class Member:
         self.probation = Probation(folder, run.members, majority=run.majority)
         self.journal = GroupJournal(folder / "journal")
         self.probation.opened(self.journal)
-        self.transport = SessionTransport(node_id, run.members, clock=lambda: run.now, draw=lambda: run.random.getrandbits(63))
+        self.transport = SessionTransport(
+            node_id,
+            run.members,
+            clock=lambda: run.now,
+            draw=lambda: run.random.getrandbits(63),
+            stamp=lambda: round(run.now * 1e9),
+        )
         conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
         self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
         self.transport.attach(self.core)
@@ -392,6 +400,13 @@ class Run:
         core, name = member.core, member.node_id
         if core.leads and self._leaders.setdefault(core.raftCurrentTerm, name) != name:
             raise Violation(f"M1: {name} and {self._leaders[core.raftCurrentTerm]} lead in term {core.raftCurrentTerm}")
+        granting = core.leads and round(self.now * 1e9) - member.transport.confirmed_ns() <= DEFAULT_CONFIRMED_WITHIN_S * 1e9
+        self.seen["ticks in which a leader may grant leases"] += granting
+        others = [m for m in self.up.values() if m.core.leads and m.core.raftCurrentTerm > core.raftCurrentTerm]
+        if granting and others:
+            raise Violation(
+                f"D22: {name} may grant leases in term {core.raftCurrentTerm}, {others[0].node_id} leads a later one"
+            )
         if core.raftCommitIndex > member.journal.last_index:
             raise Violation(f"M9: {name} commits {core.raftCommitIndex}, its log ends at {member.journal.last_index}")
         stored = member.journal.getCurrentTerm()

@@ -38,7 +38,7 @@ async def wait(bus: Bus, wait_s: float = 60.0) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predecessor, "_ASK_EVERY_S", 0.0)
-    monkeypatch.setattr(predecessor.time, "monotonic_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr(predecessor.clock, "now_ns", lambda: 1_000_000_000)
 
 
 async def test_after_a_kill_one_question_is_enough() -> None:

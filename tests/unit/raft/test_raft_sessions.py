@@ -164,12 +164,28 @@ def test_a_bus_that_drops_copies_and_swaps_is_fifo_behind_the_sessions(seed: int
 
 
 MESSAGES = [
-    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [(b"\0x", 5, 3)], "prevLogIdx": 4, "prevLogTerm": 2},
-    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [], "prevLogIdx": None, "prevLogTerm": None},
-    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False)},
-    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None},
-    {"type": "next_node_idx", "next_node_idx": 7, "reset": True, "success": False, "applied_index": 5},
-    {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1},
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 2,
+        "entries": [(b"\0x", 5, 3)],
+        "prevLogIdx": 4,
+        "prevLogTerm": 2,
+        "sent_ns": 9,
+    },
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 2,
+        "entries": [],
+        "prevLogIdx": None,
+        "prevLogTerm": None,
+        "sent_ns": 0,
+    },
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False), "sent_ns": 9},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None, "sent_ns": 0},
+    {"type": "next_node_idx", "next_node_idx": 7, "reset": True, "success": False, "applied_index": 5, "echo_ns": 9},
+    {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1, "transfer": True},
     {"type": "response_vote", "term": 3},
     {"type": "timeout_now", "term": 3},
 ]
