@@ -20,6 +20,7 @@ from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.effects import Effect
+from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
@@ -167,7 +168,7 @@ class Executor:
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
 
     def _recheck_log(self, effect: do.RecheckLog) -> None:
-        outcome = self._t.log.complaint(effect.offset, effect.replica, time.monotonic_ns())
+        outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())
         self._t.counters[outcome.value] += 1
         text = "%s: %s was served wrong bytes at offset %d: %s"
         logger.warning(text, self._t.key, effect.replica, effect.offset, outcome.value)

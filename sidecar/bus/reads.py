@@ -153,7 +153,7 @@ class ReadService:
             self._refuse(inbox, _E.BAD_REQUEST, str(error))
             return
         if request.HasField("badOffset"):
-            outcome = self._source.log.complaint(request.badOffset, READERS, time.monotonic_ns())
+            outcome = self._source.log.complaint(request.badOffset, READERS, clock.now_ns())
             self._counters[outcome.value] += 1
         self._answer(inbox, request, may_wait=True)
 
