@@ -39,6 +39,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
         core.doTick(0)
     if core.failure is not None:
         raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
+    transport.sync()
     journal.sync()
 
 

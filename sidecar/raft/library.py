@@ -32,6 +32,7 @@ MAX_APPEND_BYTES = 64 * 1024 * 1024
 """Of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
 _REGULAR = b"\x00"
 _DUMP_FAILED = -2
+_FOLLOWER = 0
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__tryLogCompaction",
@@ -39,7 +40,7 @@ _PRIVATE = (
 _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
     "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
-    "_SyncObj__generateRaftTimeout", "_SyncObj__setCurrentTerm",
+    "_SyncObj__generateRaftTimeout", "_SyncObj__setCurrentTerm", "_SyncObj__setState", "_SyncObj__raftLeader",
 )  # fmt: skip
 _ENTRY = struct.Struct("<QQ")
 
@@ -217,6 +218,15 @@ class RaftCore(SyncObj):
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
 
+    def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
+        """Leader: let ``deliver`` hand an answer of ``node`` on that confirms nobody's leadership."""
+        answered: dict[Node, float] = self._SyncObj__lastResponseTime
+        before = answered.get(node)
+        done = deliver()
+        if before is not None and node in answered:
+            answered[node] = before
+        return done
+
     def send_now(self) -> None:
         """Leader: let the next tick send, without waiting for the append period."""
         self._SyncObj__newAppendEntriesTime = 0
@@ -234,6 +244,15 @@ class RaftCore(SyncObj):
         if self.on_probation:
             self._SyncObj__raftElectionDeadline = math.inf
         super().doTick(timeToWait)
+
+    def begin_probation(self) -> None:
+        """This member has forgotten what it promised: it leads nothing, and what it promises now is nothing either."""
+        self.on_probation = True
+        self.log.forget_promises()
+        self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)
+        if self._SyncObj__raftState != _FOLLOWER:
+            self._SyncObj__setState(_FOLLOWER)
+            self._SyncObj__raftLeader = None
 
     def end_probation(self) -> None:
         """From now on this member votes, and campaigns when no leader is heard."""

@@ -5,7 +5,7 @@
 The state machine is ``ClusterFsm``; what only the leader does (sessions, election clocks) is ``MetadataDuties``, which begins
 once a barrier of the own term is applied, so that it decides on everything committed before [M12]. Every start ends with a
 barrier that this process asked for: what is applied then holds all that was committed before, and a member whose folder is new or
-was emptied may vote from there on (``probation.py``).
+was emptied may vote from there on (``probation.py``). One that is told later that its folder went back in time asks for another one.
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ class RaftMember:
         self._leaving = False
         """It stops, and takes no duties any more."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._catching_up = True
+        """A barrier is being asked for; ``start`` does so first."""
+        make_folder(folder)
         self._probation = Probation(folder, members, majority=bootstrap_majority)
         self._open(compact_after_entries, flush)
         self._driver = Driver(self._core, self._transport, self._journal, self._send, self._ticked, fatal)
@@ -116,7 +119,6 @@ class RaftMember:
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open(self, compact_after_entries: int, flush: bool) -> None:
         folder = self._folder
-        make_folder(folder)
         path = folder / "journal"
         if self._probation.has_been_member and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{folder} has lost its journal: {self._what_to_do()}")
@@ -130,12 +132,15 @@ class RaftMember:
         self._transport = SessionTransport(self.node_id, self._members)
         conf = settings(self._journal, str(dump), self._save, self._load, self._state_changed, compact_after_entries)
         self._core = RaftCore(self.node_id, self._members, conf, self._transport, self)
-        self._transport.attach(self._core)
+        self._transport.attach(self._core, self._probation)
         self._probation.attach(self._core, tuple(self._transport.sessions.peers.values()))
 
     def _what_to_do(self) -> str:
         if len(self._members) == 1:
-            return "restore it from a copy; without the folder the only controller begins anew, and knows of no stream"
+            return (
+                "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
+                "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
+            )
         return "this node must join under a new node id"
 
     def _first_index(self) -> int:
@@ -193,6 +198,9 @@ class RaftMember:
 
     def _ticked(self) -> None:
         self._probation.look()
+        if not (self._probation.over or self._catching_up or self._leaving):
+            self._catching_up = True
+            self._spawn(self._catch_up())
         self._forwarder.leader_is(self._core.leader_id)
         image, before = self._fsm.image, self._shown
         if image is not before:
@@ -247,14 +255,22 @@ class RaftMember:
         await self._feed.start()
         self._transport.sessions.set_online(True)
         self._driver.start()
+        await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Ask for barriers until one is applied that ends probation, should this member be on it."""
+        self._catching_up = True
         say_at = time.monotonic() + _SAY_AFTER_S
         while not self._driver.stopped:
+            turn = self._probation.turn
             if await self.barrier(_JOIN_ATTEMPT_S):
-                self._probation.barrier_applied()
-                return
+                self._probation.barrier_applied(turn)
+                if self._probation.over:
+                    break
             if time.monotonic() >= say_at:
                 say_at = time.monotonic() + _SAY_EVERY_S
                 logger.warning("%s %s", self.node_id, self.waits_for())
+        self._catching_up = False
 
     def waits_for(self) -> str:
         """What a start that goes on waits for, for people."""

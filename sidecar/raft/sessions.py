@@ -3,7 +3,9 @@
 Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
 other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
 an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
-ignored; so are unknown senders. Every frame carries the sender's term, because the library's ``next_node_idx`` does not.
+ignored; so are unknown senders. Behind a hello stands what the sender's folder holds: whether its process is trusted is asked
+with every one, before anything else of it is heard. Every frame carries the sender's term, because the library's
+``next_node_idx`` does not.
 
 ``sidecar.raft.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
 """
@@ -15,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from liftpy.errors import ProtocolError
 from sidecar.raft.numbers import MAX_NUMBER
 
 CHUNK_BYTES = 256 * 1024
@@ -42,12 +45,13 @@ class Peer:
     """It has said hello to this process: in an answer, so that no late hello to an earlier process is taken for one."""
     term: int = 0
     """As its last such hello said; 0 from a version that does not say it."""
+    trusted: bool = True
+    """What its process says and acknowledges counts: its folder holds what the ones before it knew (``lineage.py``)."""
     epoch: int = 0
     sent: int = 0
     """Sequence number of the last DATA frame to it in this session."""
     received: int = 0
     received_at: float = -1e9
-    sent_at: float = -1e9
     hello_at: float = -1e9
     parts: list[bytes] | None = None
     """Of a message in chunks that has begun."""
@@ -70,6 +74,11 @@ class Sessions:
     is_new: Callable[[], bool] = lambda: False
     term: Callable[[], int] = lambda: 0
     """This member's, for its hellos."""
+    tail_for: Callable[[str], bytes] = lambda _: b""
+    """What a hello to the peer says behind its frame; an older version sends and reads none."""
+    judge: Callable[[str, bytes, bool], bool] = lambda *_: True
+    """(peer, what its hello said behind the frame, whether it is one to this process) -> whether it is trusted; ProtocolError:
+    that is nothing a member says."""
     online: bool = False
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
     """(receiver, frame) in order; the driver sends them once the journal is flushed."""
@@ -90,7 +99,6 @@ class Sessions:
             flags = (0 if start else _FIRST) | (_LAST if last else 0)
             head = _FRAME.pack(_DATA, flags, peer.own_epoch, peer.epoch, peer.sent, term)
             self.outbox.append((node_id, head + body[start : start + CHUNK_BYTES]))
-        peer.sent_at = now
         self.counters["messages sent"] += 1
         return True
 
@@ -110,8 +118,8 @@ class Sessions:
         for peer in self.peers.values():
             if peer.up and now - peer.received_at > SILENCE_S:
                 self._end(peer, "silence")
-            quiet = now - max(peer.sent_at, peer.hello_at)
-            if (not peer.up and now - peer.hello_at > HELLO_PERIOD_S) or (peer.up and quiet > 2 * HELLO_PERIOD_S):
+            # However busy the session is: only a hello says what a folder holds, and one may be lost.
+            if now - peer.hello_at > (2 * HELLO_PERIOD_S if peer.up else HELLO_PERIOD_S):
                 self._hello(peer, now)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
@@ -127,6 +135,11 @@ class Sessions:
         if term >= MAX_NUMBER:
             self.counters["stale frame"] += 1  # of no session that there can be
         elif kind == _HELLO:
+            try:
+                peer.trusted = self.judge(node_id, frame[_FRAME.size :], own == peer.own_epoch)
+            except ProtocolError:
+                self.counters["hellos refused"] += 1
+                return
             if own == peer.own_epoch:
                 peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
             self._hello_received(peer, epoch, own, now)
@@ -139,7 +152,8 @@ class Sessions:
     def _hello(self, peer: Peer, now: float) -> None:
         peer.hello_at = now
         flags = _NEW if self.is_new() else 0
-        self.outbox.append((peer.node_id, _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, self.term())))
+        frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, self.term())
+        self.outbox.append((peer.node_id, frame + self.tail_for(peer.node_id)))
 
     def _hello_received(self, peer: Peer, epoch: int, own: int, now: float) -> None:
         if epoch != peer.epoch:

@@ -7,6 +7,7 @@ leader can be elected while a majority's confirmations are younger: unless the l
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from sidecar.raft import codec
 from sidecar.raft.codec import Message
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, Transport
+from sidecar.raft.probation import Probation
 from sidecar.raft.sessions import Sessions
+
+logger = logging.getLogger("liftpy.raft")
 
 VOTE_AGAIN_S = 0.4
 """How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
@@ -56,10 +60,15 @@ class SessionTransport(Transport):
         self._nodes = {i: Node(i) for i in peers}
         self._core: RaftCore | None = None
         self._hardening: Hardening | None = None
+        self._probation: Probation | None = None
 
-    def attach(self, core: RaftCore) -> None:
-        """The library's node is made: from now on messages can be delivered."""
+    def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
+        """The library's node is made: from now on messages can be delivered. ``probation``: who judges the peers' folders and the
+        own one; None: nobody does."""
         self._core = core
+        self._probation = probation
+        if probation is not None:
+            self.sessions.tail_for, self.sessions.judge = probation.lineage.tail_for, self._judge
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     # ---- the library's interface ---------------------------------------------------------------------------------------
@@ -113,6 +122,8 @@ class SessionTransport(Transport):
             return False
         if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
             return True
+        if not self.sessions.peers[sender].trusted:
+            return self._deliver_untrusted(sender, message, term)
         if message["type"] == "request_vote" and not self._may_vote_again(message):
             self.sessions.counters["votes not given: the leader is there"] += 1
             return True
@@ -152,6 +163,42 @@ class SessionTransport(Transport):
         if not needed:
             return self._stamp()
         return known[needed - 1] if len(known) >= needed else 0
+
+    def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
+        """A folder that went back is sent what it lacks. It elects nobody, commits nothing, confirms no leader and is none."""
+        core, hardening, node = self._core, self._hardening, self._nodes[sender]
+        assert core is not None
+        assert hardening is not None
+        if message["type"] != "next_node_idx":
+            self.sessions.counters["messages of a folder that went back"] += 1
+            return True
+        self.applied[sender] = message["applied_index"]
+        if message["success"]:
+            message = {**message, "success": False, "reset": True}
+        return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
+
+    def _judge(self, peer_id: str, tail: bytes, answers: bool) -> bool:
+        assert self._probation is not None
+        assert self._core is not None
+        trusted = self._probation.heard(peer_id, tail, answers=answers)
+        if not trusted:
+            self._core.forget_match(self._nodes[peer_id])
+        if trusted != self.sessions.peers[peer_id].trusted:
+            self.sessions.counters["folders found caught up" if trusted else "folders found to have gone back"] += 1
+            logger.warning(
+                "the raft folder of %s %s",
+                peer_id,
+                "has caught up: it counts again"
+                if trusted
+                else "went back in time, as with an older copy put back: its votes and acknowledgements count for nothing until it "
+                "has caught up",
+            )
+        return trusted
+
+    def sync(self) -> None:
+        """Make durable by which processes the peers are known: before anything leaves that counts on them."""
+        if self._probation is not None:
+            self._probation.lineage.sync()
 
     def _changed(self, node_id: str, up: bool) -> None:
         node = self._nodes[node_id]

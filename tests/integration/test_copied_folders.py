@@ -87,6 +87,35 @@ async def test_a_folder_is_put_back_from_a_copy_of_a_running_one(fragile: Any, s
     await expect_everywhere(fragile, stream_name, acked + more + last)
 
 
+async def test_a_controller_put_back_from_a_copy_votes_only_when_it_has_caught_up(
+    fragile: Any, stream_name: str, tmp_path: Path
+) -> None:
+    """Its copy's votes would be those of a folder that has forgotten what it acknowledged."""
+    node, folder, copy = fragile.cluster.nodes[NODES[0]], fragile.cluster.data / NODES[0], tmp_path / "copy"
+    assert await asyncio.to_thread(node.terminate) == 0
+    await asyncio.to_thread(shutil.copytree, folder, copy)
+    await start(node)
+    await fragile.create(stream_name)
+    await settle(fragile, stream_name)
+    acked = payloads("after the copy", 20)
+    await fragile.publish_acked(f"data.{stream_name}", acked)
+    await kill_all(fragile)
+    await asyncio.to_thread(shutil.rmtree, folder)
+    await asyncio.to_thread(shutil.copytree, copy, folder)
+    await start_all(fragile)
+    await settle(fragile, stream_name)
+    await expect_everywhere(fragile, stream_name, acked)
+    assert any("the raft folder went back in time" in line for line in node.log)
+    for other in NODES[1:]:
+        assert any(f"the raft folder of {NODES[0]} went back" in line for line in fragile.cluster.nodes[other].log)
+        assert any(f"the raft folder of {NODES[0]} has caught up" in line for line in fragile.cluster.nodes[other].log)
+    await asyncio.to_thread(fragile.cluster.nodes[NODES[2]].kill)
+    more = payloads("with its vote", 5)
+    await fragile.publish_acked(f"data.{stream_name}", more)
+    await start(fragile.cluster.nodes[NODES[2]])
+    await expect_everywhere(fragile, stream_name, acked + more)
+
+
 async def leads(bench: Any, name: str, node: str) -> bool:
     return await bench.leader(name) == node and await bench.ready(name)
 

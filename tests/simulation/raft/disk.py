@@ -123,6 +123,10 @@ class FaultyDisk:
             names = now if draw is not None and draw.random() < 0.5 else before
             if name in names:
                 left[name] = self._content(names[name], draw)
+        self.leave(folder, left)
+
+    def leave(self, folder: Path, left: dict[str, bytes]) -> None:
+        """These files are in ``folder``, durably, and no others."""
         for path in [p for p in folder.iterdir() if p.is_file()]:
             path.unlink()
         for name, content in left.items():
@@ -134,9 +138,9 @@ class FaultyDisk:
         self._forget()
 
     def _forget(self) -> None:
-        """Of files that are no more."""
+        """Of files that are no more; one may be flushed whose name is not."""
         known = {number for names in self._names.values() for number in names.values()}
-        for number in [number for number in self._pins if number not in known]:
+        for number in [n for n, pin in self._pins.items() if n not in known and not os.fstat(pin).st_nlink]:
             os.close(self._pins.pop(number))
             self._durable.pop(number, None)
             self._lost.pop(number, None)

@@ -2,7 +2,8 @@
 
 Members propose operations while they believe to lead. The bus drops, delays, duplicates and reorders frames; links are cut;
 members crash at any tick, before or after the flush, and come back with what was flushed, or with what a power cut leaves; writes,
-flushes and renames fail, once each, short or with an error; a minority comes back with an emptied folder. Checked while it runs: one
+flushes and renames fail, once each, short or with an error; a minority comes back with an emptied folder, or with the copy of one
+that an earlier process had left, as long as the others have heard a process that the copy does not know. Checked while it runs: one
 leader per term [M1], terms never fall over restarts [M2], every index holds the same operation everywhere [M3, M5], nothing is applied
 twice, nothing is committed past the log [M9], who
 may grant leases is the only leader there is [D22]. At the end, healed: every acknowledged operation is on every member [M4].
@@ -30,6 +31,7 @@ from liftpy.errors import StorageError
 from sidecar.raft.driver import tick_once
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, check_library, settings
+from sidecar.raft.lineage import FILE
 from sidecar.raft.probation import Probation
 from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
@@ -44,6 +46,10 @@ DEATHS = ("before", "within", "after")
 """When a member dies, seen from the flush of its tick."""
 EMPTIED = 0.4
 """Share of the deaths after which the folder is empty, as long as a majority has never lost anything."""
+PUT_BACK = 0.7
+"""Of these, the share in which an older copy takes its place, where the others can tell."""
+COPIED = 0.5
+"""Share of the deaths after which the folder is copied, as it was left."""
 LEADER_LOST = 0.01
 """How likely, per tick of any member, the leader that a member with an emptied folder has just heard of dies."""
 
@@ -112,7 +118,7 @@ class Member:
         folder = run.folder / node_id
         folder.mkdir(exist_ok=True)
         self.machine = Machine(run.ghost)
-        self.probation = Probation(folder, run.members, majority=run.majority)
+        self.probation = Probation(folder, run.members, majority=run.majority, draw=lambda: run.random.getrandbits(63))
         self.journal = GroupJournal(folder / "journal")
         self.probation.opened(self.journal)
         self.transport = SessionTransport(
@@ -124,11 +130,11 @@ class Member:
         )
         conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
         self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
-        self.transport.attach(self.core)
+        self.transport.attach(self.core, self.probation)
         self.probation.attach(self.core, tuple(self.transport.sessions.peers.values()))
         self.transport.sessions.set_online(True)
-        self.barriers: list[bytes] = []
-        """Those that this process has asked the leader for."""
+        self.barriers: list[tuple[int, bytes]] = []
+        """Those that this process has asked the leader for, each with the turn of its probation."""
         self.inbox: list[tuple[str, bytes]] = []
         self.death = ""
         """When it will die: one of DEATHS, or not at all; or of what it died."""
@@ -150,8 +156,14 @@ class Member:
     def look(self) -> None:
         """What ``RaftMember`` does after a tick that is flushed."""
         self.probation.look()
-        if any(barrier.hex() in self.machine.held for barrier in self.barriers):
-            self.probation.barrier_applied()
+        for turn, barrier in self.barriers:
+            if barrier.hex() in self.machine.held:
+                self.probation.barrier_applied(turn)
+
+    def ask_for_barrier(self, barrier: bytes, leader: Member) -> None:
+        """As a start does, by way of the control subject."""
+        self.barriers.append((self.probation.turn, barrier))
+        leader.propose(barrier)
 
     def propose(self, operation: bytes) -> None:
         """Propose here; the answer counts only once the tick's flush is done."""
@@ -193,7 +205,9 @@ class Run:
         self._terms: dict[str, int] = dict.fromkeys(self.members, 0)
         self._next_tick = {name: self.now + self.random.random() * TICK_S for name in self.members}
         self._emptied: set[str] = set()
-        """Members that have lost their folder and don't vote again yet."""
+        """Members that have lost their folder, or got an older one, and don't vote again yet."""
+        self._copies: dict[str, dict[str, bytes]] = {}
+        """Of each member, the files of a folder that a process had left."""
         self._begun: set[str] = set()
         """Members that have voted once. Until all have, the first start is under way, and its operator would begin it anew."""
         self._doomed, self._doom_at = "", 0.0
@@ -293,9 +307,8 @@ class Run:
         if leader is None or not leader.core.leads or self._cut.get((member.node_id, leader.node_id), 0) > self.now:
             return
         if len(member.barriers) < 20 and self.random.random() < 0.03:
-            member.barriers.append(b"barrier-%d-of-%s" % (self._operations, member.node_id.encode()))
+            member.ask_for_barrier(b"barrier-%d-of-%s" % (self._operations, member.node_id.encode()), leader)
             self._operations += 1
-            leader.propose(member.barriers[-1])
 
     # ---- faults --------------------------------------------------------------------------------------------------------
     def _send(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -346,7 +359,7 @@ class Run:
         return Fault(0 if short else number, self.random.randrange(size) if size else 0)
 
     def _lose_power(self, name: str) -> None:
-        self.disk.power_cut(self.folder / name, self.random)
+        self.disk.power_cut(self.folder / name, self.random)  # a copy that was put back stays: it is durable
         self.seen["power cuts"] += 1
 
     def _empty(self, name: str) -> None:
@@ -355,6 +368,26 @@ class Run:
         self.disk.forget(self.folder / name)
         self._emptied.add(name)
         self.seen["folders emptied"] += 1
+
+    def _would_be_told(self, name: str) -> bool:
+        """Whether every other member has heard a process of this one that the copy does not know."""
+        copy = _lineage(self._copies.get(name, {}).get(FILE, b""))
+        held = {copy["nonce"], *copy["earlier"]}
+        known = [_known_of(self.folder / other, name) for other in self.members if other != name]
+        return name in self._copies and all(nonce and nonce not in held for nonce in known)
+
+    def _put_back(self, name: str) -> None:
+        self.disk.forget(self.folder / name)
+        self.disk.leave(self.folder / name, self._copies[name])
+        self._emptied.add(name)
+        self._terms[name] = 0
+        self.seen["folders put back from a copy"] += 1
+
+    def _is_itself_again(self, member: Member) -> bool:
+        """The others know it by no process of which it holds nothing."""
+        others = [other for other in self.members if other != member.node_id]
+        known = [_known_of(self.folder / other, member.node_id) for other in others]
+        return member.probation.over and all(not nonce or member.probation.lineage.holds(nonce) for nonce in known)
 
     def _plot(self) -> None:
         """A follower falls behind and will campaign; another one, which may have what it lacks, loses its folder meanwhile."""
@@ -380,8 +413,15 @@ class Run:
             self._down[member.node_id] = self.now + 0.05
         begun = len(self._begun) == len(self.members)
         few = begun and len(self._emptied | {member.node_id}) <= (len(self.members) - 1) // 2
+        folder = self.folder / member.node_id
+        left = {path.name: path.read_bytes() for path in folder.iterdir()}
         if few and (doomed or self.random.random() < EMPTIED):
-            self._empty(member.node_id)
+            if self.random.random() < PUT_BACK and self._would_be_told(member.node_id):
+                self._put_back(member.node_id)
+            else:
+                self._empty(member.node_id)
+        if self.random.random() < COPIED:
+            self._copies[member.node_id] = left
 
     def _collect(self, member: Member) -> None:
         for what, count in member.transport.sessions.counters.items():
@@ -413,8 +453,9 @@ class Run:
         if not member.probation.over:
             self._terms[name] = stored  # what it stores is no promise yet
         else:
-            self._emptied.discard(name)
             self._begun.add(name)
+            if name in self._emptied and self._is_itself_again(member):
+                self._emptied.discard(name)
         if flushed:
             if stored < self._terms[name]:
                 raise Violation(f"M2: the term of {name} falls from {self._terms[name]} to {stored}")
@@ -425,7 +466,7 @@ class Run:
             return False
         last = {m.core.raftLastApplied for m in self.up.values()}
         done = self.acked <= {op for _, op in self.up[self.members[0]].machine.applied}
-        voting = all(m.probation.over for m in self.up.values())
+        voting = all(self._is_itself_again(m) for m in self.up.values())
         return len(last) == 1 and done and voting and any(m.core.leads for m in self.up.values())
 
     def _final_checks(self) -> None:
@@ -445,6 +486,18 @@ class Run:
             missing = self.acked - {op for _, op in member.machine.applied}
             if missing and member.core.leads:
                 raise Violation(f"M4: {len(missing)} acknowledged operations are missing on the leader {member.node_id}")
+
+
+def _lineage(stored: bytes) -> dict[str, Any]:
+    """What the file says; of none, that of a folder without memory."""
+    empty: dict[str, Any] = {"nonce": 0, "earlier": [], "known": {}}
+    return json.loads(stored.partition(b"\n")[2]) if stored else empty
+
+
+def _known_of(folder: Path, name: str) -> int:
+    """Nonce of the process by which the member on ``folder`` knows ``name``, durably; 0: none."""
+    path = folder / FILE
+    return int(_lineage(path.read_bytes() if path.exists() else b"")["known"].get(name, 0))
 
 
 @contextmanager

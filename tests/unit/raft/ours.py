@@ -87,11 +87,21 @@ class OurNet(Network):
         self.crash(name)
         shutil.rmtree(self.folder / name)
 
+    def copy(self, name: str) -> None:
+        """Of the folder that a process has left; not of a running one."""
+        assert name not in self.up
+        shutil.copytree(self.folder / name, self.folder / f"copy-of-{name}")
+
+    def put_back(self, name: str) -> None:
+        """The copy takes the place of the folder."""
+        if name in self.up:
+            self.crash(name)
+        shutil.rmtree(self.folder / name)
+        shutil.copytree(self.folder / f"copy-of-{name}", self.folder / name)
+
     def ask_for_barrier(self, name: str, leader: str) -> None:
         """As a start does, by way of the control subject."""
-        barrier = b"a barrier for " + name.encode()
-        self.up[name].barriers.append(barrier)
-        self.up[leader].propose(barrier)
+        self.up[name].ask_for_barrier(b"a barrier %d for %s" % (len(self.up[name].barriers), name.encode()), self.up[leader])
 
     def split(self, *groups: str) -> None:
         """Frames between groups are lost; members find out by silence."""
