@@ -24,6 +24,7 @@ def test_no_seed_breaks_an_invariant() -> None:
         "crashes after the flush",
         "torn: append",
         "duplicate frame",
+        "folders put back from a copy",
     )
     assert all(seen[what] > 10 for what in wanted), seen
     assert seen["operations acknowledged"] > 10_000
