@@ -83,7 +83,8 @@ class Lineage:
             return True
         nonce, known_as, held = _parse(tail)
         known = self.known.get(peer_id, 0)
-        trusted = known in (0, nonce) or known in held
+        # One that went back itself has no say: it must hear a leader whose folder was emptied since, and caught up.
+        trusted = bool(self.missed) or known in (0, nonce) or known in held
         if trusted and known != nonce:
             self.known[peer_id], self._changed = nonce, True
         if answers and known_as:

@@ -200,6 +200,7 @@ def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it
     for peer, missed in (("b", ()), ("b", ()), ("c", (4711,))):
         assert not lineage.heard(peer, struct.pack("<QQB", 101, 4711, 0), answers=True)
         assert lineage.missed == missed
+    assert lineage.heard("b", struct.pack("<QQB", 103, 4711, 0), answers=True), "one that went back itself has no say"
     lineage.caught_up()
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 
