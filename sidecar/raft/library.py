@@ -267,6 +267,8 @@ class RaftCore(SyncObj):
     def _SyncObj__tryLogCompaction(self) -> None:
         """Compaction is over when it returns: the dump is written in this process. Between writing and noticing it, the library
         would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
+        if self.failure is not None:
+            return  # the process stops: nothing more is written
         super()._SyncObj__tryLogCompaction()
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:

@@ -67,10 +67,14 @@ def _entry(entry: pb.RaftEntry) -> Entry:
 
 def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
     """Write and flush; the library renames it into place right after. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640), "wb") as file:
-        file.write(encode_snapshot_file(snapshot))
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        view = memoryview(encode_snapshot_file(snapshot))
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:
