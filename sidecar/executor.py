@@ -88,6 +88,7 @@ class Executor:
             do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
             do.SendFetchResponse: lambda e: t.service.send_response(e, t.log, t.high_watermark()),
             do.AnswerWaiter: lambda e: t.service.answer_waiter(e, t.log, t.high_watermark()),
+            do.TellWaiter: lambda e: t.service.tell_waiter(e, t.high_watermark()),
             do.SendFetchRefusal: lambda e: t.service.send_refusal(e),
             do.SendEpochAnswer: lambda e: t.service.send_epoch_answer(e),
             do.NotifyReplica: lambda e: t.notifications.wake(t.key, e),

@@ -175,6 +175,15 @@ class AnswerWaiter:
 
 
 @dataclass(frozen=True, slots=True)
+class TellWaiter:
+    """Leader: HW has risen, and ``replica`` waits at the log end: answer its last fetch once more, with nothing but the HW of now.
+    The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
+
+    replica: str
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendFetchRefusal:
     """Leader: answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
@@ -337,6 +346,7 @@ Effect = (
     | SendEpochAnswer
     | NotifyReplica
     | AnswerWaiter
+    | TellWaiter
     | ProbeReplica
     | SendNotice
     | ProposeIsr

@@ -93,9 +93,13 @@ class FetchService:
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(event.bad_offset, event.replica))
         self.followers[event.replica].told_high_watermark = self._log.high_watermark
-        waiter = self.waiters.of(event.replica)
-        kept_for = event.replica if waiter is not None and waiter.max_bytes else ""
+        kept_for = event.replica if self.awaits_answer(event.replica) else ""
         out.append(SendFetchResponse(event.token, event.offset + 1, self._max_bytes(event), self._leader_epoch, kept_for))
+
+    def awaits_answer(self, replica: str) -> bool:
+        """Whether the last fetch of ``replica`` was answered with nothing and can be answered again."""
+        waiter = self.waiters.of(replica)
+        return waiter is not None and waiter.max_bytes > 0
 
     def _max_bytes(self, event: FetchReceived) -> int:
         maximum = self._shared.config.replication_max_bytes

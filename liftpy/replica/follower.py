@@ -11,7 +11,7 @@
 
 A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
 done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE that is the id of the
-fetch that was answered with nothing: the leader answers it once more when there is more.
+fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
 """
 
 from __future__ import annotations
@@ -214,6 +214,9 @@ class FollowerRole(Role):
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
+        if self.following is Following.IDLE and not event.spans:
+            self._told(event, now_ns, out)
+            return
         problem = self._problem(event)
         if problem:
             self._drop(event, problem, out)
@@ -238,8 +241,14 @@ class FollowerRole(Role):
     def _is_awaited(self, event: FetchAnswered) -> bool:
         """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
         if self.following is Following.IDLE:
-            return event.request_id == self._idle_request_id and bool(event.spans)
+            return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.following is Following.FETCHING
+
+    def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+        """The fetch that was answered with nothing is answered so again: what this log holds may be committed now. The wait goes on."""
+        if event.leader_epoch == self.leader_epoch:
+            self._heard(now_ns)
+            self._learn_high_watermark(event.high_watermark, out)
 
     def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
         if event.spans:

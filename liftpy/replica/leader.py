@@ -28,6 +28,7 @@ from liftpy.replica.effects import (
     SendAcks,
     SendNotice,
     StartServing,
+    TellWaiter,
 )
 from liftpy.replica.events import (
     Deadline,
@@ -253,17 +254,19 @@ class LeaderRole(Role):
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
-        """NewLeadershipTerm to those that have not fetched in this epoch, CommitPosition to idle ones behind."""
+        """NewLeadershipTerm to those that have not fetched in this epoch, HW to idle ones behind: as an answer to the fetch that waits
+        where one does, so that none has to fetch for it, else as CommitPosition."""
         log = self.log
-        told = tuple(filter(self._should_be_told, self.service.followers))
+        behind = list(filter(self._should_be_told, self.service.followers))
+        out.extend(TellWaiter(replica, self.leader_epoch) for replica in behind if self.service.awaits_answer(replica))
+        told = tuple(replica for replica in behind if not self.service.awaits_answer(replica))
         if told:
             epoch = self.shared.state.epoch
             out.append(
                 SendNotice(told, self.leader_epoch, epoch, self.epoch_start_offset, log.high_watermark, log.log_start_offset)
             )
-        for replica in told:
-            progress = self.service.followers[replica]
-            progress.told_high_watermark = log.high_watermark
+        for replica in behind:
+            self.service.followers[replica].told_high_watermark = log.high_watermark
         if any(replica in self.shared.live and p.position is None for replica, p in self.service.followers.items()):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
 

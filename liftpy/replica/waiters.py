@@ -1,7 +1,7 @@
 """Data waiters: followers that sit at the leader's log end. Each is told once when there is more, then forgotten.
 
 A follower that ``awaits_more`` is told by a second answer to the fetch that was answered with nothing: the records themselves. Any
-other is woken, and fetches.
+other is woken, and fetches. Whoever waits for a second answer hears of a raised HW the same way, and waits on.
 """
 
 from __future__ import annotations

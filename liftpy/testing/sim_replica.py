@@ -399,6 +399,11 @@ class SimReplica:
             self.cluster.counters["second answer"] += 1
             self._send_batches(effect, reply)
 
+    def _tell_waiter(self, effect: do.TellWaiter) -> None:
+        _, reply = self._kept[effect.replica]
+        self.cluster.counters["HW told to a waiter"] += 1
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
+
     def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: Reply) -> None:
         max_bytes = min(effect.max_bytes, self.cluster.network.max_payload_bytes - 64)
         try:

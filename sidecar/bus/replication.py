@@ -147,6 +147,12 @@ class ReplicationService:
         if reply is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, reply, log, high_watermark)
 
+    def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
+        """Answer it with HW alone; it can still be answered with more."""
+        reply = self._kept.get(effect.replica)
+        if reply is not None:
+            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+
     def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: str, log: Log, high_watermark: int) -> None:
         """Bounded by the NATS server's max_payload."""
         header = frames.replication_response_header(effect.leader_epoch, high_watermark)

@@ -101,6 +101,20 @@ def test_a_late_one_finds_the_follower_further_on() -> None:
         assert s.end(c) == 5
 
 
+def test_hw_reaches_who_waits_without_another_fetch() -> None:
+    with stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(2)
+        s.settle()
+        sent, told = s.send(), s.counted("HW told to a waiter")
+        s.until(lambda: sent.acked)
+        with s.holding("fetch"):
+            took_s = s.until(lambda: s.hw(b) == s.hw(c) == 2)
+        assert took_s < 0.05, "a fetch for each commit would be work for two nodes"
+        assert s.counted("HW told to a waiter") > told
+        assert s.hw(a) == 2
+
+
 @pytest.mark.parametrize("awaits_more", [True, False])
 def test_followers_of_the_published_protocol_are_woken(awaits_more: bool) -> None:
     with stage(awaits_more=awaits_more) as s:

@@ -41,6 +41,22 @@ async def test_the_records_go_the_way_of_the_empty_answer_flushed_or_not() -> No
     assert more(desk, "n2", 0) == [], "one for one fetch"
 
 
+async def test_hw_goes_the_same_way_and_the_way_stays_kept() -> None:
+    desk = Desk()
+    fetch(desk, "n2", "n2")
+    for high_watermark in (4, 5):
+        desk.replication.tell_waiter(do.TellWaiter("n2", 1), high_watermark)
+        (answer,) = desk.bus.take("_INBOX.n2")
+        told = frames.decode_replication_response(answer)
+        assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
+    desk.publish(b"one")
+    await desk.turn()
+    assert more(desk, "n2", 0)
+    desk.replication.tell_waiter(do.TellWaiter("n2", 1), 6)
+    desk.replication.tell_waiter(do.TellWaiter("n4", 1), 6)
+    assert desk.bus.take("_INBOX.n2") == desk.bus.take("_INBOX.n4") == []
+
+
 async def test_nothing_is_sent_where_nothing_was_kept_or_nothing_is_new() -> None:
     desk = Desk()
     fetch(desk, "n2", "")

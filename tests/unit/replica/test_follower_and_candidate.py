@@ -116,6 +116,37 @@ def test_an_unreadable_second_answer_changes_nothing() -> None:
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
+def test_a_second_answer_without_records_tells_of_hw_and_the_wait_goes_on() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], hw=1, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(1)], "nothing is asked for"
+    follower.answered([], hw=7, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(2)], "never above what is here"
+    follower.answered([], hw=0, request=request)
+    assert follower.sent() == [], "an old one"
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([(3, 3, 1)], hw=2, request=request)
+    assert follower.has(do.AppendFetched), "the fetch can still be answered with more"
+
+
+def test_a_second_answer_of_another_epoch_or_fetch_tells_nothing() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    follower.step(ev.FetchAnswered(90, request, 9, 2, ()))
+    assert follower.sent() == []
+    follower.answered([], hw=2, request=request - 1)
+    assert follower.sent() == []
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
 def test_it_fetches_after_every_idle_wait() -> None:
     follower = idle()
     before = follower.now_ns

@@ -241,6 +241,18 @@ def test_an_idle_follower_hears_of_a_higher_watermark() -> None:
     assert leader.only(do.SendNotice).high_watermark == 0
 
 
+def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1)
+    leader.fetch("b", 0, awaits_more=True)
+    leader.fetch("c", 0, awaits_more=True)
+    leader.fire(Deadline.NOTICE)
+    assert leader.only(do.TellWaiter) == do.TellWaiter("b", 2), "c's own fetch raised it: its answer carried it"
+    assert not leader.has(do.SendNotice), "it need not fetch to know"
+    leader.publish(1, flush=False)
+    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
+
+
 def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
