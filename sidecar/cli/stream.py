@@ -11,10 +11,11 @@ from rich.table import Table
 
 from liftpy.client import Client
 from liftpy.cluster.image import StreamImage
-from liftpy.config import AckPolicy, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
+from sidecar.cli.stream_settings import changed, setting_options, shown
 from sidecar.settings import Target
 
 DEFAULT_REPLICAS = 3
@@ -37,54 +38,13 @@ def stream() -> None:
     default=None,
     help="Copies of each partition.  [default: 3, or the nodes there are]",
 )
-@click.option(
-    "--ack",
-    type=click.Choice([p.value for p in AckPolicy]),
-    default="all",
-    show_default=True,
-    help="When a publisher with a reply inbox is answered.",
-)
-@click.option(
-    "--min-isr",
-    type=click.IntRange(1, 32),
-    default=None,
-    help="In-sync replicas needed to commit.  [default: 2, or 1 with one replica]",
-)
-@click.option("--flush", default="always", show_default=True, help="When records reach the disk: always, interval:<ms>, none.")
-@click.option(
-    "--commit",
-    type=click.Choice([p.value for p in CommitPolicy]),
-    default="isr",
-    show_default=True,
-    help="What commits a record: all in-sync replicas or a majority.",
-)
-@click.option(
-    "--retention-age",
-    "retention_age_s",
-    type=click.FloatRange(0),
-    default=0.0,
-    help="Delete records older than this many seconds.  [default: keep]",
-)
-@click.option(
-    "--retention-bytes",
-    type=click.IntRange(0),
-    default=0,
-    help="Keep at most this many bytes per partition.  [default: no limit]",
-)
+@setting_options
 @json_option
 @connection_options
 def create(
-    name: str, subject: str, partitions: int, replicas: int | None, as_json: bool, target: Target, **settings: Any
+    name: str, subject: str, partitions: int, replicas: int | None, as_json: bool, target: Target, config: StreamConfig
 ) -> None:
     """Attach a new stream NAME to a NATS subject."""
-    config = StreamConfig(
-        ack_policy=AckPolicy(settings["ack"]),
-        min_isr=settings["min_isr"] or 0,
-        flush=FlushPolicy.parse(settings["flush"]),
-        commit_policy=CommitPolicy(settings["commit"]),
-        retention_age_s=settings["retention_age_s"],
-        retention_bytes=settings["retention_bytes"],
-    )
 
     async def work(client: Client) -> StreamImage:
         return await client.create_stream(name, subject, partitions=partitions, replicas=replicas or 0, config=config)
@@ -129,7 +89,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         click.echo(json.dumps(stream_json(found)))
         return
     described = stream_json(found)
-    settings = ", ".join(f"{key} {value}" for key, value in described["config"].items())
+    settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, len(found.partitions[0].replicas)).items())
     table = Table("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
@@ -160,21 +120,12 @@ def delete(name: str, yes: bool, as_json: bool, target: Target) -> None:
 
 def stream_json(image: StreamImage) -> dict[str, Any]:
     """A stream as the commands print it."""
-    config = image.config
     return {
         "name": image.name,
         "uid": image.uid,
         "subject": image.subject,
         "created_time_ns": image.created_time_ns,
-        "config": {
-            "ack": config.ack_policy.value,
-            "min_isr": config.effective_min_isr(len(image.partitions[0].replicas)),
-            "flush": str(config.flush),
-            "commit": config.commit_policy.value,
-            "retention_age_s": config.retention_age_s,
-            "retention_bytes": config.retention_bytes,
-            "retention_records": config.retention_records,
-        },
+        "config": shown(image.config, len(image.partitions[0].replicas)),
         "partitions": [
             {
                 "partition": p.partition,

@@ -1,0 +1,119 @@
+"""The settings of a stream on the command line: an option of ``stream create`` and an entry of ``stream show`` for each field of
+``StreamConfig``. The table below is the only place; a test holds it against the fields."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import click
+
+from liftpy.config import Codec, FlushPolicy, StreamConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one field of StreamConfig is given and shown."""
+
+    field: str
+    flag: str
+    key: str
+    """In JSON and in what ``show`` prints; the unit is in the name."""
+    help: str
+
+
+SETTINGS = (
+    Setting("ack_policy", "--ack", "ack", "When a publisher with a reply inbox is answered."),
+    Setting("min_isr", "--min-isr", "min_isr", "In-sync replicas needed to commit.  [default: 2, or 1 with one replica]"),
+    Setting("flush", "--flush", "flush", "When records reach the disk: always, interval:<ms>, none."),
+    Setting("commit_policy", "--commit", "commit", "What commits a record: all in-sync replicas or a majority (quorum)."),
+    Setting("retention_age_s", "--retention-age", "retention_age_s", "Delete records older than this many seconds; 0: keep."),
+    Setting("retention_bytes", "--retention-bytes", "retention_bytes", "Keep about this many bytes a partition; 0: all."),
+    Setting(
+        "retention_records", "--retention-records", "retention_records", "Keep about this many records a partition; 0: all."
+    ),
+    Setting("compaction", "--compaction", "compaction", "Keep the newest record of each key, drop what it supersedes."),
+    Setting(
+        "delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after so many seconds."
+    ),
+    Setting("codec", "--codec", "codec", "Compression of what is stored and replicated."),
+    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "A new segment file begins at this many bytes."),
+    Setting(
+        "segment_age_s", "--segment-age", "segment_age_s", "A new segment begins after so many seconds; 0: by bytes alone."
+    ),
+    Setting(
+        "failover_standby",
+        "--failover-standby",
+        "failover_standby",
+        "Stored with the stream; nothing in this version reads it.",
+    ),
+    Setting("dedup_window_s", "--dedup-window", "dedup_window_s", "Stored with the stream; nothing in this version reads it."),
+)
+_DEFAULT = StreamConfig()
+
+
+def setting_options(function: F) -> F:
+    """Add an option for each setting; the command gets ``config: StreamConfig``."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        given = {setting.field: kwargs.pop(setting.field) for setting in SETTINGS}
+        return function(*args, config=config_from(given), **kwargs)
+
+    for setting in reversed(SETTINGS):
+        command = _option(setting)(command)
+    return command  # type: ignore[return-value]
+
+
+def config_from(given: dict[str, Any]) -> StreamConfig:
+    """The configuration of what the options gave, by field; raise ConfigError naming what is wrong."""
+    return StreamConfig(**{name: _value(getattr(_DEFAULT, name), text) for name, text in given.items()})
+
+
+def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
+    """Every setting by its key, as JSON has it: what holds for partitions of ``replica_count`` replicas."""
+    values = {setting.key: _text(getattr(config, setting.field)) for setting in SETTINGS}
+    return {**values, "min_isr": config.effective_min_isr(replica_count)}
+
+
+def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
+    """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
+    every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
+    always = ("ack", "min_isr", "flush", "commit")
+    return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
+
+
+def _option(setting: Setting) -> Callable[[Any], Any]:
+    default = getattr(_DEFAULT, setting.field)
+    if isinstance(default, bool):
+        negative = setting.flag.replace("--", "--no-", 1)
+        return click.option(f"{setting.flag}/{negative}", setting.field, default=default, show_default=True, help=setting.help)
+    shows = "[default:" not in setting.help
+    words: dict[str, Any] = {"default": _text(default), "show_default": shows, "help": setting.help}
+    if isinstance(default, Enum):
+        kind: Any = click.Choice([_text(member) for member in type(default)])
+    else:
+        kind = {int: click.INT, float: click.FLOAT}.get(type(default), click.STRING)
+    return click.option(setting.flag, setting.field, type=kind, **words)
+
+
+def _value(default: Any, given: Any) -> Any:
+    if isinstance(default, FlushPolicy):
+        return FlushPolicy.parse(given)
+    if isinstance(default, Codec):
+        return Codec[given.upper()]
+    return type(default)(given)
+
+
+def _text(value: Any) -> Any:
+    """As the command line and JSON have it."""
+    if isinstance(value, Codec):
+        return value.name.lower()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, FlushPolicy) else value

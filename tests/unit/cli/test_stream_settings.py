@@ -1,0 +1,75 @@
+"""Every field of StreamConfig: given as an option, through the protobuf, and shown. A forgotten place would drop a setting silently."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import ConfigError
+from sidecar.cli.stream_settings import SETTINGS, changed, setting_options, shown
+
+FIELDS = [field.name for field in fields(StreamConfig)]
+
+
+def other(name: str) -> Any:
+    """A value that is not the default."""
+    default = getattr(StreamConfig(), name)
+    if isinstance(default, Enum):
+        return next(member for member in reversed(type(default)) if member is not default)
+    if isinstance(default, FlushPolicy):
+        return FlushPolicy.parse("interval:20")
+    return not default if isinstance(default, bool) else default + 3
+
+
+def given(*words: str) -> StreamConfig:
+    """What ``stream create`` makes of ``words``."""
+    found: list[StreamConfig] = []
+
+    @click.command()
+    @setting_options
+    def command(config: StreamConfig) -> None:
+        found.append(config)
+
+    done = CliRunner().invoke(command, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_setting_gets_from_the_command_line_to_the_cluster_and_back_to_the_screen(name: str) -> None:
+    wanted = StreamConfig(**{name: other(name)})
+    (setting,) = [setting for setting in SETTINGS if setting.field == name]
+    text = shown(wanted, 32)[setting.key]
+    if isinstance(text, bool):
+        words = [setting.flag if text else setting.flag.replace("--", "--no-")]
+    else:
+        words = [setting.flag, str(text)]
+    assert given(*words) == wanted
+    assert config_from_pb(config_to_pb(wanted)) == wanted
+    assert text != shown(StreamConfig(), 32)[setting.key]
+    assert changed(wanted, 32)[setting.key] == text
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert given() == StreamConfig() == config_from_pb(config_to_pb(StreamConfig()))
+    assert set(changed(StreamConfig(), 3)) == {"ack", "min_isr", "flush", "commit"}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--segment-bytes", "5"], "segment_bytes"),
+        (["--retention-age", "nan"], "retention_age_s"),
+        (["--flush", "often"], "flush"),
+    ],
+)
+def test_what_is_wrong_is_named(words: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        given(*words)
