@@ -135,8 +135,16 @@ class ReplicationConfig:
     replication_max_bytes: int = 1024 * 1024 - 4096
     hw_checkpoint_s: float = 1.0
     notice_interval_s: float = 1.0
+    ingest_buffer_bytes: int = 256 * 1024 * 1024
+    """Of publishes that a node has read and not stored: two million of 100 bytes, some seconds of what it stores. A server itself
+    holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
     ingest_queue_bytes: int = 64 * 1024 * 1024
+    """The same for one partition."""
     ingest_queue_records: int = 262_144
+    unreplicated_bytes: int = 16 * 1024 * 1024
+    """What a leader may have appended and not committed, of one partition; more is held back."""
+    node_unreplicated_bytes: int = 128 * 1024 * 1024
+    """The same for all partitions that a node leads."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
     preferred_leaders_every: float = 0.0
@@ -150,7 +158,10 @@ class ReplicationConfig:
                 "max_lag_records": (0, 1 << 62),
                 "probe_after": (0, 3600.0),
                 "replication_max_bytes": (4096, 64 << 20),
+                "ingest_buffer_bytes": (8192, 16 << 30),
                 "ingest_queue_bytes": (4096, 4 << 30),
+                "unreplicated_bytes": (4096, 4 << 30),
+                "node_unreplicated_bytes": (4096, 16 << 30),
                 "ingest_queue_records": (16, 1 << 26),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),

@@ -21,12 +21,13 @@ from typing import Any
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
+from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule
-from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
@@ -82,7 +83,8 @@ class Node:
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
-        self._bus: BusConnection | None = None
+        self._intake = NodeIntake()
+        self._links: Links | None = None
         self._link: GroupLink | None = None
         self._membership: Membership | None = None
         self._proposals: Proposals | None = None
@@ -100,8 +102,8 @@ class Node:
         self._folder = folder = DataFolder(settings.data)
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
-        self._bus = bus = await open_bus(settings, f"liftpy-{settings.node_id}")
-        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
+        self._links = links = await open_links(settings, self._intake)
+        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         self._link = GroupLink(settings, folder, self.subjects, self._inboxes, self.counters)
         self.group = await self._link.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
@@ -112,7 +114,7 @@ class Node:
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
-        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns(), silences=1))
+        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns(), silences=1))
         self.incarnation = await self._membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
@@ -122,7 +124,7 @@ class Node:
         )
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session
-        self._build(bus, self.group, folder, identity)
+        self._build(links, self.group, folder, identity)
         logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
@@ -134,8 +136,8 @@ class Node:
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
-    def _build(self, bus: BusConnection, group: Group, folder: DataFolder, identity: Identity) -> None:
-        settings = self.settings
+    def _build(self, links: Links, group: Group, folder: DataFolder, identity: Identity) -> None:
+        settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
         notifications = Notifications(
@@ -151,7 +153,7 @@ class Node:
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
-            bus=bus,
+            links=links,
             subjects=self.subjects,
             inboxes=self._inboxes,
             router=AnswerRouter(bus),
@@ -168,11 +170,11 @@ class Node:
             recovered=self._recovered,
         )
         self.partitions = Partitions(tools)
-        bus.on_change(self.partitions.data_path_changed)
+        links.watch(self.partitions.data_path_changed)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(settings, self.incarnation, group, bus, self.partitions, self.counters, self._scrub)
+        self.status.reporter = Reporter(settings, self.incarnation, group, links, self.partitions, self.counters, self._scrub)
         self.status.listen(bus, self.subjects, self._inboxes)
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
@@ -248,8 +250,8 @@ class Node:
             await self._probes.close()
         if self._link is not None:
             await self._link.close()
-        if self._bus is not None:
-            await self._bus.close()
+        if self._links is not None:
+            await self._links.close()
         await self.status.close()
         self._timers.close()
         if self._identity is not None and clean and not self._repairs:

@@ -29,8 +29,8 @@ from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule, PendingAcks
-from sidecar.bus.connection import BusConnection
 from sidecar.bus.ingest import Ingest
+from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
@@ -54,7 +54,7 @@ class NodeTools:
 
     settings: NodeSettings
     incarnation: int
-    bus: BusConnection
+    links: Links
     subjects: Subjects
     inboxes: InboxRule
     router: AnswerRouter
@@ -95,10 +95,10 @@ class PartitionWorker:
         self._driver = Driver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
         """Give the replica an event."""
-        self.acks = PendingAcks(node.bus, key.stream, key.partition, own_subject)
-        self.reads = ReadService(node.bus, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
+        self.acks = PendingAcks(node.links.ingest, key.stream, key.partition, own_subject)
+        self.reads = ReadService(node.links.reads, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
         self.ingest = Ingest(
-            node.bus,
+            node.links.ingest,
             own_subject,
             node.settings.replication,
             config.ack_policy,
@@ -109,11 +109,11 @@ class PartitionWorker:
             log_end_offset=lambda: self.log.log_end_offset,
             may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
         )
-        self.service = ReplicationService(node.bus, node.subjects, key, node.inboxes, self.feed, node.counters)
+        self.service = ReplicationService(node.links.replication, node.subjects, key, node.inboxes, self.feed, node.counters)
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
         self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed)
         self.services = PartitionServices(
-            node.bus,
+            node.links.replication,
             key,
             node_id,
             node.incarnation,

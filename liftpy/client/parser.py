@@ -7,22 +7,31 @@ subject or header block that it can't decode ends its reading for good. Here one
 digits of the sizes must fit, and the subject must be one that the subscription asked for. What does not fit is counted and left
 out; only where the end of the frame is unknown is it a ProtocolError, after which nats-py reconnects.
 
+A PONG that comes after whoever asked has given up is counted and nothing else, and every message or command shows that the server
+is there: where much waits to be read, a PONG comes late, and the connection is well.
+
 With ``sidecar/bus/connection.py`` the only place that names private parts of nats-py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections import Counter
 from typing import Any
 
 from nats.aio.client import Client
-from nats.errors import Error, ProtocolError
+from nats.errors import Error, ProtocolError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from liftpy.errors import ConfigError
 
+logger = logging.getLogger("liftpy.bus")
+
 LONGEST_LINE_BYTES = 64 * 1024
+READ_BYTES = 1024 * 1024
+"""Taken from a socket at a time."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
 """Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
 SIZE_DIGITS = 9
@@ -163,7 +172,20 @@ class StrictParser(Parser):
         await self._message(line, buffer[start : end - 2])
         return end
 
+    def _is_late_pong(self, line: bytes) -> bool:
+        """Whether it is the PONG of somebody who has given up waiting: nats-py fails at that one, and would end the connection."""
+        pongs = getattr(self._connection, "_pongs", None)
+        if line != b"PONG\r\n" or not pongs or not pongs[0].done():
+            return False
+        pongs.pop(0)
+        self._connection._pongs_received += 1
+        self._connection._pings_outstanding = 0
+        self.errors["late PONGs"] += 1
+        return True
+
     async def _command(self, line: bytes) -> None:
+        if self._is_late_pong(line):
+            return
         try:
             await self._rest.parse(line)
         except (OSError, Error):
@@ -206,6 +228,43 @@ class StrictConnection(Client):
         super().__init__()
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
+
+    async def _read_loop(self) -> None:
+        """As nats-py's, with larger reads, and nothing that a server sends ends it for good: it reconnects."""
+        while not (self.is_closed or self.is_reconnecting or self._transport is None):
+            try:
+                if self._transport.at_eof():
+                    raise UnexpectedEOF
+                data = await self._transport.read(READ_BYTES)
+                self._pings_outstanding = 0  # a PONG may lie behind much else; whoever sends is there
+                await self._taken(data)
+            except asyncio.CancelledError:
+                return
+            except (OSError, Error) as error:
+                await self._process_op_err(error)
+                return
+            except Exception as error:  # whatever a server sends must not end the reading for good
+                logger.exception("the NATS stream can't be read; reconnecting")
+                await self._process_op_err(error)
+                return
+
+    async def _taken(self, data: bytes) -> None:
+        """What was read from the socket."""
+        await self._ps.parse(data)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """nats-py closes for good on most errors that a server sends; a connection that worked comes back by itself."""
+        if not self.is_connected:
+            await super()._process_err(err_msg)
+            return
+        text = err_msg.strip("'\" ")
+        self.errors[f"server: {text.split(' for ')[0]}"] += 1
+        logger.warning("NATS server: %s", text)
+        error = Error(f"nats: {text}")
+        if "permissions violation" not in text.lower():
+            await self._process_op_err(error)
+        elif self._error_cb is not None:
+            await self._error_cb(error)
 
 
 def make_strict(connection: Client) -> Counter[str]:

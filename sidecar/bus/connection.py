@@ -1,11 +1,11 @@
-"""A node's one NATS connection for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
+"""One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
 
 Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each.
 This is the one module (with the parsers) that names private parts of nats-py; ``check_nats_py`` refuses to run where they
 are missing.
 
-Bounds: what waits to be sent is at most ``send_buffer_bytes``; beyond that, and while disconnected, replication traffic is
-dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected, replication
+traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from liftpy.client.parser import StrictConnection
+from liftpy.client.parser import READ_BYTES, StrictConnection
 from liftpy.errors import ConfigError
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
@@ -31,7 +31,6 @@ logger = logging.getLogger("liftpy.bus")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
-_READ_BYTES = 256 * 1024
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
@@ -72,8 +71,11 @@ class BusConnection(StrictConnection):
     ``errors``: kind -> count of nats-py's asynchronous errors, disconnects, dropped sends, messages that were not taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", send_buffer_bytes: int = 0) -> None:
         super().__init__()
+        self.name = name
+        """For logs and status: what the connection is for."""
+        self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._on_reconnect: list[Callable[[], None]] = []
@@ -92,9 +94,9 @@ class BusConnection(StrictConnection):
         until they are sent. ``subject`` must be a checked one: it is written as it is.
         """
         size_bytes = sum(map(len, pieces))
-        room = SEND_BUFFER_BYTES if self._status == Client.CONNECTED else _KEPT_BYTES if keep else 0
-        if self._pending_data_size + size_bytes > room:
-            self.errors["send buffer full" if room == SEND_BUFFER_BYTES else "dropped while disconnected"] += 1
+        connected = self._status == Client.CONNECTED
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
+            self.errors["send buffer full" if connected else "dropped while disconnected"] += 1
             return False
         if size_bytes > self._max_payload:
             self.errors["larger than max_payload"] += 1
@@ -107,12 +109,18 @@ class BusConnection(StrictConnection):
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected."""
         size_bytes = sum(map(len, lines))
-        if self._pending_data_size + size_bytes > (SEND_BUFFER_BYTES if self._status == Client.CONNECTED else _KEPT_BYTES):
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._status == Client.CONNECTED else _KEPT_BYTES):
             self.errors["acks dropped"] += len(lines)
             return
         self._write(lines, size_bytes)
         self.stats["out_msgs"] += len(lines)
         self.stats["out_bytes"] += size_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent, here and in asyncio's buffer."""
+        writer = getattr(self._transport, "_io_writer", None) if self._status == Client.CONNECTED else None
+        return self._pending_data_size + (writer.transport.get_write_buffer_size() if writer is not None else 0)
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
         self._pending.extend(pieces)
@@ -145,29 +153,11 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """As nats-py's, with larger reads: what has arrived together is taken together."""
-        while not (self.is_closed or self.is_reconnecting or self._transport is None):
-            try:
-                if self._transport.at_eof():
-                    raise nats.errors.UnexpectedEOF
-                await self._ps.parse(await self._transport.read(_READ_BYTES))
-            except asyncio.CancelledError:
-                return
-            except (OSError, nats.errors.Error) as error:
-                await self._process_op_err(error)
-                return
-            except Exception as error:  # whatever a server sends must not end the reading for good
-                logger.exception("the NATS stream can't be read; reconnecting")
-                await self._process_op_err(error)
-                return
-
-    async def _process_err(self, err_msg: str) -> None:
-        """nats-py closes for good on most errors that a server sends; a node reconnects instead."""
-        text = err_msg.strip("'\" ")
-        self.errors[f"server: {text.split(' for ')[0]}"] += 1
-        logger.warning("NATS server: %s", text)
-        if "permissions violation" not in text:
-            await self._process_op_err(nats.errors.Error(f"nats: {text}"))
+        """What has arrived together is taken together."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None and hasattr(writer.transport, "max_size"):
+            writer.transport.max_size = READ_BYTES
+        await super()._read_loop()
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """A message could not be taken: logged, counted, dropped."""
@@ -205,6 +195,15 @@ class BusConnection(StrictConnection):
         """Call ``callback`` with whether the connection is up, each time when it is lost and when it is back."""
         self._on_change.append(callback)
 
+    async def stop(self) -> None:
+        """Close it for good."""
+        await self.close()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Say why, before nats-py reconnects."""
+        self.last_problem = str(e) or type(e).__name__
+        await super()._process_op_err(e)
+
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
         self.last_problem = str(error) or type(error).__name__
@@ -213,30 +212,33 @@ class BusConnection(StrictConnection):
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
         if not self.is_closed:
-            logger.warning("NATS connection lost; reconnecting")
+            logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
             for callback in self._on_change:
                 callback(False)
 
     async def _reconnected(self) -> None:
         where = self.connected_url.netloc if self.connected_url else "?"
-        logger.info("NATS connection is back, at %s", where)
+        logger.info("NATS connection for %s is back, at %s", self.name, where)
         for callback in self._on_reconnect:
             callback()
         for changed in self._on_change:
             changed(True)
 
 
-async def open_bus(settings: NodeSettings, name: str) -> BusConnection:
-    """A connected BusConnection that reconnects for ever; keeps trying at the start too, until cancelled."""
+Connection = TypeVar("Connection", bound=BusConnection)
+
+
+async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Connection:
+    """A connection that reconnects for ever; keeps trying at the start too, until cancelled."""
     check_nats_py()
     announced = False
     while True:
-        connection = BusConnection()
+        connection = make()
         options: dict[str, Any] = settings.credentials.nats_options()
         try:
             await connection.connect(
                 servers=list(settings.nats),
-                name=name,
+                name=f"liftpy-{settings.node_id}-{connection.name}",
                 error_cb=connection._count_error,
                 disconnected_cb=connection._disconnected,
                 reconnected_cb=connection._reconnected,
@@ -251,7 +253,7 @@ async def open_bus(settings: NodeSettings, name: str) -> BusConnection:
             return connection
         except (OSError, TimeoutError, nats.errors.Error) as error:
             with contextlib.suppress(Exception):
-                await connection.close()
+                await connection.stop()
             if not announced:
                 why = connection.last_problem or error
                 logger.warning("no NATS server at %s lets this node in yet (%s); trying on", ", ".join(settings.nats), why)

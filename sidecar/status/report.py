@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from typing import Any
 
 from liftpy import __version__
 from liftpy.replica.snapshot import ReplicaSnapshot
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
+from sidecar.bus.links import Links
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 from sidecar.raft.group import Group
 from sidecar.scrub import Scrub
 from sidecar.settings import NodeSettings
+
+_TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
 
 class Reporter:
@@ -28,7 +32,7 @@ class Reporter:
         settings: NodeSettings,
         incarnation: int,
         group: Group,
-        bus: BusConnection,
+        links: Links,
         partitions: Partitions,
         counters: Any,
         scrub: Scrub | None = None,
@@ -36,7 +40,7 @@ class Reporter:
         self._settings = settings
         self._incarnation = incarnation
         self._group = group
-        self._bus = bus
+        self._links = links
         self._partitions = partitions
         self._counters = counters
         self._scrub = scrub
@@ -56,6 +60,7 @@ class Reporter:
             "metadata_leader": self._group.leader,
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
+            "connections": self._connections(),
             "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
             "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
             "scrub": self._scrub.report() if self._scrub is not None else {},
@@ -63,16 +68,24 @@ class Reporter:
         }
 
     def nats(self) -> dict[str, Any]:
-        """The connection: state, traffic, errors."""
-        bus = self._bus
+        """The connections for data, together: state, traffic, errors."""
+        links = self._links.all()
+        errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {
-            "connected": bus.is_connected,
-            "server": bus.connected_url.netloc if bus.connected_url else "",
-            "max_payload_bytes": bus.max_payload,
-            "send_buffer_bytes": bus.pending_data_size,
-            **bus.stats,
-            "errors": dict(bus.errors),
+            "connected": all(link.is_connected for link in links),
+            "server": self._links.replication.connected_url.netloc if self._links.replication.connected_url else "",
+            "max_payload_bytes": self._links.replication.max_payload,
+            "send_buffer_bytes": sum(link.unsent_bytes for link in links),
+            **{name: sum(link.stats[name] for link in links) for name in _TRAFFIC},
+            "errors": dict(errors),
         }
+
+    def _connections(self) -> dict[str, dict[str, Any]]:
+        """The same of each; of the ingest connection also what waits to be parsed."""
+        found = {link.name: _connection(link) for link in self._links.all()}
+        inflow = self._links.ingest
+        found[inflow.name] |= {"waiting_bytes": inflow.waiting_bytes, "most_waiting_bytes": inflow.most_waiting_bytes}
+        return found
 
     def _partition(self, worker: PartitionWorker, now_ns: int) -> dict[str, Any]:
         snapshot = worker.replica.snapshot(now_ns)
@@ -96,6 +109,15 @@ class Reporter:
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
         }
+
+
+def _connection(link: BusConnection) -> dict[str, Any]:
+    return {
+        "connected": link.is_connected,
+        "send_buffer_bytes": link.unsent_bytes,
+        **{name: link.stats[name] for name in _TRAFFIC},
+        "errors": dict(link.errors),
+    }
 
 
 def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 import nats
 import pytest
 
-from sidecar.bus import connection as module
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.embedded import NatsServer
 from sidecar.settings import NodeSettings
@@ -27,7 +26,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def bus(server: NatsServer) -> AsyncIterator[BusConnection]:
-    connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), "test")
+    connection = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
     yield connection
     await connection.close()
 
@@ -119,7 +118,7 @@ async def test_nobody_listening_is_told(bus: BusConnection) -> None:
 
 
 async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServer) -> None:
-    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), "test")
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
     got: list[bytes] = []
     back: list[bool] = []
     bus.listen("r.x", lambda s, r, payload, h: got.append(payload))
@@ -140,10 +139,10 @@ async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServ
     await bus.close()
 
 
-async def test_bounds_of_what_is_sent(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bounds_of_what_is_sent(bus: BusConnection) -> None:
     assert not bus.send("b.x", [b"x" * (bus.max_payload + 1)])
     assert bus.errors["larger than max_payload"] == 1
-    monkeypatch.setattr(module, "SEND_BUFFER_BYTES", 10_000)
+    bus._send_buffer_bytes = 10_000
     sent = sum(bus.send("b.x", [b"x" * 1000]) for _ in range(100))
     assert sent < 15
     assert bus.errors["send buffer full"] == 100 - sent

@@ -1,0 +1,246 @@
+"""The connections of a node: late PONGs and hostile bytes cost a counter, the server's words a reconnect that says why [A6, A11]."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.client.parser import StrictConnection
+from liftpy.replica.intake import NodeIntake
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.acks import InboxRule
+from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.inflow import Inflow
+from sidecar.bus.links import Links
+from sidecar.disk.data_folder import DataFolder
+from sidecar.embedded import NatsServer
+from sidecar.joining import GroupLink
+from sidecar.settings import NodeSettings
+from tests.unit.bus.test_connection import until
+from tests.unit.client.test_client_parser import publish_raw
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+def settings(server: NatsServer, data: Path = Path("unused")) -> NodeSettings:
+    return NodeSettings("n1", data, nats=(server.url,), controllers=("n1",))
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, server: NatsServer, data: Path) -> AsyncIterator[StrictConnection]:
+    """A connection of each kind that a node has."""
+    if kind == "metadata":
+        link = GroupLink(settings(server, data), DataFolder(data), Subjects("liftpy"), InboxRule(("_INBOX.",)), Counter())
+        await link.open(pytest.fail)
+        yield link._connection
+        await link.close()
+        return
+    bus = await open_bus(settings(server), lambda: Inflow(NodeIntake(), MIB) if kind == "ingest" else BusConnection(kind))
+    yield bus
+    await bus.stop()
+
+
+KINDS = ("metadata", "replication", "ingest", "reads")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_late_pong_costs_a_counter(kind: str, server: NatsServer, tmp_path: Path) -> None:
+    async with opened(kind, server, tmp_path) as connection:
+        for _ in range(2):
+            given_up: asyncio.Future[bool] = asyncio.Future()
+            await connection._send_ping(given_up)
+            given_up.cancel()
+        await connection.flush()
+        await connection.flush()
+        assert connection.errors["late PONGs"] == 2
+        assert connection.is_connected
+        assert connection.stats["reconnects"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_subjects_that_are_no_text_cost_a_counter(kind: str, server: NatsServer, tmp_path: Path) -> None:
+    async with opened(kind, server, tmp_path) as connection:
+        heard: list[bytes] = []
+
+        async def take(message: object) -> None:
+            heard.append(message.data)  # type: ignore[attr-defined]
+
+        await connection.subscribe("shop.>", cb=take)
+        await connection.flush()
+        await connection.flush()
+        hostile = b"PUB shop.\xff 1\r\nx\r\nPUB shop.a _INBOX.\xff 1\r\nx\r\nPUB liftpy.raft.n1.\xff 1\r\nx\r\n"
+        await publish_raw(server.url, hostile + b"PUB liftpy.control.\xff.x 1\r\nx\r\nPUB shop.last 4\r\nlast\r\n")
+        await until(lambda: bool(heard), "the honest message")
+        assert heard == [b"last"]
+        assert connection.errors["messages that can't be decoded"] >= 2
+        assert connection.stats["reconnects"] == 0
+
+
+class FakeServer:
+    """Lets everybody in; ``says`` goes to whoever is connected."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            while await reader.readline():
+                writer.write(b"PONG\r\n")
+                if writer not in self.writers:
+                    self.writers.append(writer)
+
+    def says(self, data: bytes) -> None:
+        self.writers[-1].write(data)
+
+    def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self.writers:
+            writer.close()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
+    server = FakeServer()
+    yield server, await server.start()
+    server.close()
+
+
+async def inflow(url: str, node: NodeIntake | None = None, buffer_bytes: int = MIB) -> Inflow:
+    return await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: Inflow(node or NodeIntake(), buffer_bytes))
+
+
+def message(payload: bytes) -> bytes:
+    return b"MSG ev 1 %d\r\n%b\r\n" % (len(payload), payload)
+
+
+async def test_a_connection_that_the_server_cut_comes_back_and_says_so(
+    fake: tuple[FakeServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = fake
+    caplog.set_level(logging.INFO, "liftpy.bus")
+    bus = await inflow(url)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"1") + b"-ERR 'Slow Consumer'\r\n")
+    await until(lambda: bus.stats["reconnects"] == 1, "it is back")
+    assert bus.errors["server: slow consumer"] == 1
+    assert "connection for ingest lost (nats: slow consumer)" in caplog.text
+    assert "connection for ingest is back" in caplog.text
+    server.says(message(b"2"))
+    await until(lambda: len(got) == 2, "what the new connection brings")
+    assert got == [b"1", b"2"]
+    await bus.stop()
+
+
+async def test_what_was_read_before_a_connection_was_lost_is_taken(fake: tuple[FakeServer, str]) -> None:
+    """Parsing waits for room; the server closes meanwhile. Neither the half message at the end nor old commands disturb the new one."""
+    server, url = fake
+    node = NodeIntake(full_count=1)
+    bus = await inflow(url, node)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"1") + b"-ERR 'Old Word'\r\n" + message(b"2") + b"MSG ev 1 100\r\nhal")
+    await until(lambda: bus.waiting_bytes > 0, "it lies in the buffer")
+    server.writers[-1].close()
+    await until(lambda: bus.stats["reconnects"] == 1, "it is back")
+    server.says(message(b"3"))
+    await until(lambda: bus.stats["reconnects"] == 1 and bus.waiting_bytes > 60, "more lies there")
+    assert got == []
+    node.full_count = 0
+    await until(lambda: len(got) == 3, "everything is taken")
+    assert got == [b"1", b"2", b"3"]
+    assert bus.stats["reconnects"] == 1
+    assert "server: old word" not in bus.errors
+    await bus.stop()
+
+
+async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(fake: tuple[FakeServer, str]) -> None:
+    server, url = fake
+    node = NodeIntake(full_count=1)
+    bus = await inflow(url, node, buffer_bytes=100_000)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"x" * 1000) * 20_000)
+    await until(lambda: bus.errors["held back: the ingest buffer is full"] == 1, "it is full")
+    assert bus.most_waiting_bytes < 100_000 + 4 * MIB
+    assert got == []
+    node.full_count = 0
+    await until(lambda: len(got) == 20_000, "all of it")
+    assert bus.waiting_bytes == 0
+    assert bus.stats["reconnects"] == 0
+    await bus.stop()
+
+
+async def test_a_burst_is_taken_in_small_steps(fake: tuple[FakeServer, str]) -> None:
+    """Others on the loop have their turn within some milliseconds, however much has arrived."""
+    server, url = fake
+    bus = await inflow(url, buffer_bytes=64 * MIB)
+    taken = [0]
+    most = longest = 0
+
+    def take(*_: bytes) -> None:
+        taken[0] += 1
+
+    bus.listen("ev", take)
+    server.says(message(b"x") * 60_000)
+    while taken[0] < 60_000:
+        before = taken[0]
+        await asyncio.sleep(0)
+        most = max(most, taken[0] - before)
+        longest += 1
+    assert most < 20_000
+    assert longest > 10
+    await bus.stop()
+
+
+async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.bus.links._INGEST_GRACE_S", 0.05)
+    buses = [await open_bus(settings(server), make) for make in _makers()]
+    links = Links(*buses)  # type: ignore[arg-type]
+    seen: list[bool] = []
+    links.watch(seen.append)
+    for link in links.all():
+        assert link.is_connected
+    tell(links.ingest, False)
+    tell(links.ingest, True)
+    tell(links.reads, False)
+    assert seen == []
+    tell(links.replication, False)
+    assert seen == [False]
+    tell(links.ingest, False)
+    tell(links.replication, True)
+    assert seen == [False, True]
+    await until(lambda: seen == [False, True, False], "the ingest connection stays away")
+    tell(links.ingest, True)
+    assert seen == [False, True, False, True]
+    await links.close()
+
+
+def _makers() -> tuple[Callable[[], BusConnection], ...]:
+    return lambda: BusConnection("replication"), lambda: Inflow(NodeIntake(), MIB), lambda: BusConnection("reads")
+
+
+def tell(link: BusConnection, is_up: bool) -> None:
+    for callback in link._on_change:
+        callback(is_up)
