@@ -143,6 +143,12 @@ class ClientClosedError(LiftError):
     code = "CLIENT_CLOSED"
 
 
+class NotAllowedError(LiftError):
+    """NATS does not let this user publish or subscribe there: nothing was done. Do: ask for the right, or use other credentials."""
+
+    code = "NOT_ALLOWED"
+
+
 class StaleRequestError(LiftError):
     """A compare-and-set failed: the state moved on. Look at it and decide anew."""
 

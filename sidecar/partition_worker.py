@@ -95,7 +95,7 @@ class PartitionWorker:
         self._driver = Driver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
         """Give the replica an event."""
-        self.acks = PendingAcks(node.links.ingest, key.stream, key.partition, own_subject)
+        self.acks = PendingAcks(node.links.ingest, key, own_subject)
         self.reads = ReadService(node.links.reads, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
         self.ingest = Ingest(
             node.links.ingest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from nats.aio.client import Client as NatsConnection
@@ -13,6 +13,7 @@ from liftpy.client import positions
 from liftpy.client.admin import Admin, ClusterState
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_ahead
 from liftpy.client.credentials import Credentials
+from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import ReadProgress
@@ -21,10 +22,11 @@ from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.errors import ConfigError, ProtocolError
+from liftpy.errors import ConfigError, NotFoundError, ProtocolError
 from liftpy.ids import check_name
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
 
 _STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
@@ -61,9 +63,9 @@ class Client:
         self._subjects = subjects
         self._owns_connection = owns_connection
         self._admin = Admin(transport, subjects)
-        self._data_subjects: dict[str, str] = {}
-        self._silent: set[str] = set()
-        """Streams of which is known that they answer nobody (ack policy NONE)."""
+        self._streams: dict[str, StreamImage] = {}
+        """As they were last described; whoever finds that they are not like this any more asks anew."""
+        self._describing: dict[str, asyncio.Task[StreamImage]] = {}
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
         """Of publishers and data subjects: the first of many who ask for the same makes it for all."""
@@ -84,8 +86,7 @@ class Client:
         try:
             await asyncio.gather(*(publisher.close() for publisher in publishers))
         finally:
-            if self._owns_connection:
-                await self._transport.close()
+            await (self._transport.close() if self._owns_connection else self._transport.leave())
 
     # ---- administration ----------------------------------------------------------------------------------------------
     async def create_stream(
@@ -105,7 +106,7 @@ class Client:
         ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its leaders are not there yet).
         """
         stream = await self._admin.create_stream(name, subject, partitions=partitions, replicas=replicas, config=config)
-        self._know(stream)
+        self._streams[name] = stream
         if ready_s:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await asyncio.gather(*(self._reader(name, p.partition, options).bounds(stream.uid) for p in stream.partitions))
@@ -114,7 +115,7 @@ class Client:
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
         await self._admin.delete_stream(name, uid)
-        self._data_subjects.pop(name, None)
+        self._streams.pop(name, None)
 
     async def list_streams(self) -> list[StreamImage]:
         """All streams with partitions, replicas, ISR and leaders, by name."""
@@ -202,7 +203,7 @@ class Client:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersLike | None = None,
         partition: int = 0,
         ack: AckPolicy = AckPolicy.ALL,
     ) -> PublishAck | None:
@@ -222,23 +223,40 @@ class Client:
     ) -> Publisher:
         """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
 
-        ``subject``: publish there without asking the metadata group, for those who may not, or where the stream's subject
-        has wildcards. Raises NotFoundError, ConfigError (a wildcard), UnavailableError.
+        ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
+        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard), UnavailableError.
         """
         check_name(stream, "stream")
-        if not subject:
-            subject = data_subject(await self._data_subject(stream), partition)
-        if any(token in ("*", ">") for token in subject.split(".")):
-            raise ConfigError(f"{stream} listens on {subject}: name the subject to publish on (subject=...)")
-        known = options or PublishOptions()
-        return Publisher(self._transport, stream, partition, subject, known, answered=stream not in self._silent)
+        _check_partition(partition)
+        if subject:
+            address = _address(subject)
+        else:
+            known = self._streams.get(stream)
+            address = _address_of(known if known is not None else await self._described(stream), partition)
+
+        async def find() -> Address:
+            return _address_of(await self._described(stream), partition, subject)
+
+        return Publisher(
+            self._transport,
+            stream,
+            partition,
+            address.subject,
+            options or PublishOptions(),
+            uid=address.uid,
+            answered=address.answers,
+            find=find,
+        )
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
         check_name(stream, "stream")
-        if partition < 0:
-            raise ConfigError(f"partition {partition}: partitions are numbered from 0")
-        return PartitionReader(self._transport, self._subjects, stream, partition, options or ReadOptions())
+        _check_partition(partition)
+
+        async def exists() -> None:
+            _partition_of(await self._described(stream), partition)
+
+        return PartitionReader(self._transport, self._subjects, stream, partition, options or ReadOptions(), exists)
 
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
         """The one publisher of ``publish``; however many ask for it at once, one is made."""
@@ -249,11 +267,43 @@ class Client:
                 found = self._publishers[stream, partition] = await self.publisher(stream, partition)
             return found
 
-    async def _data_subject(self, stream: str) -> str:
-        if stream not in self._data_subjects:
-            self._know(await self.stream(stream))
-        return self._data_subjects[stream]
+    async def _described(self, stream: str) -> StreamImage:
+        """The stream as it is now; those who ask at the same time ask once. Raises NotFoundError, and as requests do."""
+        asking = self._describing.get(stream)
+        if asking is None:
+            asking = self._describing[stream] = asyncio.create_task(self._describe(stream), name=f"describe {stream}")
+            asking.add_done_callback(lambda done: self._describing.pop(stream, None) and (done.cancelled() or done.exception()))
+        return await asyncio.shield(asking)
 
-    def _know(self, stream: StreamImage) -> None:
-        self._data_subjects[stream.name] = stream.subject
-        (self._silent.discard if stream.answers else self._silent.add)(stream.name)
+    async def _describe(self, stream: str) -> StreamImage:
+        self._streams.pop(stream, None)
+        try:
+            found = (await self._admin.describe()).stream(stream)
+        except NotFoundError:  # a leader that was deposed and does not know may be behind
+            found = (await self._admin.describe(linearizable=True)).stream(stream)
+        self._streams[stream] = found
+        return found
+
+
+def _check_partition(partition: int) -> None:
+    if partition < 0:
+        raise ConfigError(f"partition {partition}: partitions are numbered from 0")
+
+
+def _partition_of(stream: StreamImage, partition: int) -> PartitionImage:
+    if partition >= len(stream.partitions):
+        last = len(stream.partitions) - 1
+        raise NotFoundError(f"{stream.name} has no partition {partition}: its partitions are 0 to {last}")
+    return stream.partitions[partition]
+
+
+def _address(subject: str, uid: str = "", answers: bool = True) -> Address:
+    if any(token in ("*", ">") for token in subject.split(".")):
+        raise ConfigError(f"{subject} has wildcards: name the subject to publish on (subject=...)")
+    return Address(subject, uid, answers)
+
+
+def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
+    """Of a partition; on ``subject`` where one was named."""
+    _partition_of(stream, partition)
+    return _address(subject or data_subject(stream.subject, partition), stream.uid, stream.answers)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
@@ -21,8 +21,17 @@ from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, check_head
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
-from liftpy.client.transport import Transport
-from liftpy.errors import ClientClosedError, ConfigError, CorruptionError, LiftError, ProtocolError
+from liftpy.client.transport import NobodyListensError, Transport
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    CorruptionError,
+    LiftError,
+    NotAllowedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record
@@ -32,6 +41,7 @@ logger = logging.getLogger("liftpy.client")
 _PAYLOAD_RESERVE_BYTES = 4096
 _HEDGE_S = 0.2
 _MOST_HEDGES = 5
+_EXISTS_S = 2.0
 _Item = TypeVar("_Item", Record, BatchSlice)
 
 
@@ -69,8 +79,19 @@ class ReadOptions:
 class PartitionReader:
     """Asks the replicas of one partition. ``node``: the one that answered last and is asked again; empty: any."""
 
-    def __init__(self, transport: Transport, subjects: Subjects, stream: str, partition: int, options: ReadOptions) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        stream: str,
+        partition: int,
+        options: ReadOptions,
+        exists: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``exists``: asks the metadata group; raises NotFoundError when there is no such stream or partition."""
         self._transport = transport
+        self._exists = exists
+        self._ask_at = 0.0
         self._subjects = subjects
         self.stream = stream
         self.partition = partition
@@ -93,7 +114,7 @@ class PartitionReader:
             with attempt:
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
                 request = progress.request(self._max_bytes, round(wait_s * 1000))
-                answer = await self._ask(asked, request, wait_s)
+                answer = await self._answer(asked, request, wait_s)
                 try:
                     slices = progress.accept(answer)
                 except NotServedError as error:
@@ -131,13 +152,26 @@ class PartitionReader:
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
                 asked, node = node, self.options.node
-                head, _ = frames.decode_read_response(await self._ask(asked, request, 0.0))
+                head, _ = frames.decode_read_response(await self._answer(asked, request, 0.0))
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
                 check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
                 return bounds_of(head), head.nextOffset
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
+        """The first answer. If nobody listens, is there anything to listen for? Asked at most every ``_EXISTS_S``."""
+        try:
+            return await self._ask(node, request, wait_s)
+        except NobodyListensError:
+            now = asyncio.get_running_loop().time()
+            if self._exists is not None and now >= self._ask_at:
+                self._ask_at = now + _EXISTS_S
+                with contextlib.suppress(UnavailableError, OutcomeUnknownError, NotAllowedError, TimeoutError):
+                    async with asyncio.timeout(self.options.answer_timeout_s):
+                        await self._exists()
+            raise
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """The first answer. A replica that is silent for ``_HEDGE_S`` longer than it may be, or whose answer was lost, is not waited

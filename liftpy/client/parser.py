@@ -19,6 +19,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client
@@ -40,6 +41,12 @@ _REMEMBERED_SUBJECTS = 1024
 """Of a wildcard subscription, so that the next message under the same subject costs one look-up."""
 _REMEMBERED_BYTES = 256
 """Longer subjects are compared every time."""
+
+_DENIAL = re.compile(
+    rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
+)
+Denied = Callable[[bool, str], None]
+"""(whether it was a publish and no subscription, its subject; or the reply that it asked for)."""
 
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
@@ -105,6 +112,8 @@ class StrictParser(Parser):
         """Of an incomplete message, so that its pieces are joined once and not at every read; 0 when it isn't known."""
         self._resets = 0
         self._patterns: dict[bytes, Pattern] = {}
+        self.denials: list[Denied] = []
+        """Called when the server says that something is not allowed; nats-py's own text has lost the subject's case."""
 
     def reset(self) -> None:
         """Forget what was half received; a new connection starts."""
@@ -186,6 +195,9 @@ class StrictParser(Parser):
     async def _command(self, line: bytes) -> None:
         if self._is_late_pong(line):
             return
+        if line.startswith(b"-ERR") and (denial := _DENIAL.match(line)):
+            for callback in list(self.denials):
+                callback(denial[1].lower() == b"publish", denial[2].decode(errors="replace"))
         try:
             await self._rest.parse(line)
         except (OSError, Error):
@@ -282,6 +294,22 @@ def make_strict(connection: Client) -> Counter[str]:
     parser._chunks, parser._held_bytes = ([half] if half else []), len(half)
     connection._ps = parser
     return parser.errors
+
+
+def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
+    """Call ``callback`` when the server refuses a publish or subscription of ``connection``; return what takes that back."""
+    parser = getattr(connection, "_ps", None)
+    if not isinstance(parser, StrictParser):
+        return lambda: None
+    parser.denials.append(callback)
+    return lambda: parser.denials.remove(callback)
+
+
+def cut_off(connection: Client) -> None:
+    """Give up what waits to be written: nats-py's ``close`` waits for as long as a blocked socket takes."""
+    stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
+    if stream is not None:
+        stream.transport.abort()
 
 
 def _line_again(parser: Any) -> bytes:

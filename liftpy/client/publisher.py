@@ -1,9 +1,10 @@
 """Publishing with acks: many messages in flight, a window as the bound, every message answered or failed.
 
-A message travels as the published envelope ``Message`` on the stream's own subject, its reply subject names it, the Ack
-envelope comes back there. What the other side certainly did not store (no subscriber, "not leader", "overloaded") is sent
-again until ``patience_s``; a missing ack is OutcomeUnknownError and is never repeated here, since the record may be stored.
-Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
+A message travels as the published envelope ``Message`` on the stream's own subject, addressed to one stream, uid and partition; its
+reply subject names it, the Ack envelope comes back there, and only who was addressed acknowledges [A9]. What the other side certainly
+did not store (no subscriber, "not leader", "overloaded") is sent again until ``patience_s``; a missing ack is OutcomeUnknownError and
+is never repeated here, since the record may be stored. Silence, and whoever else answers, make the address doubtful: it is asked for
+anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.client.addressing import Addressing
+from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
+from liftpy.client.outgoing import Address, enveloped, plain, readdressed
 from liftpy.client.transport import Transport
+from liftpy.client.window import Window
 from liftpy.config import AckPolicy
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
+    NotAllowedError,
     OutcomeUnknownError,
     ProtocolError,
     PublishRejectedError,
@@ -29,15 +35,14 @@ from liftpy.errors import (
 )
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.headers import HeadersLike
 
 _Ack = client_pb2.Ack
-_POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
-_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED})
+_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 1.0
-_NO_RESPONDERS = "503"
 _MAX_DIGITS = 18
 
 
@@ -53,14 +58,17 @@ class PublishAck:
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """``window``: messages in flight before ``send`` waits. ``timeout_s``: for an ack. ``patience_s``: for sending again."""
+    """``window``, ``window_bytes``: messages, and their bytes as sent, in flight before ``send`` waits; a larger one goes alone.
+    ``timeout_s``: for an ack, and for handing a message to the connection. ``patience_s``: for sending again."""
 
     window: int = 4096
     timeout_s: float = 10.0
     patience_s: float = 30.0
+    window_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        for name, (low, high) in {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600)}.items():
+        bounds = {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600), "window_bytes": (1, 1 << 30)}
+        for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
 
@@ -70,9 +78,12 @@ class _InFlight:
     """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
 
     payload: bytes
+    uid: str
+    """Of the stream that it is addressed to."""
     answer: asyncio.Future[PublishAck]
     give_up: float
     deadline: float
+    size_bytes: int
     resend_at: float = 0.0
     wait_s: float = _FIRST_WAIT_S
     refusal: LiftError | None = None
@@ -82,7 +93,7 @@ class Publisher:
     """Publishes on one partition's subject. Use as ``async with``: leaving it waits for every ack (``flush``).
 
     Order: messages are sent in call order and stored in that order, except where one had to be sent again; use a window of 1
-    where that matters.
+    where that matters. It publishes to the stream of that name: after one that was deleted, to the one that was made again.
     """
 
     def __init__(
@@ -93,14 +104,17 @@ class Publisher:
         subject: str,
         options: PublishOptions,
         *,
+        uid: str = "",
         answered: bool = True,
+        find: Callable[[], Awaitable[Address]] | None = None,
     ) -> None:
+        """``find``: asks the metadata group for the address; raises NotFoundError when there is no such stream or partition."""
         self._transport = transport
         self._stream = stream
         self._partition = partition
-        self._subject = subject
         self._options = options
-        self._room = asyncio.Semaphore(options.window)
+        self._addressing = Addressing(Address(subject, uid, answered), find, self._moved, self._lost)
+        self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, _InFlight] = {}
         self._refused: set[int] = set()
         self._next_id = 0
@@ -109,74 +123,103 @@ class Publisher:
         self._inbox = ""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._denied: NotAllowedError | None = None
+        """NATS refused a message that has no ack, and nobody was told."""
+        self._posted = False
+        self._has_right = False
+        """Whether an ack has come on this address: then a denial says nothing about what was sent before it."""
         self._opening = asyncio.Lock()
         self._closed = False
+        self._unwatch = transport.tell_of_denials(self._on_denial)
         self.foreign_answers = 0
         """Answers on the stream's subject by somebody else than the partition: not counted as acks."""
         self._last_foreign = ""
-        self._answered = answered
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are sent and not answered."""
+        return self._window.count
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Their bytes, as they are sent."""
+        return self._window.size_bytes
 
     async def send(
         self,
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersLike | None = None,
         ack: AckPolicy = AckPolicy.ALL,
     ) -> asyncio.Future[PublishAck]:
-        """Send and return a future of the ack; waits only while ``window`` messages are in flight. Not for AckPolicy.NONE.
+        """Send and return a future of the ack; waits only for room in the window and in the connection. Not for AckPolicy.NONE.
 
         ``value`` None: a tombstone, by which compaction deletes ``key``. An empty value is a value, an empty key a key.
+        ``headers``: a mapping, or pairs in an order of their own, whose names may repeat; ``Lift-*`` is reserved.
 
-        The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it) or
-        OutcomeUnknownError (no ack in ``timeout_s``). ``send`` itself raises ConfigError for what is no message, and
-        ClientClosedError.
+        The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it), NotFoundError
+        (no such stream or partition), NotAllowedError (not stored) or OutcomeUnknownError (no ack in ``timeout_s``). ``send`` itself
+        raises ConfigError for what is no message, ClientClosedError, and NotFoundError where that is known already. A ``send`` that is
+        cancelled while it waits has sent nothing.
         """
         if ack is AckPolicy.NONE:
             raise ConfigError("a message without an ack has no future: use post()")
-        if not self._answered:
+        self._must_be_open()
+        await self._addressing.must_be_known()
+        if not self._addressing.address.answers:
             raise ConfigError(
                 f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
             )
-        payload = self._encode(value, key, headers, ack)
-        self._must_be_open()
+        uid = self._addressing.address.uid
+        payload = enveloped(self._stream, self._partition, uid, value, key, headers, ack)
         if self._subscription is None:
             await self._open()
-        await self._room.acquire()
-        if self._closed:  # meanwhile; whoever waits behind is woken by this permit
-            self._room.release()
-            self._must_be_open()
-        number = self._next_id
-        self._next_id += 1
+        size_bytes = len(payload)
+        if not self._window.try_enter(size_bytes):
+            await self._enter(size_bytes)
         loop = asyncio.get_running_loop()
         now = loop.time()
         message = _InFlight(
             payload=payload,
+            uid=uid,
             answer=loop.create_future(),
             give_up=now + self._options.patience_s,
             deadline=now + self._options.timeout_s,
+            size_bytes=size_bytes,
         )
+        number = self._next_id
+        self._next_id += 1
         self._in_flight[number] = message
+        if not self._transport.has_room:
+            await self._room(number, message)
         await self._put_on_the_wire(number, message)
         return message.answer
 
-    async def post(self, value: bytes | None, *, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> None:
-        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key or no value."""
+    async def post(self, value: bytes | None, *, key: bytes | None = None, headers: HeadersLike | None = None) -> None:
+        """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key or no value.
+
+        What plain NATS can't carry as it is, is refused with ConfigError. Raises ProtocolError (too large), UnavailableError (not
+        sent), NotAllowedError when NATS has refused an earlier one.
+        """
+        self._must_be_open()
+        await self._addressing.must_be_known()
+        self._raise_denied()
+        self._posted = True
+        address, give_up_at = self._addressing.address, asyncio.get_running_loop().time() + self._options.timeout_s
         if key is not None or value is None:
-            await self._transport.publish(self._subject, self._encode(value, key, headers, AckPolicy.NONE))
+            payload = enveloped(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
+            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
             return
-        try:
-            text = {name: content.decode() for name, content in (headers or {}).items()}
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"a header that travels as a NATS header must be UTF-8; send it with an ack: {error}") from error
-        await self._transport.publish(self._subject, value, headers=text or None)
+        payload, nats_headers = plain(value, headers)
+        await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     async def publish(
         self,
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersLike | None = None,
         ack: AckPolicy = AckPolicy.ALL,
     ) -> PublishAck | None:
         """Send one message and wait for its ack; None with AckPolicy.NONE. Errors as of ``send``."""
@@ -186,24 +229,34 @@ class Publisher:
         return await (await self.send(value, key=key, headers=headers, ack=ack))
 
     async def flush(self) -> None:
-        """Wait until everything sent before is answered; raise the first error that nobody has looked at."""
+        """Wait until everything sent before is answered; raise the first error that nobody has looked at.
+
+        What was sent without an ack has reached the NATS server then; NotAllowedError if that refused it.
+        """
+        self._transport.must_be_at_home()
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
+        if self._posted and not self._closed:
+            await self._transport.settle()
+            self._posted = False
+            self._raise_denied()
         unseen, self._unseen = self._unseen, None
         if unseen is not None and not _was_looked_at(unseen):
             unseen.result()
 
     async def close(self) -> None:
         """Stop without waiting; what is in flight fails with OutcomeUnknownError, who waits to send with ClientClosedError."""
+        self._transport.must_be_at_home()
         self._closed = True
+        self._unwatch()
         for number in list(self._in_flight):
             self._fail(number, OutcomeUnknownError("the publisher was closed before the ack came"))
         if self._unseen is not None:
             self._unseen.exception()  # nobody is left who would flush
         subscription, self._subscription = self._subscription, None
         try:
-            await end_tasks([self._sweeper])
+            await end_tasks([self._sweeper, self._addressing.task])
         finally:
             if subscription is not None:
                 with contextlib.suppress(Exception):
@@ -219,75 +272,104 @@ class Publisher:
         finally:
             await self.close()
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------------
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
         if self._closed:
             raise ClientClosedError(f"the publisher of {self._stream}/{self._partition} is closed")
 
     async def _open(self) -> None:
-        """Listen for acks; the first of those who send at once does it for all."""
+        """Listen for acks; the first of those who send at once does it for all. Nothing is sent whose ack could not come."""
         async with self._opening:
             if self._subscription is None:
-                connection = self._transport.connection
-                self._inbox = connection.new_inbox()
-                subscription = await connection.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+                self._inbox = self._transport.connection.new_inbox()
+                listening = await self._transport.listen(f"{self._inbox}.*", self._on_ack, self._options.timeout_s)
+                if self._closed:
+                    await listening.unsubscribe()
                 self._must_be_open()
-                self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
-                self._subscription = subscription
+                if self._sweeper is None:
+                    self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
+                self._subscription = listening
 
-    def _encode(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes] | None, ack: AckPolicy) -> bytes:
+    async def _enter(self, size_bytes: int) -> None:
+        await self._window.enter(size_bytes)
+        if self._closed:  # meanwhile; whoever waits behind is woken by this permit
+            self._window.leave(size_bytes)
+            self._must_be_open()
+
+    async def _room(self, number: int, message: _InFlight) -> None:
+        """Wait until the connection takes it. If it does not in time, or the wait is cancelled, it is certainly not sent."""
         try:
-            message = client_pb2.Message(
-                offset=-1,
-                key=b"" if key is None else key,
-                keyed=key is not None,
-                value=b"" if value is None else value,
-                tombstone=value is None,
-                stream=self._stream,
-                partition=self._partition,
-                headers=dict(headers or {}),
-                ackPolicy=_POLICIES[ack],
-            )
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"value and key are bytes or None, headers a mapping of str to bytes, ack an AckPolicy: {error}"
-            ) from error
-        return frames.encode(message)
+            with contextlib.suppress(UnavailableError):  # the sweeper tries on, for as long as the patience lasts
+                await self._transport.room(message.deadline)
+        except BaseException:
+            if number in self._in_flight:
+                self._done(number).cancel()
+            raise
 
     async def _put_on_the_wire(self, number: int, message: _InFlight) -> None:
+        if number not in self._in_flight:  # closed, or given up, while it waited for room
+            return
+        if not self._transport.has_room:
+            self._send_again(number, message, UnavailableError("the NATS server takes nothing from this connection: not sent"))
+            return
+        address = self._addressing.address
+        if message.uid not in ("", address.uid):
+            message.payload, message.uid = readdressed(message.payload, address.uid), address.uid
         try:
-            await self._transport.publish(self._subject, message.payload, reply=f"{self._inbox}.{number}")
+            reply = f"{self._inbox}.{number}"
+            await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
         except ProtocolError as error:
             self._fail(number, PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
 
+    # ---- answers -----------------------------------------------------------------------------------------------------
     async def _on_ack(self, message: Any) -> None:
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
         if waiting is None:
             return
-        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            nobody = UnavailableError(f"nobody listens on {self._subject}: does {self._stream} have a leader?")
-            self._send_again(number, waiting, nobody)
+        if nobody_there(message):
+            text = f"nobody listens on {self._addressing.address.subject}: does {self._stream} have a leader?"
+            self._addressing.doubt()
+            self._send_again(number, waiting, UnavailableError(text))
             return
         try:
             ack = frames.decode(message.data, _Ack)
         except ProtocolError as error:
-            self._not_ours(f"an answer on {self._subject} is not an ack of ours: {error}")
+            self._not_ours(f"an answer on {self._addressing.address.subject} is not an ack of ours: {error}")
             return
         if (ack.stream, ack.partition) != (self._stream, self._partition):
-            self._not_ours(f"an ack on {self._subject} is that of {ack.stream!r}/{ack.partition}")
+            self._not_ours(f"an ack on {self._addressing.address.subject} is that of {ack.stream!r}/{ack.partition}")
+            if ack.ackError == _Ack.WRONG_STREAM:
+                waiting.refusal = PublishRejectedError(
+                    f"{ack.stream}/{ack.partition} listens there: {ack.detail}", "WRONG_STREAM"
+                )
             return
-        if ack.ackError == _Ack.OK:
-            answer = self._done(number)
-            if not answer.done():
-                answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
-            return
+        other = bool(waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
+        if other and ack.ackError != _Ack.WRONG_STREAM:
+            self._not_ours(
+                f"an ack on {self._addressing.address.subject} is that of another stream of this name, {ack.streamUid}"
+            )
+        elif ack.ackError == _Ack.OK:
+            self._stored(number, ack)
+        else:
+            self._refusal(number, waiting, ack, other)
+
+    def _stored(self, number: int, ack: _Ack) -> None:
+        self._has_right = True
+        self._addressing.sure()
+        answer = self._done(number)
+        if not answer.done():
+            answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
+
+    def _refusal(self, number: int, waiting: _InFlight, ack: _Ack, other: bool) -> None:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
         refusal = PublishRejectedError(f"{self._stream}/{self._partition} refused: {reason} {ack.detail}".rstrip(), reason)
+        if other or not ack.streamUid:
+            self._addressing.doubt()
         if ack.ackError in _AGAIN:
             self._send_again(number, waiting, refusal)
         else:
@@ -297,8 +379,42 @@ class Publisher:
         """Somebody else answers on the subject; what it says is nothing about our stream [A9]. The ack is waited for."""
         self.foreign_answers += 1
         self._last_foreign = f"; {why}"
+        self._addressing.doubt()
 
+    def _on_denial(self, is_publish: bool, subject: str) -> None:
+        """NATS refuses our messages, or their answers."""
+        if (is_publish and subject != self._addressing.address.subject) or (not is_publish and subject != f"{self._inbox}.*"):
+            return
+        what = f"publish on {subject}" if is_publish else f"listen for acks on {subject}"
+        denial = NotAllowedError(f"NATS does not let this user {what}")
+        if self._posted:
+            self._denied = denial
+        if not is_publish:
+            self._subscription = None  # the next one tries again
+        for number in list(self._in_flight):  # what was sent while the right was there may be stored
+            self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
+
+    def _raise_denied(self) -> None:
+        denied, self._denied = self._denied, None
+        if denied is not None:
+            raise denied
+
+    def _moved(self) -> None:
+        """The stream was made again: what its like have refused goes there. What may be stored is never sent twice."""
+        address, self._has_right = self._addressing.address, False
+        for number, message in self._in_flight.items():
+            if message.refusal is not None and message.uid not in ("", address.uid):
+                message.resend_at = asyncio.get_running_loop().time()
+                self._refused.add(number)
+
+    def _lost(self, error: LiftError) -> None:
+        for number in list(self._in_flight):
+            self._fail(number, error)
+
+    # ---- what is not answered ----------------------------------------------------------------------------------------
     def _send_again(self, number: int, message: _InFlight, refusal: LiftError) -> None:
+        if number not in self._in_flight:
+            return
         message.refusal = refusal
         message.resend_at = asyncio.get_running_loop().time() + message.wait_s
         message.wait_s = min(message.wait_s * 2, _LONGEST_WAIT_S)
@@ -308,7 +424,7 @@ class Publisher:
         """The future of a message that is answered or given up; done already if who waited for it has cancelled it."""
         message = self._in_flight.pop(number)
         self._refused.discard(number)
-        self._room.release()
+        self._window.leave(message.size_bytes)
         return message.answer
 
     def _fail(self, number: int, error: LiftError) -> None:
@@ -328,21 +444,24 @@ class Publisher:
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
             for number in list(self._refused):
-                await self._try_again(number, self._in_flight[number], now)
+                if number in self._refused:
+                    await self._try_again(number, self._in_flight[number], now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
                 for number in late:
                     self._fail(number, OutcomeUnknownError(self._silence()))
+                if late:
+                    self._addressing.doubt()
 
     def _silence(self) -> str:
-        where = f"{self._stream}/{self._partition} on {self._subject}"
+        where = f"{self._stream}/{self._partition} on {self._addressing.address.subject}"
         return f"no ack of {where} within {self._options.timeout_s:g} s{self._last_foreign}"
 
     async def _try_again(self, number: int, message: _InFlight, now: float) -> None:
         if now >= message.give_up:
-            self._fail(number, message.refusal or UnavailableError(f"nobody took it on {self._subject}"))
-        elif now >= message.resend_at:
-            message.resend_at, message.deadline = 0.0, now + self._options.timeout_s
+            self._fail(number, message.refusal or UnavailableError(f"nobody took it on {self._addressing.address.subject}"))
+        elif now >= message.resend_at and self._transport.has_room:
+            message.resend_at, message.deadline, message.refusal = 0.0, now + self._options.timeout_s, None
             self._refused.discard(number)
             await self._put_on_the_wire(number, message)
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import nats
 import nats.errors
 from nats.aio.client import Client as NatsConnection
 
+from liftpy.client.answers import Answers, nobody_there
 from liftpy.client.credentials import Credentials
-from liftpy.client.parser import StrictConnection
-from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.client.ending import end_tasks
+from liftpy.client.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
+_CLOSE_S = 2.0
+ROOM_BYTES = 1024 * 1024
+"""Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
 
 
 class NobodyListensError(UnavailableError):
@@ -89,18 +94,30 @@ async def _first_connect(connection: NatsConnection, urls: list[str], options: d
 
 
 class Transport:
-    """Requests over one connection. ``connection`` stays the caller's if it was given by the caller."""
+    """Requests over one connection. ``connection`` stays the caller's if it was given by the caller.
+
+    At most ``ROOM_BYTES`` and one message wait to be written; who finds more waits for room, within its time-out: what could not be
+    written then was certainly not sent.
+    """
 
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
         self._loop = asyncio.get_running_loop()
         self.closed = False
+        self._answers = Answers()
+        self._opening: asyncio.Task[None] | None = None
         self._on_close: set[Callable[[], None]] = set()
+        self._on_denial: set[Denied] = set()
+        self._unwatch = watch_denials(connection, self._denied)
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
+        self.must_be_at_home()
         if self.closed:
             raise ClientClosedError("the client is closed")
+
+    def must_be_at_home(self) -> None:
+        """Raise ConfigError in another event loop, or thread, than the one that made it."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "a client belongs to the event loop that made it: connect anew in this one, or hand the call over "
@@ -116,61 +133,206 @@ class Transport:
         finally:
             self._on_close.discard(callback)
 
+    def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
+        """Call ``callback`` when NATS refuses a publish or a subscription; return what ends that."""
+        self._on_denial.add(callback)
+        return lambda: self._on_denial.discard(callback)
+
+    def _denied(self, is_publish: bool, subject: str) -> None:
+        self._answers.refused(is_publish, subject)
+        for callback in list(self._on_denial):
+            callback(is_publish, subject)
+
     @property
     def max_payload_bytes(self) -> int:
         """Largest message that the NATS server takes, in bytes."""
         return int(self.connection.max_payload)
 
+    @property
+    def waiting_count(self) -> int:
+        """Requests that are not answered yet."""
+        return self._answers.waiting_count
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message can be handed over without waiting: little is still to be written, or the connection is being renewed."""
+        return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
+
+    async def room(self, give_up_at: float) -> None:
+        """Wait for room until ``give_up_at`` (loop time in s), then raise UnavailableError."""
+        pause_s = 0.0
+        while not self.has_room:
+            if self._loop.time() >= give_up_at:
+                raise UnavailableError("the NATS server takes nothing from this connection: nothing was sent")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2 + 0.0005, 0.02)
+            self.must_be_usable()
+
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """The answer's bytes; raise NobodyListensError (not delivered), NoAnswerError (unknown whether), ClientClosedError."""
+        """The answer's bytes; raise NobodyListensError (not delivered), NoAnswerError (unknown whether), ClientClosedError,
+        NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
         self.must_be_usable()
+        give_up_at = self._loop.time() + timeout_s
+        if not self._answers.is_open:
+            try:
+                await self._open_inbox(timeout_s)
+            except TimeoutError:
+                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+        number, reply, coming = self._answers.expect(subject)
         try:
-            answer = await self.connection.request(subject, payload, timeout=timeout_s, headers=headers)
-        except nats.errors.NoRespondersError:
-            raise NobodyListensError(f"nobody listens on {subject}") from None
-        except (nats.errors.TimeoutError, TimeoutError):
+            await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
+            async with asyncio.timeout_at(give_up_at):
+                answer = await coming
+        except TimeoutError:
+            self.must_be_usable()
             raise NoAnswerError(f"no answer on {subject} within {timeout_s:g} s") from None
-        except nats.errors.MaxPayloadError:
-            raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
+        finally:
+            self._answers.forget(number)
+        if nobody_there(answer):
+            raise NobodyListensError(f"nobody listens on {subject}")
+        return bytes(answer.data)
+
+    async def _open_inbox(self, timeout_s: float) -> None:
+        """The first of those who ask at once does it for all, and goes on if it is cancelled."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
+            self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self._opening)
+
+    async def _open(self, timeout_s: float) -> None:
+        await self._answers.leave()
+        inbox = self.connection.new_inbox()
+        self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.arrived, timeout_s))
+
+    async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
+        """Subscribe; return nats-py's subscription when the server knows of it, or when it is told at the next reconnect.
+
+        Raises NotAllowedError, UnavailableError, ClientClosedError.
+        """
+        self.must_be_usable()
+        denied: list[str] = []
+        subscription: Any = None
+        unwatch = self.tell_of_denials(lambda is_publish, where: None if is_publish else denied.append(where))
+        try:
+            await self.room(self._loop.time() + timeout_s)
+            subscription = await self.connection.subscribe(subject, cb=callback)
+            if self.connection.is_connected:
+                with contextlib.suppress(UnavailableError):
+                    await self.settle(timeout_s)
         except (nats.errors.Error, OSError) as error:
             self.must_be_usable()
             raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
-        return answer.data
+        except asyncio.CancelledError:
+            await _unsubscribe(subscription)
+            raise
+        finally:
+            unwatch()
+        if subject in denied or self.closed:
+            await _unsubscribe(subscription)
+            self.must_be_usable()
+            raise NotAllowedError(f"NATS does not let this user listen on {subject}, where answers would come")
+        return subscription
 
-    async def publish(self, subject: str, payload: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        """Send without waiting for anything but room in the connection's buffer; errors as of ``request``."""
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        *,
+        give_up_at: float | None = None,
+    ) -> None:
+        """Send without waiting for anything but room, until ``give_up_at`` (loop time in s; default: after REQUEST_TIMEOUT_S).
+
+        Raises ProtocolError (too large), ClientClosedError, UnavailableError: in each case nothing was sent.
+        """
         self.must_be_usable()
+        if give_up_at is None:
+            give_up_at = self._loop.time() + REQUEST_TIMEOUT_S
+        if not self.has_room:
+            await self.room(give_up_at)
+        await self.write(subject, payload, reply, headers, give_up_at)
+
+    async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
+        """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
         try:
-            await self.connection.publish(subject, payload, reply=reply, headers=headers)
+            if len(payload) < ROOM_BYTES // 2:
+                await self.connection.publish(subject, payload, reply=reply, headers=headers)
+            else:
+                await self._write_large(subject, payload, reply, headers, give_up_at)
         except nats.errors.MaxPayloadError:
             raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
-        except (nats.errors.Error, OSError) as error:
+        except (nats.errors.Error, OSError, ValueError) as error:
+            self.must_be_usable()
             raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
 
-    async def settle(self) -> None:
+    async def _write_large(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
+    ) -> None:
+        """nats-py may wait until it is written, and swallows a cancellation while it does."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled_before = task.cancelling()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(give_up_at):
+                await self.connection.publish(subject, payload, reply=reply, headers=headers)
+        if task.cancelling() > cancelled_before:
+            raise asyncio.CancelledError
+
+    async def settle(self, timeout_s: float = 5.0) -> None:
         """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
 
         Twice, because nats-py's ``flush`` writes its PING ahead of what is still buffered: the PONG of the first one only
         shows that the buffer has been written, that of the second one comes after it.
         """
         try:
-            await self.connection.flush(timeout=5)
-            await self.connection.flush(timeout=5)
+            for _ in range(2):
+                await self.connection.flush(timeout=timeout_s)  # type: ignore[arg-type]
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(f"the NATS connection fails: {error or type(error).__name__}") from error
 
     def end(self) -> None:
         """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""
+        self.must_be_at_home()
         self.closed = True
+        self._unwatch()
+        self._unwatch = _nothing
+        self._answers.end(ClientClosedError("the client was closed before the answer came"))
         for callback in list(self._on_close):
             callback()
 
-    async def close(self) -> None:
-        """``end``, then flush and close the connection; never raises."""
+    async def leave(self) -> None:
+        """``end``, and leave nothing behind on the connection, which goes on."""
         self.end()
+        await end_tasks([self._opening])
+        await self._answers.leave()
+
+    async def close(self) -> None:
+        """``end``, then flush and close the connection; what can't be written within ``_CLOSE_S`` is given up."""
+        self.end()
+        try:
+            await end_tasks([self._opening])
+            async with asyncio.timeout(_CLOSE_S):
+                await self.connection.flush(timeout=_CLOSE_S)  # type: ignore[arg-type]
+        except Exception:  # not connected, or blocked: there is nobody to wait for
+            cut_off(self.connection)
+        finally:
+            closing = asyncio.create_task(self.connection.close(), name="closing of a connection")
+            closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([closing], timeout=_CLOSE_S)
+            if not closing.done():
+                cut_off(self.connection)
+                await end_tasks([closing])
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _unsubscribe(subscription: Any) -> None:
+    if subscription is not None:
         with contextlib.suppress(Exception):
-            await self.connection.flush(timeout=2)
-        with contextlib.suppress(Exception):
-            await self.connection.close()
+            await subscription.unsubscribe()

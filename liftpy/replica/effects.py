@@ -44,6 +44,7 @@ class RejectReason(Enum):
     NOT_LEADER = 8
     MALFORMED = 9
     OVERLOADED = 10
+    WRONG_STREAM = 11
 
 
 @dataclass(frozen=True, slots=True)

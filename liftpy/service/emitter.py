@@ -155,22 +155,26 @@ class Emitter:
 
     async def _write(self, output: Output) -> None:
         """Append one output at its own offset; raises NotWrittenError unless it is acknowledged there."""
+        ours = ((ID_HEADER, self._outbox.id_of(output).encode()), (NUMBER_HEADER, b"%d" % output.number))
         message = client_pb2.Message(
             offset=output.number,
             value=output.value,
-            key=output.key or b"",
-            headers={
-                **dict(output.headers),
-                ID_HEADER: self._outbox.id_of(output).encode(),
-                NUMBER_HEADER: b"%d" % output.number,
-            },
+            key=b"" if output.key is None else output.key,
+            keyed=output.key is not None,
+            stream=self._stream,
+            streamUid=self._uid,
+            partition=self._partition,
+            headers=[client_pb2.Header(name=name, value=value) for name, value in sorted((*output.headers, *ours))],
             ackPolicy=client_pb2.ALL,
         )
         expected = {_EXPECTED_HEADER: "0"} if output.number == 0 else None  # an envelope can't say that it expects offset 0
         answer = await self._transport.request(self._subject, frames.encode(message), self._settings.emit_timeout_s, expected)
         ack = frames.decode(answer, client_pb2.Ack)
-        if (ack.stream, ack.partition) != (self._stream, self._partition):  # somebody else answers there: it says nothing [A9]
-            raise NotWrittenError(f"output {output.number} was answered by {ack.stream!r}/{ack.partition}")
+        named = (ack.stream, ack.partition) == (self._stream, self._partition)
+        if not named or ack.streamUid not in ("", self._uid):  # somebody else answers there: it says nothing [A9]
+            raise NotWrittenError(
+                f"output {output.number} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})"
+            )
         if ack.ackError != client_pb2.Ack.OK:
             reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
             raise NotWrittenError(f"output {output.number} was refused: {reason} {ack.detail}".rstrip())

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.log_timers import LogTimers
-from liftpy.service.outbox import ID_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.service.outbox import MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.wire.batch import Record
+from liftpy.wire.headers import is_reserved
 
 MAX_FIRES_PER_RECORD = 100_000
 MAX_OUTPUTS_PER_RECORD = 1000
@@ -180,8 +181,8 @@ class ServiceMachine:
                 f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_RECORD} come from one record"
             )
         names = [name for name, _ in headers]
-        if len(set(names)) != len(names) or any(name.startswith(ID_HEADER) for name in names):
-            raise ServiceFailedError(f"an output's header names are unique, and none begins with {ID_HEADER}")
+        if len(set(names)) != len(names) or any(map(is_reserved, names)):
+            raise ServiceFailedError("an output's header names are unique and not empty, and Lift-* is reserved")
         source.index += 1
         self.outbox.add(output)
 

@@ -28,9 +28,10 @@ import crc32c
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError
 from liftpy.wire.batch import Record
+from liftpy.wire.headers import OUTPUT_ID, OUTPUT_NUMBER
 
-ID_HEADER = "Lift-Output"
-NUMBER_HEADER = "Lift-Output-Number"
+ID_HEADER = OUTPUT_ID
+NUMBER_HEADER = OUTPUT_NUMBER
 MAX_OUTPUT_BYTES = 256 * 1024
 _OVERHEAD_BYTES = 128
 

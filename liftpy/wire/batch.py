@@ -98,6 +98,14 @@ class Record:
     reply: str | None
     leader_epoch: int
 
+    def header(self, name: str, default: bytes | None = None) -> bytes | None:
+        """The value of the first header of that name (its case counts), or ``default``."""
+        return next((value for held, value in self.headers if held == name), default)
+
+    def header_values(self, name: str) -> list[bytes]:
+        """The values of all headers of that name, in their order."""
+        return [value for held, value in self.headers if held == name]
+
 
 class RecordBatch:
     """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
+from liftpy.ids import PartitionKey
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -31,6 +32,7 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.NOT_LEADER: (503, 10008, "this node does not lead the partition"),
     RejectReason.MALFORMED: (400, 10003, "bad request"),
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
+    RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 
@@ -93,13 +95,12 @@ def _is_utf8(subject: bytes) -> bool:
 class PendingAcks:
     """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
 
-    def __init__(self, bus: BusConnection, stream: str, partition: int, data_subject: str) -> None:
+    def __init__(self, bus: BusConnection, key: PartitionKey, data_subject: str) -> None:
         self._bus = bus
-        self._stream = stream
-        self._partition = partition
+        self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Waiting]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
-        self._json_prefix = b'{"stream":"%b","seq":' % stream.encode()
+        self._json_prefix = b'{"stream":"%b","seq":' % key.stream.encode()
         self.count = 0
 
     def add(self, base_offset: int, publishers: Publishers) -> None:
@@ -171,8 +172,9 @@ class PendingAcks:
 
     def _ack(self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int) -> bytes:
         ack = client_pb2.Ack(
-            stream=self._stream,
-            partition=self._partition,
+            stream=self.key.stream,
+            streamUid=self.key.uid,
+            partition=self.key.partition,
             partitionSubject=self._data_subject,
             msgSubject=envelope.subject,
             offset=offset,
@@ -187,8 +189,9 @@ class PendingAcks:
 
     def _negative_ack(self, envelope: Envelope, reason: RejectReason, detail: str, leader: str, leader_epoch: int) -> bytes:
         ack = client_pb2.Ack(
-            stream=self._stream,
-            partition=self._partition,
+            stream=self.key.stream,
+            streamUid=self.key.uid,
+            partition=self.key.partition,
             partitionSubject=self._data_subject,
             msgSubject=envelope.subject,
             offset=-1,
@@ -206,4 +209,4 @@ class PendingAcks:
     def _json_error(self, reason: RejectReason, detail: str) -> bytes:
         code, err_code, description = _JETSTREAM_ERRORS[reason]
         error = {"code": code, "err_code": err_code, "description": detail or description}
-        return json.dumps({"stream": self._stream, "seq": 0, "error": error}).encode()
+        return json.dumps({"stream": self.key.stream, "seq": 0, "error": error}).encode()

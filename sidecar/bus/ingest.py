@@ -63,7 +63,7 @@ class Ingest:
         self._log_end_offset = log_end_offset
         self._may_answer = may_answer
         self._loop = asyncio.get_running_loop()
-        self.reader = Reader(subject, policy, inboxes)
+        self.reader = Reader(acks.key, subject, policy, inboxes)
         self.counters = IngestCounters()
         self._listener: Listener | None = None
         self._left = False

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from liftpy.config import AckPolicy
 from liftpy.errors import ProtocolError
+from liftpy.ids import PartitionKey
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
 from liftpy.wire.subjects import is_protocol_shaped
 from sidecar.bus.acks import Envelope, InboxRule, Publishers
 
@@ -58,9 +60,14 @@ class Columns:
 
 
 class Reader:
-    """Turns the raw messages of one partition into Columns. ``own_subject``: what most messages carry."""
+    """Turns the raw messages of one partition into Columns. ``own_subject``: what most messages carry.
 
-    def __init__(self, own_subject: str, policy: AckPolicy, inboxes: InboxRule) -> None:
+    An envelope that is addressed to another stream, uid or partition is refused [A9]; only a stream that answers nobody keeps it,
+    for it may lie over the subjects of others.
+    """
+
+    def __init__(self, key: PartitionKey, own_subject: str, policy: AckPolicy, inboxes: InboxRule) -> None:
+        self._key = key
         self._own_subject = own_subject.encode()
         self._own_text = own_subject
         self._policy = policy
@@ -101,23 +108,30 @@ class Reader:
 
     def _look_into(self, columns: Columns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
-        if block and (len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADERS + 2):  # its status line and its end
-            columns.unfit = _TOO_MANY_HEADERS
-            return
-        headers = parse_headers(block) if block else []
+        published: client_pb2.Message | None = None
         if payload.startswith(envelope.MAGIC):
             if self._is_protocol(message):
                 self.protocol_frames += 1
                 assert isinstance(columns.publishers.replies, list)
                 columns.publishers.replies[index] = b""
-            else:
-                self._take_envelope(columns, index, message, headers, now_wall_ns)
+            elif (published := self._opened(payload)) is not None:
+                self._note_publisher(columns, index, message, published, now_wall_ns)
+        if block and (len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADERS + 2):  # its status line and its end
+            columns.unfit = _TOO_MANY_HEADERS
+            return
+        headers = parse_headers(block) if block else []
+        if published is not None:
+            columns.unfit = self._why_not(published, headers) or columns.unfit
+            if columns.unfit is not None:
+                return
+            self._take(columns, index, published)
+            headers += [(header.name, header.value) for header in published.headers]
         for name, value in headers:
-            if name == "Lift-Key":
+            if name == KEY:
                 _column(columns, "keys")[index] = value
-            elif name == "Lift-Ack" and value in _BY_HEADER:
+            elif name == ACK and value in _BY_HEADER:
                 self._policies(columns)[index] = _BY_HEADER[value]
-            elif name == "Lift-Tombstone":
+            elif name == TOMBSTONE:
                 if value != b"1" or columns.values[index]:
                     columns.unfit = _NO_TOMBSTONE
                     return
@@ -133,26 +147,17 @@ class Reader:
         kind = message[2][_TYPE_POSITION : _TYPE_POSITION + 1]
         return kind > b"\0" and (self._own_is_protocol or message[0] != self._own_subject)
 
-    def _take_envelope(self, columns: Columns, index: int, message: RawMessage, headers: Headers, now_wall_ns: int) -> None:
+    def _opened(self, payload: bytes) -> client_pb2.Message | None:
         try:
-            published = frames.decode(message[2], client_pb2.Message)
+            return frames.decode(payload, client_pb2.Message)
         except ProtocolError:
             self.poison_envelopes += 1
-            return
-        if published.tombstone and published.value:
-            columns.unfit = _NO_TOMBSTONE
-            return
-        columns.values[index] = None if published.tombstone else published.value
-        if published.key or published.keyed:
-            _column(columns, "keys")[index] = published.key
-        if published.replySubject:
-            _column(columns, "replies")[index] = published.replySubject
-        if len(published.headers) > MAX_HEADERS:
-            columns.unfit = _TOO_MANY_HEADERS
-            return
-        headers += sorted(published.headers.items())
-        if published.offset > 0:  # 0 is what a publisher sends that does not know the field
-            columns.expected[index] = published.offset
+            return None
+
+    def _note_publisher(
+        self, columns: Columns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
+    ) -> None:
+        """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
         publishers = columns.publishers
         replies = publishers.replies
         inbox = published.ackInbox.encode()
@@ -166,6 +171,43 @@ class Reader:
         assert isinstance(publishers.envelopes, list)
         subject = message[0].decode(*_TEXT)
         publishers.envelopes[index] = Envelope(published.correlationId, published.ackInbox, subject, policy, now_wall_ns)
+
+    def _why_not(self, published: client_pb2.Message, beside: Headers) -> tuple[RejectReason, str] | None:
+        """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
+        if self._policy is not AckPolicy.NONE and not self._is_ours(published):
+            wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
+            return RejectReason.WRONG_STREAM, f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+        if published.tombstone and published.value:
+            return _NO_TOMBSTONE
+        if len(published.headers) > MAX_HEADERS:
+            return _TOO_MANY_HEADERS
+        for name in (*(header.name for header in published.headers), *(name for name, _ in beside)):
+            if not may_be_enveloped(name):
+                return (
+                    RejectReason.MALFORMED,
+                    f"a header {name[:80]!r} of an envelope: names are not empty, and Lift-* is reserved",
+                )
+        return None
+
+    def _is_ours(self, published: client_pb2.Message) -> bool:
+        """Whether it names this partition, or nobody. Who does not know the uid may not know the partition either: 0 says nothing."""
+        key = self._key
+        if published.streamUid:
+            return (published.stream or key.stream, published.streamUid, published.partition) == (
+                key.stream,
+                key.uid,
+                key.partition,
+            )
+        return published.stream in ("", key.stream) and (not published.stream or published.partition in (0, key.partition))
+
+    def _take(self, columns: Columns, index: int, published: client_pb2.Message) -> None:
+        columns.values[index] = None if published.tombstone else published.value
+        if published.key or published.keyed:
+            _column(columns, "keys")[index] = published.key
+        if published.replySubject:
+            _column(columns, "replies")[index] = published.replySubject
+        if published.offset > 0:  # 0 is what a publisher sends that does not know the field
+            columns.expected[index] = published.offset
 
     def _policies(self, columns: Columns) -> list[AckPolicy]:
         publishers = columns.publishers

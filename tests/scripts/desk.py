@@ -100,7 +100,7 @@ class Desk:
         self.counters: Counter[str] = Counter()
         self.fetches: list[ev.FetchReceived] = []
         inboxes = InboxRule(("_INBOX.",))
-        self.acks = PendingAcks(shell, "orders", 0, SUBJECT)
+        self.acks = PendingAcks(shell, self.key, SUBJECT)
         self.may_answer = may_answer
         self.judgement = Judgement(Lineage.SAME)
         """Of every reader."""

@@ -126,7 +126,7 @@ class Load:
             self._next_number += 1
             answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             message = client_pb2.Message(
-                offset=-1, value=payload(number), stream=self._stream, ackPolicy=client_pb2.ALL, headers={}
+                offset=-1, value=payload(number), stream=self._stream, ackPolicy=client_pb2.ALL, headers=[]
             )
             self._sent[number] = (time.monotonic(), answer)
             with contextlib.suppress(nats.errors.Error, OSError):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from liftpy.config import AckPolicy
+from liftpy.ids import PartitionKey
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -33,7 +34,7 @@ class FakeBus:
 
 def pending() -> tuple[PendingAcks, FakeBus]:
     bus: Any = FakeBus()
-    return PendingAcks(bus, "s", 0, "ev"), bus
+    return PendingAcks(bus, PartitionKey("s", "u1", 0), "ev"), bus
 
 
 def test_a_jetstream_publisher_is_answered_when_its_record_is_committed_not_before() -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import AckPolicy
+from liftpy.ids import PartitionKey
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, replication_pb2
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.publishes import Columns, Reader, is_status, parse_headers
 
+KEY = PartitionKey("s", "u1", 0)
 INBOXES = InboxRule(("_INBOX.",))
 HEADERS = b"NATS/1.0\r\nA: 1\r\nA:2\r\nLift-Key: k\r\nLift-Ack: leader\r\n\r\n"
 
 
 def read(*messages: tuple[bytes, bytes, bytes, bytes]) -> tuple[Columns, Reader]:
-    reader = Reader("ev", AckPolicy.ALL, INBOXES)
+    reader = Reader(KEY, "ev", AckPolicy.ALL, INBOXES)
     return reader.read(list(messages), 77), reader
+
+
+def header(name: str, value: bytes) -> client_pb2.Header:
+    return client_pb2.Header(name=name, value=value)
 
 
 def message(**fields: object) -> bytes:
@@ -39,10 +45,12 @@ def test_headers_are_kept_in_order_with_repeated_names_and_some_have_a_meaning()
 
 
 def test_an_envelope_is_opened() -> None:
-    payload = message(offset=-1, key=b"k", value=b"v", headers={"b": b"2", "a": b"1"}, correlationId="c", ackPolicy=0)
+    payload = message(
+        offset=-1, key=b"k", value=b"v", headers=[header("b", b"2"), header("a", b"1")], correlationId="c", ackPolicy=0
+    )
     columns, reader = read((b"ev.x", b"_INBOX.a", payload, b""))
     assert (columns.values, columns.keys, columns.subjects) == ([b"v"], [b"k"], ["ev.x"])
-    assert columns.headers == [[("a", b"1"), ("b", b"2")]]
+    assert columns.headers == [[("b", b"2"), ("a", b"1")]]
     assert columns.publishers.policies == [AckPolicy.LEADER]
     assert columns.publishers.envelopes is not None
     assert columns.publishers.envelopes[0].correlation_id == "c"  # type: ignore[union-attr]
@@ -107,7 +115,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
 def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
     """Its nodes would take our ack for the answer of the peer that they asked [A8]."""
-    reader = Reader(own, AckPolicy.ALL, INBOXES)
+    reader = Reader(KEY, own, AckPolicy.ALL, INBOXES)
     columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
     assert columns.values == [payload, b"plain"]
     assert columns.publishers.replies == [b"", b"_INBOX.b"]
@@ -115,7 +123,7 @@ def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: st
 
 
 def test_a_stream_with_the_policy_none_answers_nobody_whatever_the_message_asks_for() -> None:
-    reader = Reader("ev", AckPolicy.NONE, INBOXES)
+    reader = Reader(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(
         [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"_INBOX.b", enveloped, b""), (b"ev", b"", b"x", b"")], 77

@@ -67,7 +67,12 @@ async def test_an_ack_names_the_record(transport: Transport, leader: Leader) -> 
         assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
         assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
     first, second = leader.stored
-    assert (first.key, first.value, dict(first.headers), first.offset) == (b"k", b"a", {"h": b"\xff"}, -1)
+    assert (first.key, first.value, [(h.name, h.value) for h in first.headers], first.offset) == (
+        b"k",
+        b"a",
+        [("h", b"\xff")],
+        -1,
+    )
     assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
 
 

@@ -42,7 +42,16 @@ class Partition:
         if expected != len(self.log):
             return frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
         self.log.append(
-            Record(len(self.log), 0, message.key or None, message.value, tuple(sorted(message.headers.items())), "", None, 1)
+            Record(
+                len(self.log),
+                0,
+                message.key or None,
+                message.value,
+                tuple((h.name, h.value) for h in message.headers),
+                "",
+                None,
+                1,
+            )
         )
         return frames.encode(client_pb2.Ack(stream="out", offset=expected))
 

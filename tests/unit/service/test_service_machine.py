@@ -214,7 +214,7 @@ def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they
     assert machine.skip_to(5) == []
 
 
-@pytest.mark.parametrize("headers", [[("a", b""), ("a", b"")], [("Lift-Output", b"x")], [("Lift-Output-Number", b"1")]])
+@pytest.mark.parametrize("headers", [[("a", b""), ("a", b"")], [("Lift-Output", b"x")], [("Lift-Key", b"1")], [("", b"")]])
 def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list[tuple[str, bytes]]) -> None:
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=headers)  # type: ignore[method-assign]

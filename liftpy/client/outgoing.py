@@ -1,0 +1,100 @@
+"""What a publisher sends: the envelope ``Message``, or bytes as they are. What can't be sent as it is, is refused. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import ItemsView
+from dataclasses import dataclass
+
+from liftpy.config import AckPolicy
+from liftpy.errors import ConfigError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
+
+_POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""Of a header that every NATS client takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the messages of a partition go. ``uid``: of the stream, '' when it is not known. ``answers``: whether it acknowledges."""
+
+    subject: str
+    uid: str = ""
+    answers: bool = True
+
+
+class NatsHeaders(dict[str, str]):
+    """Headers for nats-py, which writes what ``items`` gives: in order, names may repeat."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def items(self) -> ItemsView[str, str]:  # type: ignore[override]
+        """The pairs."""
+        return self._pairs  # type: ignore[return-value]
+
+
+def enveloped(
+    stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy
+) -> bytes:
+    """The envelope of a message for that stream, uid and partition; ConfigError for what is no message."""
+    pairs = pairs_of(headers)
+    try:
+        message = client_pb2.Message(
+            offset=-1,
+            key=b"" if key is None else key,
+            keyed=key is not None,
+            value=b"" if value is None else value,
+            tombstone=value is None,
+            stream=stream,
+            streamUid=uid,
+            partition=partition,
+            headers=[client_pb2.Header(name=name, value=content) for name, content in pairs],
+            ackPolicy=_POLICIES[ack],
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
+        ) from error
+    return frames.encode(message)
+
+
+def readdressed(payload: bytes, uid: str) -> bytes:
+    """The same envelope for another incarnation of its stream."""
+    message = frames.decode(payload, client_pb2.Message)
+    message.streamUid = uid
+    return frames.encode(message)
+
+
+def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
+    """A plain NATS message, which is stored as it is, or ConfigError: an envelope (an ack or a key) carries anything."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise ConfigError(f"a value is bytes or None, not {type(value).__name__}")
+    content = bytes(value)
+    if content.startswith(envelope.MAGIC):
+        raise ConfigError("a value that begins as an envelope would be taken for one: send it with an ack or a key")
+    pairs = pairs_of(headers)
+    return content, NatsHeaders(_as_text(pairs)) if pairs else None
+
+
+def _as_text(pairs: Pairs) -> list[tuple[str, str]]:
+    found = []
+    for name, value in pairs:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            raise _not_plain(name, f"it is not UTF-8 ({error})") from None
+        if not _NAME.fullmatch(name):
+            raise _not_plain(name, "its name is no token of letters, digits and some signs")
+        if text != text.strip() or "\r" in text or "\n" in text:
+            raise _not_plain(name, "its value has line ends, or blanks around it")
+        found.append((name, text))
+    return found
+
+
+def _not_plain(name: str, why: str) -> ConfigError:
+    return ConfigError(f"the header {name!r} can't travel as a NATS header: {why}; send the message with an ack or a key")

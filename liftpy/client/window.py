@@ -1,0 +1,60 @@
+"""How much may be on its way: a bound in messages and in bytes, whoever waits longest first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Window:
+    """``count`` and ``size_bytes``: what is on its way now. One message alone may be larger than the bound in bytes."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.count = 0
+        self.size_bytes = 0
+
+    def try_enter(self, size_bytes: int) -> bool:
+        """Enter if there is room and nobody waits for some."""
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self._add(size_bytes)
+        return True
+
+    async def enter(self, size_bytes: int) -> None:
+        """Wait for room; ``leave`` must follow unless this is cancelled."""
+        if self.try_enter(size_bytes):
+            return
+        place = (asyncio.get_running_loop().create_future(), size_bytes)
+        self._waiting.append(place)
+        try:
+            await place[0]
+        except asyncio.CancelledError:
+            if place[0].cancelled():
+                self._waiting.remove(place)
+                self._wake()
+            else:  # the room was given in the same turn of the loop
+                self.leave(size_bytes)
+            raise
+
+    def leave(self, size_bytes: int) -> None:
+        """A message of ``size_bytes`` is not on its way any more."""
+        self.count -= 1
+        self.size_bytes -= size_bytes
+        self._wake()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self.count or (self.count < self._most and self.size_bytes + size_bytes <= self._most_bytes)
+
+    def _add(self, size_bytes: int) -> None:
+        self.count += 1
+        self.size_bytes += size_bytes
+
+    def _wake(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][1]):
+            place, size_bytes = self._waiting.popleft()
+            if not place.done():
+                self._add(size_bytes)
+                place.set_result(None)

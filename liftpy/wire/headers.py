@@ -1,0 +1,54 @@
+"""Headers of a record: ordered pairs, whose names may repeat, and the names that are ours.
+
+``Lift-*`` (in any case) means something to this project. A plain publisher says with it what the envelope has fields for; inside
+an envelope such a name is refused, because somewhere on its way it would be taken for what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from liftpy.errors import ConfigError
+
+Pairs = tuple[tuple[str, bytes], ...]
+HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+"""What an application may give: a mapping, or pairs in an order of its own. Text is sent as UTF-8."""
+
+KEY = "Lift-Key"
+ACK = "Lift-Ack"
+TOMBSTONE = "Lift-Tombstone"
+OUTPUT_ID = "Lift-Output"
+OUTPUT_NUMBER = "Lift-Output-Number"
+_RESERVED = "lift-"
+_OF_OUTPUTS = frozenset({OUTPUT_ID, OUTPUT_NUMBER})
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no application may give a header this name: it is empty, or ours."""
+    return not name or name[: len(_RESERVED)].lower() == _RESERVED
+
+
+def may_be_enveloped(name: str) -> bool:
+    """Whether an envelope may carry it: what an application may name, and what a replicated service's outputs carry."""
+    return not is_reserved(name) or name in _OF_OUTPUTS
+
+
+def pairs_of(headers: HeadersLike | None) -> Pairs:
+    """The pairs that an application means; raise ConfigError for what is none, and for reserved names."""
+    if not headers:
+        return ()
+    given = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        found = tuple((name, value.encode() if isinstance(value, str) else bytes(_as_bytes(value))) for name, value in given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"headers are a mapping or pairs of a name (str) and a value (str or bytes): {error}") from error
+    for name, _ in found:
+        if not isinstance(name, str) or is_reserved(name):
+            raise ConfigError(f"a header may not be named {name!r}: names are not empty, and Lift-* is reserved")
+    return found
+
+
+def _as_bytes(value: object) -> bytes | bytearray | memoryview:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is neither str nor bytes")
+    return value

@@ -1,0 +1,148 @@
+"""Envelopes that name a stream, a uid, a partition: only the one that is named stores them and acknowledges; reserved headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.replica.effects import AppendBatch
+from liftpy.replica.events import PublishesReceived
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record, parse_batch
+from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.ingest import Ingest
+
+_Ack = client_pb2.Ack
+Header = client_pb2.Header
+
+
+class Bench:
+    """Partition 1 of the stream s, whose uid is u1; everything that is taken is appended and committed at once."""
+
+    def __init__(self, policy: AckPolicy = AckPolicy.ALL) -> None:
+        self.records: list[Record] = []
+        self.lines: list[bytes] = []
+        self.sink: Any = None
+        self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
+        self.ingest = Ingest(
+            self, "ev.1", ReplicationConfig(), policy, Codec.NONE, InboxRule(("_INBOX.",)), self.acks, self.append,  # type: ignore[arg-type]
+            log_end_offset=lambda: len(self.records), may_answer=lambda: True,
+        )  # fmt: skip
+        self.ingest.start()
+
+    max_payload = 1 << 20
+
+    def listen(self, subject: str, sink: Any) -> Any:
+        self.sink = sink
+
+    def send_lines(self, lines: list[bytes]) -> None:
+        self.lines += lines
+
+    def append(self, event: PublishesReceived) -> None:
+        effect = AppendBatch(event.token, len(self.records), 3, event.received_wall_ns)
+        batch = self.ingest.seal(effect)
+        self.ingest.appended(effect, len(batch))
+        self.records += parse_batch(batch).records()
+        self.acks.release(AckPolicy.ALL, len(self.records) - 1, 3, 0)
+
+    def publish(self, block: bytes = b"", **fields: Any) -> _Ack | None:
+        """The ack of one envelope that was published with a reply."""
+        self.sink(b"ev.1", b"_INBOX.a", frames.encode(client_pb2.Message(offset=-1, ackPolicy=client_pb2.ALL, **fields)), block)
+        self.ingest._drain()
+        lines, self.lines = self.lines, []
+        if not lines:
+            return None
+        body = lines[0].split(b"\r\n", 1)[1][:-2]
+        assert body.startswith(envelope.MAGIC), body
+        return frames.decode(body, _Ack)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        {},
+        {"stream": "s"},  # an old publisher, which may not know the partition either
+        {"stream": "s", "partition": 1},
+        {"stream": "s", "partition": 1, "streamUid": "u1"},
+    ],
+)
+async def test_what_names_us_or_nobody_is_stored_and_the_ack_says_who_stored_it(address: dict[str, Any]) -> None:
+    bench = Bench()
+    ack = bench.publish(value=b"v", **address)
+    assert ack is not None
+    assert (ack.ackError, ack.stream, ack.partition, ack.streamUid, ack.offset) == (_Ack.OK, "s", 1, "u1", 0)
+    assert [record.value for record in bench.records] == [b"v"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        {"stream": "other"},
+        {"stream": "other", "partition": 1, "streamUid": "u1"},
+        {"stream": "s", "partition": 1, "streamUid": "u0"},
+        {"stream": "s", "partition": 2},
+        {"stream": "s", "partition": 0, "streamUid": "u1"},
+        {"partition": 1, "streamUid": "u0"},
+    ],
+)
+async def test_what_is_addressed_elsewhere_is_refused_and_stored_by_nobody(address: dict[str, Any]) -> None:
+    bench = Bench()
+    ack = bench.publish(value=b"v", **address)
+    assert ack is not None
+    assert (ack.ackError, ack.stream, ack.partition, ack.streamUid) == (_Ack.WRONG_STREAM, "s", 1, "u1")
+    assert "addressed to" in ack.detail
+    assert bench.records == []
+    assert bench.ingest.counters.rejected == 1
+    ours = bench.publish(value=b"ours", stream="s", partition=1, streamUid="u1")
+    assert ours is not None
+    assert ours.offset == 0
+
+
+async def test_a_stream_that_answers_nobody_keeps_what_others_are_told() -> None:
+    """It may lie over subjects of other streams, to keep what is said there."""
+    bench = Bench(AckPolicy.NONE)
+    assert bench.publish(value=b"v", stream="other", streamUid="u9") is None
+    assert [record.value for record in bench.records] == [b"v"]
+
+
+async def test_headers_of_an_envelope_are_pairs_in_their_order() -> None:
+    bench = Bench()
+    pairs = [("b", b"2"), ("a", b"\xff\r\n"), ("b", b" 1 ")]
+    bench.publish(value=b"v", headers=[Header(name=n, value=v) for n, v in pairs])
+    assert list(bench.records[0].headers) == pairs
+
+
+@pytest.mark.parametrize("name", ["Lift-Key", "Lift-Ack", "Lift-Tombstone", "Lift-Whatever", "lift-key", ""])
+async def test_names_that_mean_something_to_us_are_refused_inside_an_envelope(name: str) -> None:
+    bench = Bench()
+    ack = bench.publish(value=b"", key=b"k", headers=[Header(name="x", value=b"y"), Header(name=name, value=b"1")])
+    assert ack is not None
+    assert ack.ackError == _Ack.MALFORMED
+    assert repr(name) in ack.detail
+    assert bench.records == []
+
+
+async def test_names_that_mean_something_to_us_are_refused_beside_an_envelope() -> None:
+    bench = Bench()
+    ack = bench.publish(b"NATS/1.0\r\nLift-Key: other\r\n\r\n", value=b"v", key=b"k")
+    assert ack is not None
+    assert ack.ackError == _Ack.MALFORMED
+    traced = bench.publish(b"NATS/1.0\r\nTraceparent: 00-1\r\n\r\n", value=b"v", key=b"k")
+    assert traced is not None
+    assert traced.ackError == _Ack.OK
+
+
+async def test_an_envelope_that_does_not_fit_is_refused_by_an_envelope() -> None:
+    bench = Bench()
+    for message in (
+        {"value": b"x", "tombstone": True},
+        {"value": b"x", "headers": [Header(name=f"h{i}") for i in range(2000)]},
+        {"value": b"x", "block": b"NATS/1.0\r\n" + b"a:1\r\n" * 2000 + b"\r\n"},
+    ):
+        ack = bench.publish(**message)  # type: ignore[arg-type]
+        assert ack is not None
+        assert ack.ackError in (_Ack.MALFORMED, _Ack.TOO_LARGE)

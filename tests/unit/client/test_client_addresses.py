@@ -1,0 +1,231 @@
+"""Whom a publisher believes, and where it goes on when its stream is not where it was: deleted, made again, elsewhere [A9]."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, PublishOptions, ReadOptions
+from liftpy.client.transport import Transport
+from liftpy.config import AckPolicy
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+
+_Ack = client_pb2.Ack
+_names = count()
+
+
+class Node:
+    """Metadata group and leader of everything: streams by name, and what each has stored, by its uid."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.namespace = f"addresses{next(_names)}"
+        self.streams: dict[str, pb.Stream] = {}
+        self.stored: dict[str, list[client_pb2.Message]] = {}
+        self.described = 0
+        self.silent = False
+        self.listening: dict[str, Any] = {}
+
+    async def start(self) -> Node:
+        await self.transport.connection.subscribe(Subjects(self.namespace).control(), cb=self.on_control)
+        await self.transport.settle()
+        return self
+
+    async def make(self, name: str, uid: str, place: str = "", ack: str = "") -> None:
+        partition = pb.Partition(
+            partition=0, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE
+        )
+        subject = f"{self.namespace}-data.{place or name}"
+        config = pb.StreamConfig(ackPolicy=ack)
+        self.streams[name] = pb.Stream(name=name, uid=uid, subject=subject, partitions=[partition], config=config)
+        self.stored[uid] = []
+
+        async def on_publish(message: Any) -> None:
+            if (reply := self.answer(name, uid, message.data)) is not None and not self.silent and message.reply:
+                await message.respond(frames.encode(reply))
+
+        self.listening[name] = await self.transport.connection.subscribe(subject, cb=on_publish)
+        await self.transport.settle()
+
+    async def delete(self, name: str) -> None:
+        del self.streams[name]
+        await self.listening.pop(name).unsubscribe()
+        await self.transport.settle()
+
+    def answer(self, name: str, uid: str, data: bytes) -> _Ack:
+        published = frames.decode(data, client_pb2.Message)
+        ours = (published.stream, published.streamUid or uid) == (name, uid)
+        if not ours:
+            return _Ack(stream=name, streamUid=uid, ackError=_Ack.WRONG_STREAM, detail="addressed to another")
+        self.stored[uid].append(published)
+        return _Ack(stream=name, streamUid=uid, offset=len(self.stored[uid]) - 1, leaderEpoch=1)
+
+    async def on_control(self, message: Any) -> None:
+        request = frames.decode(message.data, pb.ControlRequest)
+        self.described += 1
+        answer = pb.ControlResponse(operationId=request.operationId)
+        answer.cluster.image.CopyFrom(pb.Image(index=1, streams=list(self.streams.values())))
+        await message.respond(frames.encode(answer))
+
+    def values(self, uid: str) -> list[bytes]:
+        return [message.value for message in self.stored[uid]]
+
+
+@pytest.fixture
+async def node(server_side: Transport) -> Node:
+    return await Node(server_side).start()
+
+
+@pytest.fixture
+async def client(transport: Transport, node: Node) -> AsyncIterator[Client]:
+    async with Client(transport, Subjects(node.namespace), owns_connection=False) as client, asyncio.timeout(20):
+        yield client
+
+
+async def test_a_message_names_stream_uid_and_partition(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    await client.publish("a", b"1")
+    (message,) = node.stored["u1"]
+    assert (message.stream, message.streamUid, message.partition) == ("a", "u1", 0)
+
+
+async def test_a_cached_subject_that_is_another_streams_now_stores_nothing_there(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    await client.publish("a", b"1")
+    await node.delete("a")
+    await node.make("b", "u2", place="a")
+    with pytest.raises(NotFoundError, match="no stream 'a'"):
+        await client.publish("a", b"2")
+    with pytest.raises(NotFoundError):
+        await client.publish("a", b"3")
+    with pytest.raises(NotFoundError):
+        await client.publish("a", b"4", ack=AckPolicy.NONE)
+    assert node.values("u2") == []
+
+
+async def test_a_deleted_stream_is_not_found_within_a_round_trip(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    await client.publish("a", b"1")
+    await node.delete("a")
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(NotFoundError):
+        await client.publish("a", b"2")
+    assert asyncio.get_running_loop().time() - began < 2
+    await node.make("a", "u3")  # and it is found again when it is there again
+    assert (await client.publish("a", b"5")) is not None
+    assert node.values("u3") == [b"5"]
+
+
+@pytest.mark.parametrize("place", ["a", "elsewhere"])
+async def test_a_stream_that_was_made_again_is_found_and_gets_every_message_once(
+    client: Client, node: Node, place: str
+) -> None:
+    await node.make("a", "u1")
+    async with await client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
+        await publisher.publish(b"old")
+        await node.delete("a")
+        await node.make("a", "u2", place=place)
+        if place != "a":
+            await node.make("b", "u9", place="a")
+        futures = [await publisher.send(b"%d" % i) for i in range(50)]
+        await publisher.flush()
+    assert sorted(f.result().offset for f in futures) == list(range(50))
+    assert sorted(node.values("u2")) == sorted(b"%d" % i for i in range(50))
+
+
+async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
+    node.answer = lambda name, uid, data: _Ack(stream=name, streamUid="u0", offset=7)  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknownError, match="another stream of this name"):
+        await publisher.publish(b"x")
+    assert publisher.foreign_answers == 1
+    await publisher.close()
+
+
+async def test_after_silence_the_address_is_asked_for_and_what_may_be_stored_is_not_repeated(
+    client: Client, node: Node
+) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
+    node.silent = True
+    with pytest.raises(OutcomeUnknownError):
+        await publisher.publish(b"maybe")
+    await node.delete("a")
+    await node.make("a", "u2", place="elsewhere")
+    node.silent = False
+    while not node.described:
+        await asyncio.sleep(0.01)
+    with contextlib.suppress(OutcomeUnknownError, UnavailableError):
+        await publisher.publish(b"next")
+    assert node.values("u1") == [b"maybe"]
+    assert node.values("u2") == [b"next"]
+    await publisher.close()
+
+
+async def test_many_who_are_in_doubt_ask_once(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    await client.publish("a", b"1")
+    await node.delete("a")
+    before = node.described
+    told = await asyncio.gather(*(client.publish("a", b"x") for _ in range(300)), return_exceptions=True)
+    assert {type(error) for error in told} == {NotFoundError}
+    assert node.described - before <= 4
+
+
+async def test_what_is_not_there_is_told_within_a_round_trip(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    began = asyncio.get_running_loop().time()
+    for ask in (
+        lambda: client.publish("nowhere", b"x"),
+        lambda: client.publish("a", b"x", partition=1),
+        lambda: client.bounds("nowhere"),
+        lambda: client.bounds("a", 3),
+        lambda: anext(aiter(client.consume("nowhere"))),
+        lambda: anext(client.consume("a", 3, start=4).batches()),
+        lambda: anext(client.read_range("a", 3, 0, 4)),
+    ):
+        with pytest.raises(NotFoundError):
+            await ask()  # type: ignore[operator]
+    assert asyncio.get_running_loop().time() - began < 3
+    with pytest.raises(ConfigError, match="numbered from 0"):
+        await client.publish("a", b"x", partition=-1)
+    with pytest.raises(UnavailableError, match="nobody listens"):  # the stream is there, it has no leader
+        await client.bounds("a", options=ReadOptions(patience_s=0.3))
+
+
+async def test_a_named_subject_needs_no_metadata_group_and_is_not_believed_longer_than_the_stream_lives(
+    client: Client, node: Node
+) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", subject=f"{node.namespace}-data.a")
+    assert await publisher.publish(b"1")
+    assert node.described == 0
+    await node.delete("a")
+    await node.make("b", "u2", place="a")
+    with pytest.raises(NotFoundError):
+        await publisher.publish(b"2")
+    assert node.values("u2") == []
+    await publisher.close()
+
+
+async def test_a_stream_that_answers_nobody_any_more_is_told_so(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.3))
+    await publisher.publish(b"1")
+    await node.delete("a")
+    with pytest.raises(NotFoundError):
+        await publisher.publish(b"2")
+    await node.make("a", "u2", ack="none")
+    with pytest.raises(ConfigError, match="answers nobody"):
+        await publisher.publish(b"3")
+    await publisher.close()

@@ -1,0 +1,369 @@
+"""What a client may use: time, also when nothing can be written; memory; rights; its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, PublishOptions, connect
+from liftpy.client import transport as transport_module
+from liftpy.client.outgoing import plain
+from liftpy.client.publisher import Publisher
+from liftpy.client.transport import ROOM_BYTES, NoAnswerError, Transport, open_connection
+from liftpy.client.window import Window
+from liftpy.config import AckPolicy
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.headers import pairs_of
+from liftpy.wire.subjects import Subjects
+from sidecar.embedded import NatsServer
+
+
+class Blocked:
+    """A NATS server that shakes hands and then reads nothing more."""
+
+    async def __aenter__(self) -> Blocked:
+        self.writers: list[asyncio.StreamWriter] = []
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0, limit=1024)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        info = {"server_id": "x", "version": "2.11.0", "proto": 1, "max_payload": 8 << 20, "headers": True}
+        writer.write(b"INFO %b\r\n" % json.dumps(info).encode())
+        while not (await reader.readline()).startswith(b"PING"):
+            pass
+        writer.write(b"PONG\r\n")
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+        self.server.close()
+
+
+@pytest.fixture
+async def stuck(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
+    monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
+    async with Blocked() as server, asyncio.timeout(30):
+        connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
+        transport = Transport(connection)
+        transport._answers.begin("_INBOX.stuck", None)
+        while connection.pending_data_size <= ROOM_BYTES:  # until nothing more is taken
+            await transport.write("x", bytes(200_000), "", None, 0.0)
+            await asyncio.sleep(0)
+        yield transport
+        began = asyncio.get_running_loop().time()
+        await transport.close()
+        assert asyncio.get_running_loop().time() - began < 5  # nats-py alone would take minutes
+
+
+@pytest.mark.parametrize("size_bytes", [10, 4 << 20])
+async def test_a_request_that_can_not_be_written_ends_in_time(stuck: Transport, size_bytes: int) -> None:
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UnavailableError, match="nothing was sent"):
+        await stuck.request("anybody", bytes(size_bytes), 0.3)
+    assert 0.25 < asyncio.get_running_loop().time() - began < 1.0
+
+
+async def test_a_message_that_can_not_be_written_is_answered_in_time_and_bounded(stuck: Transport) -> None:
+    began = asyncio.get_running_loop().time()
+    publisher = Publisher(stuck, "s", 0, "data", PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
+    publisher._subscription, publisher._inbox = contextlib.nullcontext(), "_INBOX.p"
+    publisher._sweeper = asyncio.create_task(publisher._sweep())
+    with pytest.raises(UnavailableError, match="not sent"):
+        await publisher.publish(b"x")
+    sending = asyncio.create_task(publisher.send(b"cancelled"))
+    await asyncio.sleep(0.05)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert (publisher.in_flight, publisher.in_flight_bytes) == (0, 0)
+    with pytest.raises(UnavailableError, match="nothing was sent"):
+        await publisher.post(b"x")
+    assert asyncio.get_running_loop().time() - began < 3
+    await publisher.close()
+
+
+async def test_a_large_request_that_was_handed_over_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
+    async with Blocked() as server, asyncio.timeout(20):
+        connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
+        stuck = Transport(connection)
+        stuck._answers.begin("_INBOX.stuck", None)
+        began = asyncio.get_running_loop().time()
+        for _ in range(3):  # the first ones fill what the kernel takes
+            with pytest.raises((NoAnswerError, UnavailableError)):
+                await stuck.request("anybody", bytes(8 << 20), 0.3)
+        assert asyncio.get_running_loop().time() - began < 4
+        writing = asyncio.create_task(stuck.write("x", bytes(4 << 20), "", None, began + 60))
+        await asyncio.sleep(0.05)
+        writing.cancel()  # which nats-py would swallow
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await stuck.close()
+
+
+async def test_what_is_in_flight_is_bounded_in_bytes(transport: Transport, server_side: Transport) -> None:
+    kept: list[Any] = []
+    await server_side.connection.subscribe("data.bytes", cb=keeper(kept))
+    await server_side.settle()
+    p = Publisher(transport, "s", 0, "data.bytes", PublishOptions(window_bytes=3_000_000))
+    futures: list[asyncio.Future[Any]] = []
+
+    async def fill() -> None:
+        for _ in range(10):
+            futures.append(await p.send(bytes(900_000)))
+
+    filling = asyncio.create_task(fill())
+    async with asyncio.timeout(20):
+        answered = 0
+        while answered < 10:
+            while len(kept) <= answered:
+                await asyncio.sleep(0.005)
+                assert p.in_flight_bytes <= 3_000_000
+                assert p.in_flight <= 3
+            await kept[answered].respond(frames.encode(client_pb2.Ack(stream="s", offset=answered)))
+            answered += 1
+        await filling
+        await p.flush()
+    assert (p.in_flight, p.in_flight_bytes) == (0, 0)
+    await p.close()
+
+
+def keeper(kept: list[Any]) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    async def keep(message: Any) -> None:
+        kept.append(message)
+
+    return keep
+
+
+async def test_the_window_is_first_come_first_served_and_loses_no_room() -> None:
+    window, entered = Window(3, 100), list[int]()
+
+    async def enter(number: int, size_bytes: int) -> None:
+        await window.enter(size_bytes)
+        entered.append(number)
+
+    await enter(0, 500)  # one alone may be larger
+    tasks = [asyncio.create_task(enter(number, 40)) for number in range(1, 7)]
+    await asyncio.sleep(0)
+    assert entered == [0]
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    window.leave(500)
+    tasks[0].cancel()  # the room was given to it already
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (entered, window.count, window.size_bytes) == ([0, 3, 4], 2, 80)
+    assert not window.try_enter(1)  # others wait
+    window.leave(40)
+    await asyncio.sleep(0)
+    assert entered == [0, 3, 4, 5]
+    window.leave(40)
+    window.leave(40)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    window.leave(40)
+    assert (entered[-1], window.count, window.size_bytes) == (6, 0, 0)
+
+
+# ---- what plain NATS can't carry ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("value", "headers"),
+    [
+        (envelope.MAGIC + b"anything", None),
+        (b"v", {"a": b"x\r\ny"}),
+        (b"v", {"a": "x\ny"}),
+        (b"v", {"a": b" x"}),
+        (b"v", {"a": "x\u00a0"}),
+        (b"v", {"a": b"\xff"}),
+        (b"v", {"a b": b"x"}),
+        (b"v", {"a:b": b"x"}),
+        (b"v", {"a\r\nLift-Key": b"x"}),
+        (b"v", {"\u00fc": b"x"}),
+        (b"v", {"": b"x"}),
+        (b"v", {"Lift-Key": b"x"}),
+        (b"v", [("lift-tombstone", "1")]),
+        ("text", None),
+    ],
+)
+def test_what_plain_nats_would_change_is_refused(value: Any, headers: Any) -> None:
+    with pytest.raises(ConfigError):
+        plain(value, headers)
+
+
+@pytest.mark.parametrize("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
+def test_headers_are_pairs_of_a_name_that_is_not_ours_and_text_or_bytes(headers: Any) -> None:
+    with pytest.raises(ConfigError):
+        pairs_of(headers)
+
+
+async def test_headers_are_ordered_pairs_on_both_ways(transport: Transport, server_side: Transport) -> None:
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    raw: list[bytes] = []
+    await server_side.connection.subscribe("data.pairs", cb=heard.put)
+    await server_side.settle()
+    before = server_side.connection._process_headers
+
+    async def seen(block: bytes) -> Any:
+        raw.append(bytes(block))
+        return await before(block)
+
+    server_side.connection._process_headers = seen  # type: ignore[method-assign]
+    p = Publisher(transport, "s", 0, "data.pairs", PublishOptions())
+    pairs = [("b", "1"), ("a", b"2"), ("b", b"3")]
+    async with asyncio.timeout(5):
+        await p.post(b"v", headers=pairs)
+        await heard.get()
+        assert raw[-1] == b"NATS/1.0\r\nb: 1\r\na: 2\r\nb: 3\r\n\r\n"
+        await p.post(b"v", key=b"", headers=[*pairs, ("c", b"\xff\r\n")])
+        message = frames.decode((await heard.get()).data, client_pb2.Message)
+    assert [(h.name, h.value) for h in message.headers] == [("b", b"1"), ("a", b"2"), ("b", b"3"), ("c", b"\xff\r\n")]
+    await p.close()
+
+
+# ---- rights ------------------------------------------------------------------------------------------------------------------
+RIGHTS = """
+authorization: { users: [
+  {user: all, password: all}
+  {user: mute, password: mute, permissions: {publish: ["liftpy.control"], subscribe: ["_INBOX.>"]}}
+  {user: deaf, password: deaf, permissions: {publish: [">"], subscribe: ["nothing"]}}
+] }
+"""
+
+
+@pytest.fixture(scope="module")
+def strict_nats() -> Iterator[NatsServer]:
+    with NatsServer(config=RIGHTS) as server:
+        yield server
+
+
+@pytest.fixture
+async def as_user(strict_nats: NatsServer) -> AsyncIterator[Callable[[str], Coroutine[Any, Any, Client]]]:
+    clients: list[Client] = []
+
+    async def opened(user: str) -> Client:
+        clients.append(await connect(strict_nats.url, user=user, password=user))
+        return clients[-1]
+
+    async with asyncio.timeout(20):
+        yield opened
+        for client in clients:
+            await client.close()
+
+
+async def test_who_may_not_publish_is_told_at_once(as_user: Any) -> None:
+    client = await as_user("mute")
+    with pytest.raises(NotAllowedError, match=r"Data\.Here"):
+        await (await client.publisher("s", subject="Data.Here")).publish(b"x")
+    with pytest.raises(NotAllowedError, match="read"):
+        await client.bounds("s")
+    with pytest.raises(NotAllowedError):
+        await anext(aiter(client.consume("s")))
+    with pytest.raises(NotAllowedError):
+        await client.node_status("n1")
+    posting = await client.publisher("s", subject="Data.Here")
+    await posting.post(b"x")
+    with pytest.raises(NotAllowedError):
+        await posting.flush()
+    await posting.flush()
+    with pytest.raises(NotAllowedError):  # or with one of the next
+        await _post_on(posting)
+    await posting.close()
+
+
+async def _post_on(posting: Publisher) -> None:
+    while True:
+        await posting.post(b"x")
+        await asyncio.sleep(0)
+
+
+async def test_who_may_not_be_answered_is_told_before_anything_is_sent(as_user: Any) -> None:
+    client, other = await as_user("deaf"), await as_user("all")
+    heard: list[Any] = []
+    await other._transport.connection.subscribe(">", cb=keeper(heard))
+    await other._transport.settle()
+    publisher = await client.publisher("s", subject="data.here")
+    for _ in range(2):
+        with pytest.raises(NotAllowedError, match="listen on"):
+            await publisher.publish(b"x")
+        with pytest.raises(NotAllowedError, match="listen on"):
+            await client.create_stream("s", "data.s")
+    await client._transport.settle()
+    await other._transport.settle()
+    assert heard == []
+    await publisher.close()
+
+
+# ---- one loop, one thread ----------------------------------------------------------------------------------------------------
+_subjects = count()
+
+
+async def test_every_way_in_is_of_the_loop_that_made_the_client(transport: Transport) -> None:
+    client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
+    publisher = await client.publisher("s", subject="data.home")
+    consumer = client.consume("s")
+    ways: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: client.publish("s", b"x"),
+        lambda: client.publish("s", b"x", ack=AckPolicy.NONE),
+        lambda: client.publisher("s"),
+        lambda: client.bounds("s"),
+        lambda: client.stream("s"),
+        lambda: client.node_status("n1"),
+        client.close,
+        lambda: publisher.send(b"x"),
+        lambda: publisher.post(b"x"),
+        publisher.flush,
+        publisher.close,
+        consumer.begin,
+        lambda: _first(consumer),
+        lambda: _first(client.read_range("s", 0, 0, 5)),
+    ]
+    for way in ways:
+        with pytest.raises(ConfigError, match="event loop that made it"):
+            await asyncio.to_thread(lambda way=way: asyncio.run(asyncio.wait_for(way(), 5)))
+    assert not transport.closed
+    await publisher.close()
+    await client.close()
+    for way in ways:
+        if way in (client.close, publisher.close, publisher.flush):
+            await way()
+            continue
+        with pytest.raises(ClientClosedError):
+            await way()
+
+
+async def _first(items: Any) -> Any:
+    return await anext(aiter(items))
+
+
+async def test_a_request_in_flight_is_told_of_the_close(transport: Transport, server_side: Transport) -> None:
+    await server_side.connection.subscribe("data.slow", cb=keeper([]))
+    await server_side.settle()
+    asking = asyncio.create_task(transport.request("data.slow", b"", 30))
+    while not transport.waiting_count:
+        await asyncio.sleep(0)
+    await transport.connection.flush()
+    transport.end()
+    with pytest.raises(ClientClosedError):
+        await asyncio.wait_for(asking, 2)
+    assert transport.waiting_count == 0
+
+
+def test_errors_are_ours() -> None:
+    assert issubclass(NotAllowedError, LiftError)
+    assert not issubclass(NotAllowedError, UnavailableError | OutcomeUnknownError)
