@@ -201,3 +201,23 @@ async def test_a_tombstone_is_no_empty_value_and_an_empty_key_is_a_key(client: C
     assert last is not None
     found = [(record.key, record.value) for record in await read(client, name)]
     assert found == [(b"a", b""), (b"a", None), (b"", b"v"), (None, None), (b"posted", None), (None, b"last")]
+
+
+async def test_a_cached_subject_is_believed_only_while_its_stream_is_there(client: Client, dev: DevCluster, name: str) -> None:
+    subject = f"data.{name}"
+    async with await connect(dev.nats_url, dev.namespace) as other, asyncio.timeout(60):
+        await client.create_stream(name, subject)
+        await client.publish(name, b"first")
+        await other.delete_stream(name)
+        await other.create_stream(f"{name}b", subject)
+        for ack in (AckPolicy.ALL, AckPolicy.LEADER):
+            with pytest.raises(NotFoundError):
+                await client.publish(name, b"of a stream that is gone", ack=ack)
+        assert await read(other, f"{name}b") == []
+        await other.create_stream(name, f"{subject}.again")
+        acked = await client.publish(name, b"second", headers=[("h", "1"), ("g", b"2"), ("h", b"\xff")])
+        assert acked is not None
+        assert acked.offset == 0
+    (record,) = await read(client, name)
+    assert (record.value, record.headers) == (b"second", (("h", b"1"), ("g", b"2"), ("h", b"\xff")))
+    assert (record.header("h"), record.header_values("h"), record.header("x")) == (b"1", [b"1", b"\xff"], None)

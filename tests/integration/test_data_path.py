@@ -59,7 +59,12 @@ async def test_a_wrong_expected_sequence_is_refused_as_jetstream_does(bench: Any
 async def test_an_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name: str, policy: str) -> None:
     await bench.create(stream_name)
     message = client_pb2.Message(
-        offset=-1, key=b"k", value=b"v", headers={"h": b"1"}, correlationId="c-1", ackPolicy=client_pb2.AckPolicy.Value(policy)
+        offset=-1,
+        key=b"k",
+        value=b"v",
+        headers=[client_pb2.Header(name="h", value=b"1")],
+        correlationId="c-1",
+        ackPolicy=client_pb2.AckPolicy.Value(policy),
     )
     answer = await bench.nc.request(f"data.{stream_name}", frames.encode(message), timeout=5)
     ack = frames.decode(answer.data, client_pb2.Ack)
