@@ -137,9 +137,11 @@ class NatsServer:
         said = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
         raise UnavailableError("nats-server does not come up: " + (" | ".join(said) or "it said nothing"))
 
-    def restart(self) -> None:
-        """Stop it hard and start it again on the same port, for tests of reconnects."""
+    def restart(self, *, max_payload_bytes: int | None = None) -> None:
+        """Stop it hard and start it again on the same port, for tests of reconnects; with another ``max_payload`` if one is given."""
         self.kill()
+        if max_payload_bytes is not None:
+            self._max_payload_bytes = max_payload_bytes
         self.resume()
 
     def kill(self) -> None:

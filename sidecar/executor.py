@@ -205,6 +205,7 @@ class Executor:
 
     def _role_changed(self, effect: do.RoleChanged) -> None:
         logger.info("%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
+        self._t.fetches.forget_pieces()
         self._t.services.role_changed()
 
     def close(self) -> None:

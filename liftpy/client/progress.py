@@ -7,7 +7,7 @@ error that says whether another replica may do better (retryable) or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from liftpy.client.positions import Bounds, out_of_range
 from liftpy.client.slices import BatchSlice
@@ -15,6 +15,7 @@ from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, NotFo
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.pieces import Assembly
 
 _Error = client_pb2.ReadResponse.Error
 
@@ -51,6 +52,8 @@ class ReadProgress:
     last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
+    assembly: Assembly = field(init=False, default_factory=Assembly)
+    """The batch at ``next_offset``, as far as it has come, if it needs several messages; of whichever replica."""
     suspect: tuple[str, int] | None = None
     """(node, offset): who answered last with what is not what was written there; None when nobody did. Tell it [S14]."""
 
@@ -61,7 +64,10 @@ class ReadProgress:
 
     def request(self, max_bytes: int, wait_ms: int) -> client_pb2.ReadRequest:
         """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us."""
+        held = self.assembly.held
         return client_pb2.ReadRequest(
+            position=held.position,
+            batchCrc=held.crc,
             offset=self.next_offset,
             maxBytes=max_bytes,
             waitMs=wait_ms,
@@ -72,18 +78,29 @@ class ReadProgress:
         )
 
     def accept(self, answer: bytes) -> list[BatchSlice]:
-        """Check an answer to the newest ``request`` and move on; raise a LiftError and stay where it was otherwise."""
+        """Check an answer to the newest ``request`` and move on; raise a LiftError and stay where it was otherwise.
+
+        Nothing comes of the first pieces of a batch: ask again.
+        """
         head, body = frames.decode_read_response(answer)
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
+        piece = frames.piece_in(head, body)
+        if piece is not None:
+            whole = self.assembly.take(piece)
+            if whole is None:
+                self._answered_by(head)
+                return []
+            body = whole
+        self.assembly.forget()
         slices: list[BatchSlice] = []
         position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
         for batch in self._split(body, head.node):
             if batch.next_offset <= position:
                 continue
             self._check_batch(batch, position, epoch, head)
-            piece = BatchSlice.between(batch, position, self.end_offset)
-            if piece:
-                slices.append(piece)
+            wanted = BatchSlice.between(batch, position, self.end_offset)
+            if wanted:
+                slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
         self._move(head, position, epoch)
         self.last_offset = last_offset
@@ -119,9 +136,12 @@ class ReadProgress:
         committed = max(head.highWatermark, self.high_watermark)
         if position == self.next_offset and committed >= position and not self.done:
             raise NotServedError(f"{head.node} sent nothing at {position} although {committed} is committed", head.leader)
-        self.uid = self.uid or head.streamUid
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
         self.leader_epoch = epoch
+        self._answered_by(head)
+
+    def _answered_by(self, head: client_pb2.ReadResponse) -> None:
+        self.uid = self.uid or head.streamUid
         self.node = head.node
         self.high_watermark = max(self.high_watermark, head.highWatermark)
 

@@ -26,6 +26,7 @@ from liftpy.log.reading import (
     offset_at,
     read_backwards,
     read_forwards,
+    read_part,
     segment_at,
     without_past,
 )
@@ -43,7 +44,7 @@ from liftpy.log.small_files import (
     encode_index,
 )
 from liftpy.log.storage import Bytes, Storage
-from liftpy.wire.batch import RecordBatch, parse_batch
+from liftpy.wire.batch import BatchHeader, RecordBatch, parse_batch
 
 
 class Log:
@@ -297,6 +298,18 @@ class Log:
             if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" is no answer
                 self._segment_at(from_offset).recheck(from_offset)
             return without_past(result, from_offset) if self.config.compaction else result
+        except CorruptionError as error:
+            self.met_damage(error)
+            raise
+
+    def read_part(
+        self, from_offset: int, position: int, size_bytes: int, *, end_offset: int | None = None
+    ) -> tuple[BatchHeader, memoryview] | None:
+        """Of the batch that holds ``from_offset`` its header and up to ``size_bytes`` from ``position`` in it on; None where it has no
+        more, or reaches past ``end_offset`` (as in ``read``). Errors as in ``read``."""
+        self._must_be_readable(from_offset)
+        try:
+            return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
         except CorruptionError as error:
             self.met_damage(error)
             raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from liftpy.errors import CorruptionError
 from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
-from liftpy.wire.batch import build_filler, parse_header
+from liftpy.wire.batch import BatchHeader, build_filler, parse_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,28 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
         return memoryview(b""), offset
     next_offset = segment.next_offset if end == segment.size_bytes else offset_at(segment, end)
     return segment.file.read(start, end - start), next_offset
+
+
+def read_part(
+    segments: Sequence[Segment], offset: int, position: int, size_bytes: int, limit: int
+) -> tuple[BatchHeader, memoryview] | None:
+    """Header of the batch that holds ``offset``, and up to ``size_bytes`` of it from ``position`` in it on; None when there is no such
+    batch that ends at or below ``limit`` (exclusive offset), or it is not as large."""
+    segment = segments[segment_at(segments, offset)]
+    if segment.next_offset <= offset:
+        return None
+    try:
+        hint = segment.entry_at(offset)
+        segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+        start = segment.locate(offset)
+        segment.check(start, start + 1)
+        header = next((header for _, header in segment.batches(start, start + 1)), None)
+    except CorruptionError:
+        segment.damaged = True
+        raise
+    if header is None or header.next_offset > limit or position >= header.size_bytes:
+        return None
+    return header, segment.file.read(start + position, min(size_bytes, header.size_bytes - position))
 
 
 def read_backwards(segments: Sequence[Segment], before_offset: int, max_bytes: int, log_start_offset: int) -> ReadResult:

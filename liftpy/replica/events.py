@@ -129,6 +129,16 @@ class FetchAnswered:
     spans: tuple[BatchSpan, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FetchPieceArrived:
+    """Part of the next batch came in answer to ``request_id``; what is held of it is kept outside. The next fetch asks for more.
+    ``has_room`` False: it was not kept, others are being put together."""
+
+    request_id: int
+    leader_epoch: int
+    has_room: bool = True
+
+
 class RefusalReason(Enum):
     """Why a leader does not serve a fetch; the numbers are those of ``ReplicationRefusal.Reason``."""
 
@@ -301,6 +311,7 @@ Event = (
     | FetchReceived
     | EpochOffsetReceived
     | FetchAnswered
+    | FetchPieceArrived
     | FetchRefused
     | RequestFailed
     | EpochOffsetAnswered

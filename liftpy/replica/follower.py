@@ -31,6 +31,7 @@ from liftpy.replica.events import (
     Deadline,
     EpochOffsetAnswered,
     FetchAnswered,
+    FetchPieceArrived,
     FetchRefused,
     NoticeReceived,
     RefusalReason,
@@ -237,6 +238,23 @@ class FollowerRole(Role):
             self._learn_high_watermark(event.high_watermark, out)
             self._idle_request_id = event.request_id
             self._sleep(now_ns, out)
+
+    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
+        """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
+        idle = self.following is Following.IDLE and event.request_id == self._idle_request_id
+        if not idle and (event.request_id != self._request_id or self.following is not Following.FETCHING):
+            return
+        if event.leader_epoch != self.leader_epoch:
+            self._failed(now_ns, out)
+            return
+        self._heard(now_ns)
+        if not event.has_room:
+            self._failed(now_ns, out)
+            return
+        self._request_ended(out)
+        self.shared.backoff.succeeded()
+        self._quiet_rounds = 0
+        self._fetch(now_ns, out)
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
         """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""

@@ -19,6 +19,7 @@ from liftpy.replica.events import (
     EpochOffsetAnswered,
     EpochOffsetReceived,
     FetchAnswered,
+    FetchPieceArrived,
     FetchReceived,
     FetchRefused,
     IsrChangeAnswered,
@@ -141,6 +142,9 @@ class Role:
         """An answer to a fetch."""
         if event.spans:
             out.append(DropFetched(event.token, "not following"))
+
+    def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
+        """An answer to a fetch held part of a batch."""
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
         """A refusal of a fetch or of an epoch query."""

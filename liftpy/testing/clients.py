@@ -11,6 +11,7 @@ from liftpy.invariants import check
 from liftpy.testing.clock import MS, S
 from liftpy.testing.messages import Ack, Publish, ReadRequest, ReadResponse
 from liftpy.wire.batch import split_batches
+from liftpy.wire.pieces import NOTHING, Assembly
 
 if TYPE_CHECKING:
     from liftpy.ids import PartitionKey
@@ -87,17 +88,23 @@ class Reader:
         """(offset, LeaderEpoch) of the last record that was read."""
         self.cut_at: int | None = None
         """It was told that what it read is gone from this offset on, and reads no more [R6]."""
+        self._assembly = Assembly()
+        self._assembled = 0
+        """Offset at which the batch was asked for that is being put together."""
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
 
     def _turn(self) -> None:
         if self.cut_at is not None:
             return
-        node = self._rng.choice(sorted(self.cluster.nodes))
-        asked = self.next_offset
-        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)), False, *self.last)
-        self.cluster.network.request(self.name, f"{self.subject}.read.{node}", request, lambda r: self._answered(asked, r))
+        self._ask(self._rng.choice(sorted(self.cluster.nodes)))
         self.cluster.clock.after(MS + int(self._rng.random() * 2 * self.interval_ns), self._turn)
+
+    def _ask(self, node: str) -> None:
+        asked = self.next_offset
+        held = self._assembly.held if asked == self._assembled else NOTHING
+        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)), False, *self.last, held=held)
+        self.cluster.network.request(self.name, f"{self.subject}.read.{node}", request, lambda r: self._answered(asked, r))
 
     def _answered(self, asked: int, answer: Any) -> None:
         if not isinstance(answer, ReadResponse):
@@ -110,8 +117,11 @@ class Reader:
             if answer.error == "out of range" and asked == self.next_offset < answer.log_start_offset:
                 self.next_offset = answer.log_start_offset
             return
+        data = self._together(asked, answer)
+        if data is None:
+            return
         try:
-            next_offset, last = self._compare(asked, answer)
+            next_offset, last = self._compare(asked, answer, data)
         except DamagedBatchError as error:
             self.cluster.counters["read: damaged"] += 1
             complaint = ReadRequest(asked, 1, bad_offset=max(error.offset, asked))
@@ -119,13 +129,28 @@ class Reader:
             return
         if asked == self.next_offset:
             self.next_offset, self.last = next_offset, last
-        self.cluster.counters["read answered"] += bool(answer.batches)
+        self.cluster.counters["read answered"] += bool(data)
 
-    def _compare(self, asked: int, answer: ReadResponse) -> tuple[int, tuple[int, int]]:
+    def _together(self, asked: int, answer: ReadResponse) -> bytes | memoryview | None:
+        """The batches of an answer, or those whose last piece it was; None: there is more to ask for. Pieces come from all replicas."""
+        if answer.piece is None:
+            return answer.batches
+        if asked != self.next_offset:
+            return None
+        if asked != self._assembled:
+            self._assembly.forget()
+            self._assembled = asked
+        whole = self._assembly.take(answer.piece)
+        self.cluster.counters["read: batch put together"] += whole is not None
+        if whole is None and self._rng.random() < 0.9:
+            self._ask(answer.node)
+        return whole
+
+    def _compare(self, asked: int, answer: ReadResponse, data: bytes | memoryview) -> tuple[int, tuple[int, int]]:
         """Whole committed batches, in order, without a gap, the bytes of the one true log."""
         ghost = self.cluster.checkers.ghost(self.key)
         next_offset, last = asked, self.last
-        for batch in split_batches(answer.batches):
+        for batch in split_batches(data):
             key = (batch.leader_epoch, batch.last_offset)
             if batch.base_offset > next_offset and self.cluster.nodes[answer.node].lost_data:
                 raise DamagedBatchError("a flipped bit hides a batch", next_offset)
@@ -134,5 +159,5 @@ class Reader:
             check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", answer.node)
             check(ghost.chains[key][1] == batch.header.crc, "R3", self.name, "other bytes", key)
             next_offset, last = batch.next_offset, (batch.last_offset, batch.leader_epoch)
-        check(next_offset <= answer.high_watermark + 1 or not answer.batches, "R1", self.name, next_offset, answer)
+        check(next_offset <= answer.high_watermark + 1 or not data, "R1", self.name, next_offset, answer)
         return next_offset, last

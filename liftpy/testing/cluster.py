@@ -55,6 +55,7 @@ class Cluster:
         if trace is not None:
             trace.clock = self.clock
         self.network = Network(self.clock, plan.seed, replace(plan.noise), self._deliver)
+        self.network.max_payload_bytes = plan.max_payload_bytes
         self.group = Group(self.clock, plan.seed, plan.config)
         self.group.loss, self.group.slow_ns = plan.metadata_loss, plan.metadata_slow_ns
         self.checkers = Checkers(self)
@@ -234,6 +235,7 @@ class Cluster:
         for publisher in self.publishers:
             check(not publisher.waiting, "L4", publisher.name, "waits for", publisher.waiting)
         self.wait_for(self._all_is_committed, 10, "L3")
+        self.network.max_payload_bytes = 1 << 20  # the readers look too seldom for a batch at a time
         self.wait_for(self._readers_are_at_the_end, 10, "L3")
         self.checkers.nothing_is_lost()
 

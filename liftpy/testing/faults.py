@@ -62,6 +62,8 @@ class Plan:
     publish_interval_ns: int
     publisher_count: int
     faults: tuple[Fault, ...]
+    max_payload_bytes: int = 1 << 20
+    """Of the NATS server: in some plans so small that batches travel in pieces."""
 
     def calm(self) -> Plan:
         """Without noise on the network."""
@@ -130,6 +132,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         flush_ns=rng.choice((MS // 5, 2 * MS, 20 * MS)),
         publish_interval_ns=500 * MS if profile == "lasting" else rng.choice((15 * MS, 60 * MS, 200 * MS)),
         publisher_count=1 if profile == "lasting" else rng.choice((1, 2)),
+        max_payload_bytes=random.Random(f"{seed}/max_payload").choice((1 << 20,) * 5 + (148,)),
         faults=_draw_lasting(rng, nodes, horizon_s)
         if profile == "lasting"
         else tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
+from liftpy.wire.pieces import NOTHING, Held, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,17 @@ class FetchRequest:
     ghost_process: int
     awaits_more: bool
     bad_offset: int | None = None
+    held: Held = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResponse:
-    """ReplicationResponse: header and record batches, back to back."""
+    """ReplicationResponse: header and record batches, back to back; or, with ``piece``, a ReplicationPiece."""
 
     leader_epoch: int
     high_watermark: int
     batches: bytes
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,12 @@ class ReadRequest:
     last_offset: int = -1
     last_epoch: int = 0
     bad_offset: int | None = None
+    held: Held = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """``batches`` up to ``high_watermark``, or why not."""
+    """``batches`` up to ``high_watermark``, or why not; or a ``piece`` of the first one."""
 
     node: str
     error: str = ""
@@ -87,3 +91,4 @@ class ReadResponse:
     high_watermark: int = -1
     log_start_offset: int = 0
     next_offset: int = 0
+    piece: Piece | None = None

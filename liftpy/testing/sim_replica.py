@@ -17,10 +17,12 @@ from liftpy.ids import PartitionKey
 from liftpy.log.flush import Flush
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
+from liftpy.log.pieces import read_portion
 from liftpy.log.rechecks import READERS
 from liftpy.log.scrub import scrubbed
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.assembling import FetchAssembly
 from liftpy.replica.lineage import Lineage
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, Timer
@@ -28,11 +30,14 @@ from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchRespon
 from liftpy.testing.network import NO_RESPONDERS, Reply
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import build_batch, split_batches
+from liftpy.wire.pieces import room_bytes
 
 if TYPE_CHECKING:
     from liftpy.testing.process import Process
 
 _MAX_PUBLISH_BYTES = 64 * 1024
+_OVERHEAD_BYTES = 64
+"""Of a message that carries batches."""
 _REPLAY_NS = 3 * MS
 KEYS = 4
 """On a compacted stream the key of a message is its id modulo this."""
@@ -59,6 +64,7 @@ class SimReplica:
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
+        self._assembly = FetchAssembly()
         self._pending: list[tuple[int, AckPolicy, Publish, Reply]] = []
         """(last offset, policy, publish, reply) by offset: who waits for an ack."""
         self._flush: Flush | None = None
@@ -323,7 +329,7 @@ class SimReplica:
             self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
             effect.leader_epoch, effect.max_bytes, self.key.uid,
             self.cluster.checkers.chain_at(self, effect.offset), id(self.process), self.process.node.awaits_more,
-            effect.bad_offset,
+            effect.bad_offset, self._assembly.asks(effect),
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -354,8 +360,16 @@ class SimReplica:
             self._fetched(answer, request_id)
 
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
+        data = memoryview(answer.batches)
+        if answer.piece is not None:
+            whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
+            if whole is None:
+                self.feed(ev.FetchPieceArrived(request_id, answer.leader_epoch))
+                return
+            self.cluster.counters["batch put together"] += 1
+            data = whole
         try:
-            batches = split_batches(answer.batches)
+            batches = split_batches(data)
         except DamagedBatchError as error:
             self.cluster.counters["fetched batches that are damaged"] += 1
             self.feed(ev.RequestFailed(request_id, "damaged", error.offset))
@@ -364,7 +378,7 @@ class SimReplica:
             self.feed(ev.RequestFailed(request_id, "unreadable"))
             return
         spans = tuple(ev.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
-        token = self._keep((memoryview(answer.batches), batches)) if spans else 0
+        token = self._keep((data, batches)) if spans else 0
         self.feed(ev.FetchAnswered(token, request_id, answer.leader_epoch, answer.high_watermark, spans))
 
     # ---- a leader's answers ----------------------------------------------------------------------------------------------
@@ -391,29 +405,28 @@ class SimReplica:
         self.cluster.checkers.fetch_accepted(self, request)
         if effect.kept_for:
             self._kept[effect.kept_for] = (request, reply)
-        self._send_batches(effect, reply)
+        self._send_batches(effect, request, reply)
 
     def _answer_waiter(self, effect: do.AnswerWaiter) -> None:
-        _, reply = self._kept.pop(effect.replica)
+        request, reply = self._kept.pop(effect.replica)
         if effect.from_offset < self.log.log_end_offset:
             self.cluster.counters["second answer"] += 1
-            self._send_batches(effect, reply)
+            self._send_batches(effect, request, reply)
 
     def _tell_waiter(self, effect: do.TellWaiter) -> None:
         _, reply = self._kept[effect.replica]
         self.cluster.counters["HW told to a waiter"] += 1
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
 
-    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: Reply) -> None:
-        max_bytes = min(effect.max_bytes, self.cluster.network.max_payload_bytes - 64)
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, request: FetchRequest, reply: Reply) -> None:
+        room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, effect.max_bytes)
         try:
-            result = self.log.read(effect.from_offset, max_bytes, end_offset=self.log.log_end_offset)
+            end_offset, held = self.log.log_end_offset, request.held
+            portion = read_portion(self.log, effect.from_offset, effect.max_bytes, room, end_offset=end_offset, held=held)
         except LiftError:
             return
-        if result.size_bytes > self.cluster.network.max_payload_bytes - 64:
-            self.cluster.counters["response larger than max_payload"] += 1
-            return
-        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
+        data = b"" if portion.piece is not None else b"".join(portion.chunks)
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, data, portion.piece))
 
     def _send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
         _, reply = self._tokens.pop(effect.token)
@@ -469,12 +482,14 @@ class SimReplica:
             reply(ReadResponse(self.node_id, "", b"", log.high_watermark, log.log_start_offset, request.offset))
             return
         try:
-            result = log.read(request.offset, request.max_bytes)
+            room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, request.max_bytes)
+            result = read_portion(log, request.offset, request.max_bytes, room, held=request.held)
         except LiftError:
             reply(ReadResponse(self.node_id, "out of range", b"", log.high_watermark, log.log_start_offset))
             return
-        data = b"".join(result.chunks)
-        reply(ReadResponse(self.node_id, "", data, log.high_watermark, log.log_start_offset, result.next_offset))
+        data = b"" if result.piece is not None else b"".join(result.chunks)
+        bounds = (log.high_watermark, log.log_start_offset, result.next_offset)
+        reply(ReadResponse(self.node_id, "", data, *bounds, result.piece))
 
     # ---- the metadata group ----------------------------------------------------------------------------------------------
     def _propose_isr(self, effect: do.ProposeIsr) -> None:
@@ -536,6 +551,7 @@ class SimReplica:
 
     def _role_changed(self, effect: do.RoleChanged) -> None:
         self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1
+        self._assembly.forget()
         self.cluster.checkers.role_changed(self, effect)
 
 

@@ -107,6 +107,14 @@ class Record:
         return [value for held, value in self.headers if held == name]
 
 
+class BatchTooLargeError(ValueError):
+    """The batch would have ``size_bytes``, more than MAX_BATCH_BYTES: send fewer records at once, or smaller ones."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {size_bytes}: send fewer records at once")
+        self.size_bytes = size_bytes
+
+
 class RecordBatch:
     """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
 
@@ -208,6 +216,84 @@ class RecordBatch:
             yield Record(offset, timestamp_ns, key, value, pairs, subject, reply, self.leader_epoch)
 
 
+class Body(NamedTuple):
+    """The records of a batch, laid out and compressed: all that its size depends on. ``seal`` adds the leader's stamps."""
+
+    pieces: tuple[bytes, ...]
+    codec: Codec
+    columns: Columns
+    record_count: int
+    body_size_bytes: int
+    """Before compression."""
+    last_offset_delta: int
+    size_bytes: int
+    """Of the sealed batch, header included."""
+
+
+def encode_body(
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    subjects: Sequence[str] | None = None,
+    replies: Sequence[str | None] | None = None,
+    timestamps_ns: Sequence[int] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    codec: Codec = Codec.NONE,
+) -> Body:
+    """The body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+
+    A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
+    BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
+    """
+    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
+    body_size_bytes = sum(map(len, pieces))
+    if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
+        raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
+    if codec is not Codec.NONE:
+        pieces = [_compress(b"".join(pieces), codec)]
+    size_bytes = HEADER_SIZE_BYTES + sum(map(len, pieces))
+    if size_bytes > MAX_BATCH_BYTES:  # what does not compress gets a little larger
+        raise BatchTooLargeError(size_bytes)
+    last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
+    return Body(tuple(pieces), codec, present, len(values), body_size_bytes, last_delta, size_bytes)
+
+
+def seal(
+    body: Body,
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+    timestamp_ns: int = 0,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    control: bool = False,
+) -> bytes:
+    """The batch of ``body.size_bytes`` under a leader's stamps."""
+    head = _HEADER.pack(
+        0,
+        MAGIC,
+        VERSION,
+        body.codec.value | (_CONTROL if control else 0),
+        body.size_bytes,
+        body.record_count,
+        base_offset,
+        leader_epoch,
+        timestamp_ns,
+        producer_id,
+        base_sequence,
+        producer_epoch,
+        body.columns.value,
+        body.body_size_bytes,
+        body.last_offset_delta,
+    )[4:]
+    crc = crc32c.crc32c(head)
+    for piece in body.pieces:  # a handful: joining them once, at the end, saves a copy of the body
+        crc = crc32c.crc32c(piece, crc)
+    return b"".join((_CRC.pack(crc), head, *body.pieces))
+
+
 def build_batch(
     values: Sequence[bytes | None],
     *,
@@ -226,37 +312,27 @@ def build_batch(
     base_sequence: int = 0,
     control: bool = False,
 ) -> bytes:
-    """One sealed batch of ``len(values)`` >= 1 records; optional columns have as many entries.
-
-    A column in which every entry is None is left out. Raises ValueError for no records, columns of other lengths, or a body
-    of more than MAX_BATCH_BYTES.
-    """
-    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
-    body_size_bytes = sum(map(len, pieces))
-    if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
-        raise ValueError(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {body_size_bytes}: send fewer records at once")
-    stored = pieces if codec is Codec.NONE else [_compress(b"".join(pieces), codec)]
-    head = _HEADER.pack(
-        0,
-        MAGIC,
-        VERSION,
-        codec.value | (_CONTROL if control else 0),
-        HEADER_SIZE_BYTES + sum(map(len, stored)),
-        len(values),
-        base_offset,
-        leader_epoch,
-        timestamp_ns,
-        producer_id,
-        base_sequence,
-        producer_epoch,
-        present.value,
-        body_size_bytes,
-        offset_deltas[-1] if offset_deltas is not None else len(values) - 1,
-    )[4:]
-    crc = crc32c.crc32c(head)
-    for piece in stored:  # a handful: joining them once, at the end, saves a copy of the body
-        crc = crc32c.crc32c(piece, crc)
-    return b"".join((_CRC.pack(crc), head, *stored))
+    """One sealed batch: ``encode_body``, then ``seal``; raises as the first."""
+    body = encode_body(
+        values,
+        keys=keys,
+        headers=headers,
+        subjects=subjects,
+        replies=replies,
+        timestamps_ns=timestamps_ns,
+        offset_deltas=offset_deltas,
+        codec=codec,
+    )
+    return seal(
+        body,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        timestamp_ns=timestamp_ns,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        control=control,
+    )
 
 
 def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:

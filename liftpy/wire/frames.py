@@ -17,9 +17,12 @@ from liftpy.errors import ProtocolError
 from liftpy.wire import envelope
 from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.pieces import Piece
 
 _RESPONSE = struct.Struct(">Qq")
 _LENGTH = struct.Struct(">I")
+_PIECE = struct.Struct(">QqIII")
+PIECE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + _PIECE.size
 RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
 RESPONSE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + RESPONSE_HEADER_SIZE_BYTES
 
@@ -48,6 +51,16 @@ _TYPES: dict[type[Message], MessageType] = {
 }
 
 M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationPiece:
+    """A leader's answer to a fetch whose next batch does not fit into one message: 8 bytes LeaderEpoch, 8 bytes HW, then 4 bytes each
+    of the batch's CRC-32C, its size and the position of the bytes that follow (big endian)."""
+
+    leader_epoch: int
+    high_watermark: int
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,35 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
         raise ProtocolError(f"a ReplicationResponse has at least 16 bytes after its envelope, not {len(payload)}")
     leader_epoch, high_watermark = _RESPONSE.unpack_from(payload)
     return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
+
+
+def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece) -> bytes:
+    """Envelope and header of a ReplicationPiece, PIECE_OVERHEAD_BYTES; the piece's data follows."""
+    head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
+    return envelope.header(MessageType.REPLICATION_PIECE) + head
+
+
+def is_piece(frame: bytes | memoryview) -> bool:
+    """Whether an answer to a fetch is a ReplicationPiece."""
+    return envelope.decode(frame)[0] is MessageType.REPLICATION_PIECE
+
+
+def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
+    """Parse a ReplicationPiece, else ProtocolError."""
+    return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])
+
+
+def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
+    """A ReplicationPiece whose envelope has been read, else ProtocolError."""
+    if len(payload) < _PIECE.size:
+        raise ProtocolError(f"a ReplicationPiece has at least {_PIECE.size} bytes after its envelope, not {len(payload)}")
+    leader_epoch, high_watermark, crc, total_bytes, position = _PIECE.unpack_from(payload)
+    return ReplicationPiece(leader_epoch, high_watermark, Piece(crc, total_bytes, position, payload[_PIECE.size :]))
+
+
+def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
+    """The piece of a batch that a ReadResponse holds; None: it holds whole batches. Raises ProtocolError."""
+    return Piece(head.pieceCrc, head.pieceTotal, head.piecePosition, body) if head.pieceTotal else None
 
 
 def read_response_header(head: client_pb2.ReadResponse) -> bytes:

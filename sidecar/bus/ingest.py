@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
-from liftpy.wire.batch import build_batch
+from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.bus.publishes import Columns, RawMessage, Reader
@@ -71,10 +71,15 @@ class Ingest:
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
-        self._tokens: dict[int, Columns] = {}
+        self._tokens: dict[int, tuple[Body, Publishers]] = {}
         self._next_token = 1
-        self._largest_bytes = max(4096, min(config.replication_max_bytes, bus.max_payload) - _BATCH_OVERHEAD_BYTES)
-        self._batch_bytes = min(config.batch_max_bytes, self._largest_bytes)
+
+    @property
+    def _batch_bytes(self) -> int:
+        """What is put together from several messages: so much that the batch fits one answer to a follower, mostly. What one message
+        makes is as large as it is, and travels in pieces where it has to."""
+        room = min(self._config.replication_max_bytes, self._bus.max_payload) - _BATCH_OVERHEAD_BYTES
+        return max(4096, min(self._config.batch_max_bytes, room))
 
     @property
     def open(self) -> bool:
@@ -127,15 +132,15 @@ class Ingest:
     def _drain(self) -> None:
         """Take everything that has arrived, in batches within the bounds."""
         self._drain_scheduled = False
-        raw, size_bytes = self._raw, self._raw_bytes
+        raw, size_bytes, batch_bytes = self._raw, self._raw_bytes, self._batch_bytes
         self._raw, self._raw_bytes = [], 0
-        if size_bytes <= self._batch_bytes and len(raw) <= self._config.batch_max_records:
+        if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
                 self._take(raw)
             return
         start = 0
         while start < len(raw):
-            end = self._batch_end(raw, start)
+            end = self._batch_end(raw, start, batch_bytes)
             self._take(raw[start:end])
             start = end
 
@@ -150,12 +155,12 @@ class Ingest:
             for message in messages:
                 self._take([message])
 
-    def _batch_end(self, raw: list[RawMessage], start: int) -> int:
+    def _batch_end(self, raw: list[RawMessage], start: int, batch_bytes: int) -> int:
         """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
         total = 0
         for index in range(start, min(len(raw), start + self._config.batch_max_records)):
             total += _size_bytes(raw[index])
-            if total > self._batch_bytes:
+            if total > batch_bytes:
                 return max(index, start + 1)
         return min(len(raw), start + self._config.batch_max_records)
 
@@ -169,15 +174,33 @@ class Ingest:
             if self._alone(messages):
                 self._refuse(columns.publishers, *columns.unfit)
             return
-        if columns.size_bytes > self._largest_bytes:
-            self._refuse(columns.publishers, RejectReason.TOO_LARGE, f"more than {self._largest_bytes} bytes in one batch")
-            return
         if columns.expected and not self._as_expected(columns, messages):
+            return
+        body = self._measured(columns, messages)
+        if body is None:
             return
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = columns
-        self._feed(PublishesReceived(token, len(columns.values), columns.size_bytes, now_wall_ns))
+        self._tokens[token] = body, columns.publishers
+        self._feed(PublishesReceived(token, body.record_count, body.size_bytes, now_wall_ns))
+
+    def _measured(self, columns: Columns, messages: list[RawMessage]) -> Body | None:
+        """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
+        several messages are judged one by one."""
+        try:
+            return encode_body(
+                columns.values,
+                keys=columns.keys,
+                headers=columns.headers,
+                subjects=columns.subjects,
+                replies=columns.replies,
+                codec=self._codec,
+            )
+        except BatchTooLargeError as error:
+            if self._alone(messages):
+                detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
+                self._refuse(columns.publishers, RejectReason.TOO_LARGE, detail)
+            return None
 
     def _as_expected(self, columns: Columns, messages: list[RawMessage]) -> bool:
         """Check the expected offsets. A batch with a wrong one is split into single messages, each judged on its own."""
@@ -208,24 +231,14 @@ class Ingest:
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
-        columns = self._tokens[effect.token]
-        return build_batch(
-            columns.values,
-            base_offset=effect.base_offset,
-            leader_epoch=effect.leader_epoch,
-            timestamp_ns=effect.timestamp_ns,
-            keys=columns.keys,
-            headers=columns.headers,
-            subjects=columns.subjects,
-            replies=columns.replies,
-            codec=self._codec,
-        )
+        body, _ = self._tokens[effect.token]
+        return seal(body, base_offset=effect.base_offset, leader_epoch=effect.leader_epoch, timestamp_ns=effect.timestamp_ns)
 
     def appended(self, effect: AppendBatch, size_bytes: int) -> None:
         """The batch is in the log: its publishers now wait for acks."""
-        columns = self._tokens.pop(effect.token)
-        self._acks.add(effect.base_offset, columns.publishers)
-        self.counters.records += len(columns.values)
+        body, publishers = self._tokens.pop(effect.token)
+        self._acks.add(effect.base_offset, publishers)
+        self.counters.records += body.record_count
         self.counters.size_bytes += size_bytes
         self.counters.batches += 1
 
@@ -235,10 +248,11 @@ class Ingest:
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:
         """Answer the publishes under ``token`` with a negative ack and forget them."""
-        columns = self._tokens.pop(token, None)
-        if columns is not None:
-            self.counters.rejected += len(columns.values)
-            self._acks.reject(columns.publishers, reason, "", leader, leader_epoch)
+        refused = self._tokens.pop(token, None)
+        if refused is not None:
+            body, publishers = refused
+            self.counters.rejected += body.record_count
+            self._acks.reject(publishers, reason, "", leader, leader_epoch)
 
 
 def _size_bytes(message: RawMessage) -> int:

@@ -14,11 +14,13 @@ from typing import Protocol
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.log.pieces import read_portion
 from liftpy.log.rechecks import READERS
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.batch import parse_header
+from liftpy.wire.pieces import Held, room_bytes
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.acks import InboxRule
@@ -221,14 +223,20 @@ class ReadService:
             else:
                 self._send(reply, self._head(offset), ())
             return
-        room = min(request.maxBytes or _DEFAULT_BYTES, self._bus.max_payload - _HEADER_ROOM_BYTES)
-        read = log.read(offset, max(room, 1), end_offset=end_offset)
+        wanted = request.maxBytes or _DEFAULT_BYTES
+        room = room_bytes(self._bus.max_payload, min(_HEADER_ROOM_BYTES, self._bus.max_payload // 4), wanted)
+        held = Held(request.position, request.batchCrc)
+        read = read_portion(log, offset, wanted, room, end_offset=end_offset, held=held)
         head = self._head(read.next_offset)
-        if request.byTimestamp and read.chunks:
-            head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
-        if read.size_bytes > self._bus.max_payload - _HEADER_ROOM_BYTES:
-            self._refuse(reply, _E.UNKNOWN, f"the batch at offset {offset} is larger than the NATS server's max_payload")
+        if read.piece is not None and not request.HasField("position"):
+            text = f"the batch at offset {offset} has {read.piece.total_bytes} bytes, more than one message of this NATS server's: "
+            self._refuse(reply, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
             return
+        if read.piece is not None:
+            head.pieceTotal, head.piecePosition, head.pieceCrc = read.piece.total_bytes, read.piece.position, read.piece.crc
+            self._counters["pieces of batches sent"] += 1
+        elif request.byTimestamp and read.chunks:
+            head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
         self._send(reply, head, read.chunks)
 
     def _wait(self, reply: str, request: pb.ReadRequest, offset: int) -> None:

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.log.pieces import read_portion
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.replica.assembling import FetchAssembly
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.pieces import NOTHING, Held, Piece, room_bytes
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
@@ -31,7 +34,18 @@ logger = logging.getLogger("liftpy.replication")
 _MAX_TOKENS = 4096
 """Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
 
+ASSEMBLING_BYTES = 256 * 1024 * 1024
+"""What a node's followers hold of batches that come in pieces, together; beyond it the next one waits, with back-off."""
+
 Feed = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces."""
+
+    reply: str
+    held: Held | None = None
 
 
 class ReplicationService:
@@ -47,12 +61,11 @@ class ReplicationService:
         self._feed = feed
         self._counters = counters
         self._does_not_fit = -1
-        """Offset of the last batch that was found too large for the server."""
+        """Offset of the last batch that was too large for one message, and its follower takes no pieces."""
         self._listeners: list[Listener] = []
-        self._tokens: dict[int, str] = {}
-        """Token -> reply subject."""
-        self._kept: dict[str, str] = {}
-        """Replica -> reply subject of its fetch that was answered with nothing."""
+        self._tokens: dict[int, Asker] = {}
+        self._kept: dict[str, Asker] = {}
+        """By replica: whose fetch was answered with nothing."""
         self._next_token = 1
 
     def start(self) -> None:
@@ -74,10 +87,10 @@ class ReplicationService:
         self._tokens.clear()
         self._kept.clear()
 
-    def _token(self, reply: bytes) -> int:
+    def _token(self, reply: bytes, held: Held | None = None) -> int:
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = reply.decode()
+        self._tokens[token] = Asker(reply.decode(), held)
         if len(self._tokens) > _MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         return token
@@ -91,9 +104,10 @@ class ReplicationService:
         except ProtocolError:
             self._counters["bad frame"] += 1
             return
+        held = Held(request.position, request.batchCrc) if request.HasField("position") else None
         self._feed(
             events.FetchReceived(
-                token=self._token(reply),
+                token=self._token(reply, held),
                 replica=request.replicaID,
                 offset=request.offset,
                 leader_epoch=request.leaderEpoch,
@@ -131,49 +145,68 @@ class ReplicationService:
 
         A read that fails is answered by nothing: an empty response would say "you are caught up".
         """
-        reply = self._tokens.pop(effect.token, None)
-        if reply is None:
+        asker = self._tokens.pop(effect.token, None)
+        if asker is None:
             return
         if effect.kept_for:
-            self._kept[effect.kept_for] = reply
+            self._kept[effect.kept_for] = asker
         if effect.from_offset >= log.log_end_offset:
-            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
         else:
-            self._send_batches(effect, reply, log, high_watermark)
+            self._send_batches(effect, asker, log, high_watermark)
 
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
         """Answer the fetch again that was answered with nothing, now that there is more."""
-        reply = self._kept.pop(effect.replica, None)
-        if reply is not None and effect.from_offset < log.log_end_offset:
-            self._send_batches(effect, reply, log, high_watermark)
+        asker = self._kept.pop(effect.replica, None)
+        if asker is not None and effect.from_offset < log.log_end_offset:
+            self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
         """Answer it with HW alone; it can still be answered with more."""
-        reply = self._kept.get(effect.replica)
-        if reply is not None:
-            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+        asker = self._kept.get(effect.replica)
+        if asker is not None:
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
 
-    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerWaiter, reply: str, log: Log, high_watermark: int) -> None:
-        """Bounded by the NATS server's max_payload."""
-        header = frames.replication_response_header(effect.leader_epoch, high_watermark)
-        room = min(effect.max_bytes, self._bus.max_payload) - len(header)
+    def _send_batches(
+        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
+    ) -> None:
+        """Whole batches, or a piece of one where the NATS server's max_payload leaves no room for it."""
+        room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
-            read = log.read(effect.from_offset, room, end_offset=log.log_end_offset)
+            portion = read_portion(
+                log,
+                effect.from_offset,
+                effect.max_bytes,
+                room,
+                end_offset=log.log_end_offset,
+                held=asker.held or NOTHING,
+            )
         except LiftError as error:
             self._counters["failed fetch reads"] += 1
             logger.warning("%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
             return
-        if len(header) + read.size_bytes > self._bus.max_payload and self._does_not_fit != effect.from_offset:
-            self._does_not_fit = effect.from_offset  # said once, not with every try
+        if portion.piece is None:
+            header = frames.replication_response_header(effect.leader_epoch, high_watermark)
+        elif asker.held is None:
+            self._cannot_be_sent(effect.from_offset, portion.piece.total_bytes)
+            return
+        else:
+            header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece)
+            self._counters["pieces of batches sent"] += 1
+        self._bus.send(asker.reply, (header, *portion.chunks))
+
+    def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
+        self._counters["batches too large for a follower's version"] += 1
+        if self._does_not_fit != offset:  # said once, not with every try
+            self._does_not_fit = offset
             logger.error(
-                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload was lowered to %d: no follower and no "
-                "reader gets past it until it is raised",
+                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload is %d, and the follower's version takes no "
+                "pieces of batches: upgrade its node, or raise max_payload",
                 self._key,
-                effect.from_offset,
-                read.size_bytes,
+                offset,
+                size_bytes,
                 self._bus.max_payload,
             )
-        self._bus.send(reply, (header, *read.chunks))
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Answer a fetch with the reason why it is not served."""
@@ -193,9 +226,9 @@ class ReplicationService:
         self._answer(effect.token, frames.encode(response))
 
     def _answer(self, token: int, frame: bytes) -> None:
-        reply = self._tokens.pop(token, None)
-        if reply is not None:
-            self._bus.send(reply, (frame,))
+        asker = self._tokens.pop(token, None)
+        if asker is not None:
+            self._bus.send(asker.reply, (frame,))
 
 
 @dataclass(slots=True)
@@ -221,17 +254,21 @@ class FetchClient:
         self._replicate_subject = subjects.replicate(key.stream, key.partition)
         self._offset_subject = subjects.offset(key.stream, key.partition)
         self._slot = router.add(self._answered)
+        self._assembly = FetchAssembly()
         self.fetched: dict[int, Fetched] = {}
         """Token -> batches; the core has at most one request out, so at most a few."""
         self._next_token = 1
 
     def close(self) -> None:
         """No more answers."""
+        self.forget_pieces()
         self._router.remove(self._slot)
         self.fetched.clear()
 
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
-        """Ask the leader for batches; what can't be sent is a failed request."""
+        """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
+        held = self._assembly.asks(effect)
+        self._router.holds(self._slot, held.position)
         request = pb.ReplicationRequest(
             replicaID=self._node_id,
             offset=effect.offset,
@@ -243,8 +280,15 @@ class FetchClient:
             streamUid=self._key.uid,
             awaitsMore=True,
             badOffset=effect.bad_offset,
+            position=held.position,
+            batchCrc=held.crc,
         )
         self._send(self._replicate_subject, effect.request_id, frames.encode(request))
+
+    def forget_pieces(self) -> None:
+        """What is held of a batch is of no use any more: this replica has another role."""
+        self._assembly.forget()
+        self._router.holds(self._slot, 0)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         """Ask the leader where an epoch ends."""
@@ -280,6 +324,8 @@ class FetchClient:
         match kind:
             case MessageType.REPLICATION_RESPONSE:
                 return self._response(request_id, frames.parse_replication_response(body))
+            case MessageType.REPLICATION_PIECE:
+                return self._piece(request_id, frames.parse_replication_piece(body))
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
                 return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
@@ -289,6 +335,20 @@ class FetchClient:
                     request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
                 )
         raise ProtocolError(f"{kind.name} is no answer to a request for replication")
+
+    def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
+        """More of a batch; with its last piece it is an answer like any other."""
+        if not self._assembly.is_asked(request_id):
+            return events.FetchPieceArrived(request_id, answer.leader_epoch)  # the core knows that nobody waits for it [D16]
+        if not self._router.has_room(self._slot, answer.piece):
+            self._counters["pieces of batches that had to wait"] += 1
+            return events.FetchPieceArrived(request_id, answer.leader_epoch, has_room=False)
+        self._counters["pieces of batches received"] += 1
+        whole = self._assembly.take(answer.piece)
+        self._router.holds(self._slot, self._assembly.held_bytes)
+        if whole is None:
+            return events.FetchPieceArrived(request_id, answer.leader_epoch)
+        return self._response(request_id, frames.ReplicationResponse(answer.leader_epoch, answer.high_watermark, whole))
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
@@ -307,6 +367,8 @@ class AnswerRouter:
         self.bus = bus
         self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
         self._next_slot = 1
+        self._assembling: dict[int, int] = {}
+        """Slot -> bytes that it holds of a batch that comes in pieces."""
         self._prefix_length = len(bus.inbox) + 1
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
 
@@ -316,6 +378,23 @@ class AnswerRouter:
         self._next_slot += 1
         self._slots[b"%d" % slot] = answered
         return slot
+
+    def has_room(self, slot: int, piece: Piece) -> bool:
+        """Whether ``slot`` may go on with the batch of ``piece``. One batch always may, or the largest would never come in."""
+        others = sum(held for other, held in self._assembling.items() if other != slot)
+        return not others or others + piece.total_bytes <= ASSEMBLING_BYTES
+
+    def holds(self, slot: int, size_bytes: int) -> None:
+        """So much is held of a batch now."""
+        if size_bytes:
+            self._assembling[slot] = size_bytes
+        else:
+            self._assembling.pop(slot, None)
+
+    @property
+    def assembling_bytes(self) -> int:
+        """Held of batches that come in pieces."""
+        return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
         """Answers to this slot are dropped from now on."""

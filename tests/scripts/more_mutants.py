@@ -15,6 +15,7 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.log import horizon, recovery
 from liftpy.log.horizon import CompactionHorizon
 from liftpy.log.log import Log
+from liftpy.log.pieces import Portion
 from liftpy.log.rechecks import Recheck
 from liftpy.log.segment import Segment
 from liftpy.replica import commit, follower, replica
@@ -28,12 +29,11 @@ from liftpy.replica.local_log import LocalLog
 from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
-from liftpy.wire import frames
-from sidecar.bus import publishes
+from liftpy.wire.pieces import Assembly, Piece
+from sidecar.bus import publishes, reads, replication
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.reads import ReadService
-from sidecar.bus.replication import ReplicationService
 from sidecar.raft.journal import GroupJournal
 from tests.simulation.mutants.catalogue import Mutant, Patches, method
 
@@ -151,26 +151,31 @@ def expected_sequence_ignored() -> Patches:
 
 
 def empty_answer_when_it_does_not_fit() -> Patches:
-    real = ReplicationService.send_response
+    real = replication.read_portion
 
-    def send(self: ReplicationService, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        reply = self._tokens.get(effect.token)
-        before = self._bus.errors["larger than max_payload"]
-        real(self, effect, log, high_watermark)
-        if reply is not None and self._bus.errors["larger than max_payload"] > before:
-            self._bus.send(reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+    def read(*args: Any, **named: Any) -> Portion:
+        portion = real(*args, **named)
+        return portion if portion.piece is None else Portion((), 0, portion.next_offset)
 
-    return [method(ReplicationService, "send_response", send)]
+    return [method(replication, "read_portion", read)]
 
 
 def batches_of_any_size() -> Patches:
-    real = Ingest.__init__
+    return [method(module, "room_bytes", lambda *bounds: 1 << 30) for module in (replication, reads)]
 
-    def init(self: Ingest, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        self._largest_bytes = self._batch_bytes = 1 << 30
 
-    return [method(Ingest, "__init__", init)]
+def pieces_of_any_batch() -> Patches:
+    """What is held is asked on for, whatever it is part of, and taken without a look at where it belongs."""
+
+    def take(self: Assembly, piece: Piece) -> memoryview | None:
+        self._held += piece.data
+        if len(self._held) < piece.total_bytes:
+            return None
+        whole = memoryview(self._held)
+        self.forget()
+        return whole
+
+    return [method(Assembly, "take", take)]
 
 
 def poison_raises() -> Patches:
@@ -409,7 +414,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("overloaded and silent", "L4", overloaded_is_silent),
     Mutant("expected sequence ignored", "A3", expected_sequence_ignored),
     Mutant("an empty answer when it does not fit", "Liftbridge", empty_answer_when_it_does_not_fit),
-    Mutant("batches of any size", "D23", batches_of_any_size),
+    Mutant("batches of any size", "A10", batches_of_any_size),
+    Mutant("pieces of any batch", "D16", pieces_of_any_batch),
     Mutant("poison raises", "A6", poison_raises),
     Mutant("any reply subject", "A5", any_reply_subject),
     Mutant("a compacted log is cut like any other", "D5", compacted_log_is_cut_like_any_other),

@@ -121,7 +121,7 @@ class Ack(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset")
+    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc")
     class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMMITTED: _ClassVar[ReadRequest.Isolation]
@@ -140,6 +140,8 @@ class ReadRequest(_message.Message):
     LASTOFFSET_FIELD_NUMBER: _ClassVar[int]
     LASTEPOCH_FIELD_NUMBER: _ClassVar[int]
     BADOFFSET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BATCHCRC_FIELD_NUMBER: _ClassVar[int]
     offset: int
     maxBytes: int
     isolation: ReadRequest.Isolation
@@ -152,10 +154,12 @@ class ReadRequest(_message.Message):
     lastOffset: int
     lastEpoch: int
     badOffset: int
-    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ...) -> None: ...
+    position: int
+    batchCrc: int
+    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset")
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ReadResponse.Error]
@@ -188,6 +192,9 @@ class ReadResponse(_message.Message):
     COMPACTED_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     CUTENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    PIECETOTAL_FIELD_NUMBER: _ClassVar[int]
+    PIECEPOSITION_FIELD_NUMBER: _ClassVar[int]
+    PIECECRC_FIELD_NUMBER: _ClassVar[int]
     error: ReadResponse.Error
     detail: str
     streamUid: str
@@ -200,4 +207,7 @@ class ReadResponse(_message.Message):
     compacted: bool
     leader: str
     cutEndOffset: int
-    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ...) -> None: ...
+    pieceTotal: int
+    piecePosition: int
+    pieceCrc: int
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ...) -> None: ...

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReplicationRequest(_message.Message):
-    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset")
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class ReplicationRequest(_message.Message):
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     AWAITSMORE_FIELD_NUMBER: _ClassVar[int]
     BADOFFSET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BATCHCRC_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     offset: int
     leaderEpoch: int
@@ -27,7 +29,9 @@ class ReplicationRequest(_message.Message):
     streamUid: str
     awaitsMore: bool
     badOffset: int
-    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ...) -> None: ...
+    position: int
+    batchCrc: int
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ...) -> None: ...
 
 class ReplicationRefusal(_message.Message):
     __slots__ = ("reason", "leaderEpoch", "logStartOffset")

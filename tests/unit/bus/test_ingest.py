@@ -125,13 +125,26 @@ async def test_batches_are_bounded_by_count_and_by_bytes() -> None:
     assert sum(bench.counts()) == 30
 
 
-async def test_a_message_that_no_response_could_carry_is_refused() -> None:
-    bench = Bench()
-    bench.publish(b"x" * (1024 * 1024 - 100), b"_INBOX.a")
+async def test_what_no_log_holds_in_one_batch_is_refused_before_anything_is_appended() -> None:
+    bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
+    bench.bus.max_payload = 64 << 20
     bench.publish(b"small")
+    bench.publish(b"x" * (64 << 20), b"_INBOX.a")
+    bench.publish(b"small too")
     await turn()
-    assert bench.counts() == [1]
+    assert bench.counts() == [1, 1]
     assert b'"err_code": 10054' in bench.bus.lines[0]
+    assert b"at most 67108864 are stored" in bench.bus.lines[0]
+
+
+async def test_the_largest_message_is_stored_whatever_is_stored_with_it() -> None:
+    bench = Bench()
+    key = b"NATS/1.0\r\nLift-Key: " + b"k" * 60_000 + b"\r\n\r\n"
+    bench.publish(b"x" * (1024 * 1024 - len(key)), headers=key)
+    bench.publish(b"y" * (1024 * 1024))
+    await turn()
+    assert bench.counts() == [1, 1]
+    assert len(bench.batches[0]) > 1024 * 1024
 
 
 async def test_beyond_the_queues_bound_publishers_are_told_and_others_are_dropped_and_counted() -> None:

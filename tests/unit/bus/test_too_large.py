@@ -1,4 +1,4 @@
-"""A batch that a lowered max_payload keeps from the followers: the operator is told, once."""
+"""A batch that needs pieces, and a follower whose version takes none: the operator is told, once."""
 
 from __future__ import annotations
 
@@ -29,4 +29,5 @@ async def test_the_operator_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     desk.bus.max_payload = 64 * 1024
     for _ in range(3):
         fetch(desk)
-    assert caplog.text.count("max_payload was lowered to 65536") == 1
+    assert caplog.text.count("max_payload is 65536, and the follower's version takes no pieces") == 1
+    assert desk.counters["batches too large for a follower's version"] == 3
