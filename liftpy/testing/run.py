@@ -28,6 +28,8 @@ class Outcome:
     trace: Trace | None = None
     virtual_s: float = 0.0
     details: str = ""
+    chaos_events: int = 0
+    """After so many events, at the latest, the chaos ended; with this number the history is the same again."""
 
     @property
     def invariant(self) -> str:
@@ -57,7 +59,8 @@ def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callabl
         violation, details = f"{type(error).__name__}: {error}", traceback.format_exc()
     counters = cluster.counters + cluster.network.counters + cluster.group.counters
     seconds = (cluster.clock.now_ns - start_ns) / 1e9
-    return Outcome(plan, cluster.clock.events, violation, counters, kept, seconds, details)
+    happened = cluster.clock.events
+    return Outcome(plan, happened, violation, counters, kept, seconds, details, min(events, happened))
 
 
 def run_seed(seed: int, events: int = 20_000, *, trace: bool = False, profile: str | None = None) -> Outcome:
@@ -69,10 +72,10 @@ def shrink(failed: Outcome, max_runs: int = 200, say: Callable[[str], None] = la
     """The shortest schedule that still breaks the same invariant: fewer events, no noise, fewer faults (ddmin)."""
     best, runs = failed, 0
 
-    def attempt(plan: Plan, events: int) -> bool:
+    def attempt(plan: Plan) -> bool:
         nonlocal best, runs
         runs += 1
-        outcome = run_plan(plan, events)
+        outcome = run_plan(plan, best.chaos_events)
         if outcome.invariant == failed.invariant:
             best = outcome
             say(f"{runs}: {len(outcome.plan.faults)} faults, {outcome.events} events")
@@ -80,20 +83,20 @@ def shrink(failed: Outcome, max_runs: int = 200, say: Callable[[str], None] = la
         return False
 
     happened = tuple(f for f in failed.plan.faults if f.at_ns / 1e9 < failed.virtual_s)
-    attempt(replace(failed.plan, faults=happened), failed.events)
-    attempt(best.plan.calm(), best.events)
+    attempt(replace(failed.plan, faults=happened))
+    attempt(best.plan.calm())
     size = max(1, len(best.plan.faults) // 2)
     while size >= 1 and runs < max_runs:
         position, shorter = 0, False
         while position < len(best.plan.faults) and runs < max_runs:
             rest = _without(best.plan.faults, position, size)
-            if attempt(replace(best.plan, faults=rest), best.events):
+            if attempt(replace(best.plan, faults=rest)):
                 shorter = True
             else:
                 position += size
         if not shorter:
             size //= 2
-    return run_plan(best.plan, best.events, trace=True)
+    return run_plan(best.plan, best.chaos_events, trace=True)
 
 
 def _without(faults: tuple[Fault, ...], position: int, count: int) -> tuple[Fault, ...]:

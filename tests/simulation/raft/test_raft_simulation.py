@@ -10,7 +10,7 @@ from pysyncobj import FAIL_REASON
 from tests.simulation.raft.__main__ import run_seeds
 from tests.simulation.raft.group_simulation import Machine, Run, Violation
 
-SEEDS = 200
+SEEDS = 80
 
 
 @pytest.mark.timeout(400)
@@ -26,7 +26,7 @@ def test_no_seed_breaks_an_invariant() -> None:
         "duplicate frame",
         "folders put back from a copy",
     )
-    assert all(seen[what] > 10 for what in wanted), seen
+    assert all(seen[what] > 3 for what in wanted), seen
     assert seen["operations acknowledged"] > 10_000
 
 

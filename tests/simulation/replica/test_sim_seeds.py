@@ -17,9 +17,9 @@ from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.worker import run_job
 
 ROOT = Path(__file__).parents[3]
-SEEDS = range(1, 241)
+SEEDS = range(1, 121)
 EVENTS = 20_000
-"""As many as two cores run in two to three minutes: the rest of the suite needs its time too."""
+"""As many as two cores run in about two minutes: the rest of the suite needs its time too."""
 
 CORPUS = (
     5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300,
@@ -27,7 +27,7 @@ CORPUS = (
 )  # fmt: skip
 """Seeds that once found something, in the code or in the simulator."""
 
-LASTING = range(1, 31)
+LASTING = range(1, 17)
 """Seeds whose faults last: the cluster has to commit again meanwhile [L10]."""
 
 WANTED = (
@@ -81,7 +81,7 @@ def test_a_failing_seed_is_made_short() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "no maximal ISR")
     with mutant.applied():
         failed = next(outcome for outcome in (run_seed(seed, 4000) for seed in range(1, 80)) if outcome.violation)
-        short = shrink(failed, max_runs=60)
+        short = shrink(failed, max_runs=20)
     assert short.invariant == failed.invariant
     assert len(short.plan.faults) < len(failed.plan.faults)
     assert short.trace is not None
