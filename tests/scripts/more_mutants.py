@@ -179,15 +179,15 @@ def pieces_of_any_batch() -> Patches:
 
 
 def poison_raises() -> Patches:
-    real = publishes.Reader._take_envelope
+    real = publishes.Reader._opened
 
-    def take(self: publishes.Reader, columns: Any, index: int, message: Any, headers: Any, now: int) -> None:
-        before = self.poison_envelopes
-        real(self, columns, index, message, headers, now)
-        if self.poison_envelopes > before:
+    def opened(self: publishes.Reader, payload: bytes) -> Any:
+        published = real(self, payload)
+        if published is None:
             raise ValueError("poison")
+        return published
 
-    return [method(publishes.Reader, "_take_envelope", take)]
+    return [method(publishes.Reader, "_opened", opened)]
 
 
 def any_reply_subject() -> Patches:
