@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import positions
 from liftpy.client.admin import Admin, ClusterState
-from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_ahead
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
+from liftpy.client.iteration import Iteration
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.positions import Bounds, Start, Until
@@ -177,7 +178,7 @@ class Client:
         *,
         uid: str = "",
         options: ReadOptions | None = None,
-    ) -> AsyncGenerator[BatchSlice, None]:
+    ) -> Iteration[BatchSlice]:
         """Exactly the records ``start_offset`` (inclusive) to ``end_offset`` (exclusive), which must be committed already.
 
         Only replicas whose HW covers the range answer, so that a range planned once reads the same every time [R5]; what
@@ -186,7 +187,7 @@ class Client:
         if not 0 <= start_offset <= end_offset:
             raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
         progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
-        return read_ahead(self._reader(stream, partition, options), progress)
+        return read_range(self._reader(stream, partition, options), progress)
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
         """Log start, HW and leader of a partition, as its leader says. Raises UnavailableError when nobody serves it."""

@@ -10,20 +10,19 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import Any
 
 from liftpy.client import positions
-from liftpy.client.ending import end_tasks
+from liftpy.client.iteration import Fetch, Item, Iteration, ReadAhead
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, check_head
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
 from liftpy.errors import (
-    ClientClosedError,
     ConfigError,
     CorruptionError,
     LiftError,
@@ -42,7 +41,6 @@ _PAYLOAD_RESERVE_BYTES = 4096
 _HEDGE_S = 0.2
 _MOST_HEDGES = 5
 _EXISTS_S = 2.0
-_Item = TypeVar("_Item", Record, BatchSlice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,21 @@ class PartitionReader:
         self.node = options.node
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
-    def told_of_close(self, callback: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Within the block ``callback`` is called when the client is closed."""
-        return self._transport.told_of_close(callback)
+    def must_be_usable(self) -> None:
+        """Raise ClientClosedError, or ConfigError in another event loop than the client's."""
+        self._transport.must_be_usable()
+
+    def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
+        """``read_ahead`` answers, fetched by what ``begin`` gives."""
+        return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
+
+    def fetching(self, progress: ReadProgress) -> Fetch:
+        """What fetches from ``progress`` on."""
+
+        async def fetch() -> list[BatchSlice] | None:
+            return None if progress.done else await self.fetch(progress)
+
+        return fetch
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
         """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new.
@@ -224,12 +234,13 @@ class Consumer:
         """Where reading began; never moved."""
         self._handed_on: Record | BatchSlice | None = None
         """The last that the application was given, whole: what was only fetched for it is not behind the position."""
-        self._iteration: weakref.ref[AsyncGenerator[object, None]] | None = None
+        self._iteration: weakref.ref[Iteration[Any]] | None = None
         self.bounds: Bounds | None = None
         """What the partition held when reading began; None before."""
 
     async def begin(self) -> Bounds:
         """Resolve start and end now, not at the first record; idempotent. Raises as reading does."""
+        self._reader.must_be_usable()
         if self.bounds is None:
             by_time = isinstance(self._start, datetime)
             at_ns = positions.timestamp_ns(self._start) if isinstance(self._start, datetime) else None
@@ -248,42 +259,39 @@ class Consumer:
             self.bounds = bounds
         return self.bounds
 
-    def batches(self) -> AsyncGenerator[BatchSlice, None]:
+    def batches(self) -> Iteration[BatchSlice]:
         """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
-        return self._begun(self._batches())
+        return self._begun(Iteration(self._ahead(), _whole, self._hand_on))
 
-    def records(self) -> AsyncGenerator[Record, None]:
+    def records(self) -> Iteration[Record]:
         """As ``batches``, one by one, for code that works by record."""
-        return self._begun(self._records())
+        return self._begun(Iteration(self._ahead(), BatchSlice.records, self._hand_on))
 
-    def __aiter__(self) -> AsyncGenerator[Record, None]:
+    def __aiter__(self) -> Iteration[Record]:
         return self.records()
 
-    def _begun(self, iteration: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
+    def _begun(self, iteration: Iteration[Item]) -> Iteration[Item]:
         """``iteration`` if no other one is alive. One that was broken off, or has ended, is dead when nobody holds it."""
         earlier = self._iteration() if self._iteration is not None else None
-        if earlier is not None and earlier.ag_frame is not None:  # type: ignore[attr-defined]
-            raise ConfigError(
-                f"{self._reader.stream}/{self._reader.partition} is being read by another iteration of this Consumer: finish or "
-                "aclose() it first, or read with a Consumer of its own"
-            )
+        if earlier is not None:
+            if earlier.alive:
+                raise ConfigError(
+                    f"{self._reader.stream}/{self._reader.partition} is being read by another iteration of this Consumer: finish or "
+                    "aclose() it first, or read with a Consumer of its own"
+                )
+            earlier.replace()
         self._iteration = weakref.ref(iteration)
         return iteration
 
-    async def _batches(self) -> AsyncGenerator[BatchSlice, None]:
-        await self.begin()
-        async with contextlib.aclosing(read_ahead(self._reader, self._position())) as pieces:
-            async for piece in pieces:
-                self._handed_on = piece
-                yield piece
+    def _ahead(self) -> ReadAhead:
+        async def begin() -> Fetch:
+            await self.begin()
+            return self._reader.fetching(self._position())
 
-    async def _records(self) -> AsyncGenerator[Record, None]:
-        await self.begin()
-        async with contextlib.aclosing(read_ahead(self._reader, self._position())) as pieces:
-            async for piece in pieces:
-                for record in piece.records():
-                    self._handed_on = record
-                    yield record
+        return self._reader.ahead(begin)
+
+    def _hand_on(self, item: Record | BatchSlice) -> None:
+        self._handed_on = item
 
     def _position(self) -> ReadProgress:
         """Behind the last record that was handed on."""
@@ -295,39 +303,18 @@ class Consumer:
         return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)
 
 
-async def read_ahead(reader: PartitionReader, progress: ReadProgress) -> AsyncGenerator[BatchSlice, None]:
-    """Slices from ``progress`` on, with up to ``read_ahead`` answers fetched before they are wanted."""
-    ready: asyncio.Queue[list[BatchSlice] | LiftError | None] = asyncio.Queue(reader.options.read_ahead)
-    fetching = asyncio.create_task(_fetch_all(reader, progress, ready), name=f"read {reader.stream}/{reader.partition}")
+def read_range(reader: PartitionReader, progress: ReadProgress) -> Iteration[BatchSlice]:
+    """Slices from ``progress`` on, to its end."""
 
-    def closed() -> None:
-        fetching.cancel()
-        while not ready.empty():
-            ready.get_nowait()
-        ready.put_nowait(ClientClosedError(f"the client was closed while {reader.stream}/{reader.partition} was read"))
+    async def begin() -> Fetch:
+        return reader.fetching(progress)
 
-    try:
-        with reader.told_of_close(closed):
-            while (pieces := await ready.get()) is not None:
-                if isinstance(pieces, LiftError):
-                    raise pieces
-                for piece in pieces:
-                    yield piece
-    finally:
-        await end_tasks([fetching])
+    return Iteration(reader.ahead(begin), _whole, _nobody)
 
 
-async def _fetch_all(
-    reader: PartitionReader, progress: ReadProgress, ready: asyncio.Queue[list[BatchSlice] | LiftError | None]
-) -> None:
-    try:
-        while not progress.done:
-            if pieces := await reader.fetch(progress):
-                await ready.put(pieces)
-    except LiftError as error:
-        await ready.put(error)
-    except Exception as error:  # a bug must reach the application, not die with this task
-        await ready.put(LiftError(f"reading {progress.stream}/{progress.partition} failed: {error!r}"))
-        raise
-    else:
-        await ready.put(None)
+def _whole(piece: BatchSlice) -> Iterator[BatchSlice]:
+    return iter((piece,))
+
+
+def _nobody(item: object) -> None:
+    pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import nats
@@ -124,14 +124,10 @@ class Transport:
                 "(asyncio.run_coroutine_threadsafe)"
             )
 
-    @contextlib.contextmanager
-    def told_of_close(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Within the block ``callback`` is called when the transport is closed."""
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` when the transport is closed; return what takes that back."""
         self._on_close.add(callback)
-        try:
-            yield
-        finally:
-            self._on_close.discard(callback)
+        return lambda: self._on_close.discard(callback)
 
     def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
         """Call ``callback`` when NATS refuses a publish or a subscription; return what ends that."""

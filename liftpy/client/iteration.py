@@ -1,0 +1,191 @@
+"""An iteration over a partition: answers are fetched ahead, and nothing that happens to whoever waits loses or repeats a record.
+
+A wait that is cancelled (``asyncio.wait_for(anext(it), 1)``) ends nothing: the next ``anext`` goes on, and after an error, too, it goes
+on where the last record was handed on. An iteration that is broken off ends its fetching by itself when nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from liftpy.client.ending import end_tasks
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import ClientClosedError, ConfigError, LiftError
+from liftpy.wire.batch import Record
+
+Item = TypeVar("Item", Record, BatchSlice)
+_Ready = asyncio.Queue[list[BatchSlice] | LiftError | None]
+Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
+"""The next slices, possibly none; None at the end."""
+
+
+class Home(Protocol):
+    """The client that is read through, as far as it matters here."""
+
+    def must_be_usable(self) -> None:
+        """Raise ClientClosedError, or ConfigError in another event loop than the client's."""
+
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` at the close; return what takes that back."""
+
+
+class ReadAhead:
+    """Slices in order, up to ``depth`` answers fetched before they are wanted. ``begin`` gives the function that fetches, once."""
+
+    def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
+        self._name = name
+        self._home = home
+        self._begin = begin
+        self._ready: _Ready = asyncio.Queue(depth)
+        self._pieces: deque[BatchSlice] = deque()
+        self._fetch: Fetch | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._forget: Callable[[], None] = _nothing
+        self.ended = False
+        """At its end, or closed."""
+
+    async def next(self) -> BatchSlice | None:
+        """The next slice, None at the end; raises what the fetching met, and goes on after it. A cancelled one takes nothing."""
+        if self._pieces:
+            return self._pieces.popleft()
+        if self.ended:
+            return None
+        self._home.must_be_usable()
+        if self._fetch is None:
+            self._fetch = await self._begin()
+        if self._fetching is None:
+            self._start(self._fetch)
+        found = await self._ready.get()
+        if isinstance(found, LiftError):
+            fetching, self._fetching = self._fetching, None
+            self._forget()
+            if fetching is not None and not fetching.done():  # it was told to end, or is about to
+                _end_later(fetching)
+            raise found
+        if found is None:
+            await self.close()
+            return None
+        self._pieces.extend(found)
+        return self._pieces.popleft()
+
+    def _start(self, fetch: Fetch) -> None:
+        ready = self._ready
+        fetching = self._fetching = asyncio.create_task(_fetch_all(fetch, ready, self._name), name=f"read {self._name}")
+        name = self._name
+
+        def closed() -> None:
+            fetching.cancel()
+            while not ready.empty():
+                ready.get_nowait()
+            ready.put_nowait(ClientClosedError(f"the client was closed while {name} was read"))
+
+        self._forget = self._home.tell_of_close(closed)
+
+    async def close(self) -> None:
+        """Fetch no more; returns when nothing is left running."""
+        fetching = self._let_go()
+        await end_tasks([fetching])
+
+    def abandon(self) -> None:
+        """As ``close``, for who can't wait."""
+        fetching = self._let_go()
+        if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
+            fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
+
+    def _let_go(self) -> asyncio.Task[None] | None:
+        self.ended = True
+        self._pieces.clear()
+        self._forget()
+        self._forget = _nothing
+        fetching, self._fetching = self._fetching, None
+        return fetching
+
+
+async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
+    try:
+        while (pieces := await fetch()) is not None:
+            if pieces:
+                await ready.put(pieces)
+    except LiftError as error:
+        await ready.put(error)
+    except Exception as error:  # a bug must reach the application, not die with this task
+        await ready.put(LiftError(f"reading {name} failed: {error!r}"))
+        raise
+    else:
+        await ready.put(None)
+
+
+_ending: set[asyncio.Task[None]] = set()
+"""Ends of iterations that nobody held any more, so that they are not lost themselves."""
+
+
+def _end_later(fetching: asyncio.Task[None]) -> None:
+    ending = asyncio.create_task(end_tasks([fetching]), name="ending of an iteration")
+    _ending.add(ending)
+    ending.add_done_callback(_ending.discard)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Iteration(Generic[Item]):
+    """An async iterator; ``aclose`` ends it at once. ``unfold`` makes items of a slice, ``handed_on`` is told of each."""
+
+    def __init__(
+        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: Callable[[Item], None]
+    ) -> None:
+        self._ahead = ahead
+        self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
+        self._handed_on: Callable[[Item], None] = handed_on
+        self._items: Iterator[Item] | None = None
+        self._waiting = False
+        self.interrupted = False
+        """Its last wait ended by a cancellation or an error: it may go on, or another one may take its place."""
+        self.replaced = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether another one would disturb it."""
+        return not (self._ahead.ended or (self.interrupted and not self._waiting))
+
+    def __aiter__(self) -> Iteration[Item]:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Item]:
+        return self._next()
+
+    async def _next(self) -> Item:
+        if self._waiting or self.replaced:
+            raise ConfigError("another task or iteration is reading here: one at a time, or a Consumer of its own for each")
+        while True:
+            if self._items is not None:
+                for item in self._items:
+                    self._handed_on(item)
+                    return item
+                self._items = None
+            self._waiting = self.interrupted = True
+            try:
+                piece = await self._ahead.next()
+            finally:
+                self._waiting = False
+            self.interrupted = False
+            if piece is None:
+                raise StopAsyncIteration
+            self._items = self._unfold(piece)
+
+    async def aclose(self) -> None:
+        """End it; what was fetched and not handed on is fetched again by the next one."""
+        self._items = None
+        await self._ahead.close()
+
+    def replace(self) -> None:
+        """Another iteration goes on in its place."""
+        self.replaced, self._items = True, None
+        self._ahead.abandon()
+
+    def __del__(self) -> None:
+        self._ahead.abandon()

@@ -1,0 +1,264 @@
+"""Break, cancel and raise at every await of a reader: every record comes once, and nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
+
+import pytest
+
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
+from liftpy.client.iteration import Iteration
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+
+RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2
+
+
+class Reader(PartitionReader):
+    """A partition in memory. Each answer takes some turns of the loop; ``failing``: number of a fetch -> what it raises."""
+
+    def __init__(self) -> None:
+        self.stream, self.partition, self.options = "s", 0, ReadOptions(read_ahead=2)
+        self._transport = self  # type: ignore[assignment]
+        self.loop = asyncio.get_running_loop()
+        self.fetches = 0
+        self.failing: dict[int, BaseException] = {}
+        self.batches: list[RecordBatch] = []
+        for base in range(0, RECORDS, PER_BATCH):
+            values = [b"%d" % i for i in range(base, base + PER_BATCH)]
+            self.batches.append(parse_batch(build_batch(values, base_offset=base, leader_epoch=1, timestamp_ns=0)))
+
+    def must_be_usable(self) -> None:
+        assert asyncio.get_running_loop() is self.loop
+
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    async def bounds(self, *_: Any, **__: Any) -> tuple[Bounds, int]:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return Bounds("u", "n", "n", 1, 0, RECORDS - 1), 0
+
+    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        self.fetches += 1
+        for _ in range(self.fetches % 3):
+            await asyncio.sleep(0)
+        if self.fetches in self.failing:
+            raise self.failing[self.fetches]
+        first = progress.next_offset // PER_BATCH
+        found = [BatchSlice.between(b, progress.next_offset, None) for b in self.batches[first : first + PER_ANSWER]]
+        progress.next_offset = min(RECORDS, (first + PER_ANSWER) * PER_BATCH)
+        return [piece for piece in found if piece]
+
+
+class Stepping:
+    """Awaits ``work`` and cancels its own task at the ``at``-th time that it waits: at once, or when what it waits for is there."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], at: int, late: bool) -> None:
+        self.work, self.at, self.late = work, at, late
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        task = asyncio.current_task()
+        assert task is not None
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                waited_for = self.work.throw(error) if error is not None else self.work.send(answer)
+            except StopIteration:
+                return
+            self.waits += 1
+            if self.waits == self.at:
+                if self.late and waited_for is not None:
+                    waited_for.add_done_callback(lambda _: task.cancel())
+                else:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+            answer = error = None
+            try:
+                answer = yield waited_for
+            except BaseException as thrown:
+                error = thrown
+
+
+def take(got: list[int], item: Any) -> None:
+    got += item.offsets().tolist() if isinstance(item, BatchSlice) else [item.offset]
+
+
+async def read(consumer: Consumer, got: list[int], by_batch: bool, stop_at: int = 10**9, how: str = "") -> None:
+    items: Iteration[Any] = consumer.batches() if by_batch else consumer.records()
+    try:
+        async for item in items:
+            take(got, item)
+            if len(got) >= stop_at:
+                if how == "raise":
+                    raise LookupError
+                break
+    finally:
+        if how != "drop":
+            await items.aclose()
+
+
+async def nothing_left() -> None:
+    """Wait until no task of a reader is left."""
+    async with asyncio.timeout(5):
+        while [task for task in asyncio.all_tasks() if task.get_name().startswith(("read ", "ending "))]:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("how", ["", "drop"])
+async def test_a_cancellation_at_any_await_loses_and_repeats_nothing(by_batch: bool, late: bool, how: str) -> None:
+    at, met = 1, True
+    while met:
+        consumer, got = Consumer(Reader(), "earliest", "end"), list[int]()
+        stepping = Stepping(read(consumer, got, by_batch, how=how), at, late)
+        task = asyncio.create_task(_run(stepping))
+        await asyncio.wait([task])
+        met = stepping.waits >= at
+        assert task.cancelled() == met or task.exception() is None
+        await read(consumer, got, by_batch=not by_batch)
+        assert got == list(range(RECORDS)), at
+        await nothing_left()
+        at += 1
+    assert at > 6
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_the_same_iteration_goes_on_after_a_cancellation_at_any_await(late: bool) -> None:
+    at, met = 1, True
+    while met:
+        items, got = aiter(Consumer(Reader(), "earliest", "end")), list[int]()
+
+        async def go_on(items: Any = items, got: list[int] = got) -> None:
+            async for item in items:
+                take(got, item)
+
+        stepping = Stepping(go_on(), at, late)
+        await asyncio.wait([asyncio.create_task(_run(stepping))])
+        met = stepping.waits >= at
+        await go_on()
+        assert got == list(range(RECORDS)), at
+        at += 1
+    await nothing_left()
+    assert at > 6
+
+
+async def _run(work: Awaitable[None]) -> None:
+    await work
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "drop"])
+async def test_leaving_after_any_record_loses_and_repeats_nothing(how: str) -> None:
+    for stop_at in range(1, RECORDS):
+        consumer, got = Consumer(Reader(), "earliest", "end"), list[int]()
+        for turn in range(3):  # records, batches, records; each goes on behind the last
+            try:
+                await read(consumer, got, by_batch=turn == 1, stop_at=min(stop_at * (turn + 1), RECORDS), how=how)
+            except LookupError:
+                assert how == "raise"
+        await read(consumer, got, by_batch=False)
+        assert got == list(range(RECORDS)), stop_at
+    await nothing_left()
+
+
+@pytest.mark.parametrize("same_iterator", [False, True])
+@pytest.mark.parametrize("error", [UnavailableError("nobody"), ZeroDivisionError("a bug")])
+async def test_an_error_at_any_fetch_is_told_once_and_reading_goes_on(error: BaseException, same_iterator: bool) -> None:
+    for failing in range(1, 5):
+        reader = Reader()
+        reader.failing = {failing: error, failing + 1: error}
+        consumer, got, told = Consumer(reader, "earliest", "end"), list[int](), 0
+        items = aiter(consumer)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the bug's own report
+        while True:
+            try:
+                got.append((await anext(items)).offset)
+            except LiftError:
+                told += 1
+                items = items if same_iterator else aiter(consumer)
+            except StopAsyncIteration:
+                break
+        assert (got, told) == (list(range(RECORDS)), 2)
+    del items
+    await nothing_left()
+
+
+async def test_a_wait_with_a_time_out_ends_nothing() -> None:
+    reader = Reader()
+    gate = asyncio.Event()
+    fetch = reader.fetch
+
+    async def slow(progress: ReadProgress) -> list[BatchSlice]:
+        await gate.wait()
+        gate.clear()
+        return await fetch(progress)
+
+    reader.fetch = slow  # type: ignore[method-assign]
+    consumer, got, timed_out = Consumer(reader, "earliest", "end"), list[int](), 0
+    items = aiter(consumer)
+    while True:
+        try:
+            got.append((await asyncio.wait_for(anext(items), 0.002)).offset)
+        except TimeoutError:
+            timed_out += 1
+            gate.set()
+        except StopAsyncIteration:
+            break
+    assert got == list(range(RECORDS))
+    assert timed_out >= RECORDS // (PER_BATCH * PER_ANSWER)
+
+
+async def test_who_takes_over_a_wait_that_was_cancelled_goes_on_and_the_earlier_one_is_told() -> None:
+    reader = Reader()
+    consumer = Consumer(reader, "earliest", "end")
+    first = aiter(consumer)
+    assert (await anext(first)).offset == 0
+    with pytest.raises(ConfigError, match="another iteration"):
+        consumer.records()
+    first.interrupted = True  # as after a cancelled wait
+    second = consumer.records()
+    assert (await anext(second)).offset == 1
+    with pytest.raises(ConfigError, match="another task or iteration"):
+        await anext(first)
+    assert (await anext(second)).offset == 2
+    await second.aclose()
+    await nothing_left()
+
+
+async def test_two_tasks_on_one_iteration_are_refused() -> None:
+    items = aiter(Consumer(Reader(), "earliest", "end"))
+    first = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigError, match="one at a time"):
+        await anext(items)
+    assert (await first).offset == 0
+    await items.aclose()
+
+
+async def test_a_range_is_an_iteration_too() -> None:
+    reader = Reader()
+    reader.failing = {2: UnavailableError("nobody")}
+    items = read_range(reader, ReadProgress("s", 0, 4, RECORDS))
+    got: list[int] = []
+    while True:
+        try:
+            take(got, await anext(items))
+        except UnavailableError:
+            continue
+        except StopAsyncIteration:
+            break
+    assert got == list(range(4, RECORDS))
+
+
+async def test_what_is_dropped_without_a_loop_costs_nothing() -> None:
+    reader = Reader()
+    items = aiter(Consumer(reader, "earliest", "end"))
+    del items  # never begun
+    await nothing_left()
