@@ -50,7 +50,13 @@ class Membership:
         group.watch(self._image_changed)
 
     async def register(
-        self, previous_incarnation: int, clean_stop: bool, flushed_always: bool, status_address: str, starts: FolderStarts
+        self,
+        previous_incarnation: int,
+        clean_stop: bool,
+        flushed_always: bool,
+        status_address: str,
+        starts: FolderStarts,
+        partition_budget: int,
     ) -> int:
         """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
         registration = pb.RegisterNode(
@@ -62,6 +68,7 @@ class Membership:
             weight=self._settings.weight,
             version=__version__,
             statusAddress=status_address,
+            partitionBudget=partition_budget,
         )
         starts.tell(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for

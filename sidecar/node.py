@@ -31,6 +31,8 @@ from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
 from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.descriptors import open_count, raise_limit
+from sidecar.disk.files import OpenMaps
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
 from sidecar.housekeeping import Housekeeping
@@ -80,6 +82,7 @@ class Node:
         self._repairs = False
         """It stops in order to recover a damaged log."""
         self._recovered = RecoveredLogs()
+        self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
@@ -99,7 +102,7 @@ class Node:
         """Bring everything up; return what ``--json`` says when the node is ready."""
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
-        self._folder = folder = DataFolder(settings.data)
+        self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
@@ -121,6 +124,7 @@ class Node:
             flushed_always=previous.flushed_always and not damaged,
             status_address=self.status.url,
             starts=identity.count_start(),
+            partition_budget=self._budget.partitions,
         )
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session
@@ -174,11 +178,25 @@ class Node:
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(settings, self.incarnation, group, links, self.partitions, self.counters, self._scrub)
+        self.status.reporter = Reporter(
+            settings, self.incarnation, group, links, self.partitions, self.counters, self._scrub, self._descriptors
+        )
         self.status.listen(bus, self.subjects, self._inboxes)
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
+
+    def _descriptors(self) -> dict[str, int]:
+        """For status: open files, and what their limit allows."""
+        maps = self._folder.maps if self._folder is not None else OpenMaps()
+        return {
+            "limit": self._budget.limit,
+            "open": open_count(),
+            "partition_budget": self._budget.partitions,
+            "maps": len(maps),
+            "maps_bound": maps.bound,
+            "maps_opened": maps.opened,
+        }
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:

@@ -71,6 +71,7 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         start=node.start,
         nonce=node.nonce,
         earlierNonces=node.earlier_nonces,
+        partitionBudget=node.partition_budget,
     )
 
 
@@ -90,6 +91,7 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         start=message.start,
         nonce=message.nonce,
         earlier_nonces=tuple(message.earlierNonces),
+        partition_budget=message.partitionBudget,
     )
 
 

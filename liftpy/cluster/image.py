@@ -55,6 +55,8 @@ class NodeImage:
     """Drawn by the process; 0: registered by a version that drew none."""
     earlier_nonces: tuple[int, ...] = ()
     """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
+    partition_budget: int = 0
+    """Replicas that it takes, as its process said; 0: it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
-    """All of it. ``hosted``, ``leader_counts``, ``answering`` and ``trail`` are derived and are not encoded."""
+    """All of it. ``hosted``, ``replica_counts``, ``leader_counts``, ``answering`` and ``trail`` are derived and are not encoded."""
 
     index: int = 0
     """Of the last applied entry."""
@@ -192,6 +194,8 @@ class ClusterImage:
     """By (stream uid, partition): at most one report per witness, in the order of arrival."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions of which the node is a replica, ascending."""
+    replica_counts: Map[str, int] = field(default_factory=Map)
+    """Node id -> number of partitions of which it is a replica; nodes without any are absent."""
     leader_counts: Map[str, int] = field(default_factory=Map)
     """Node id -> number of partitions that it leads; nodes that lead none are absent."""
     answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
@@ -240,6 +244,7 @@ class ClusterImage:
             answering=answering,
             streams=self.streams.update({stream.name: stream for stream in added}),
             hosted=_host(self.hosted, added),
+            replica_counts=_count(self.replica_counts, (step for stream in added for step in _replicas(stream, 1))),
             leader_counts=_count(self.leader_counts, ((p.leader, 1) for stream in added for p in stream.partitions)),
         )
 
@@ -254,6 +259,7 @@ class ClusterImage:
             streams=self.streams.delete(name),
             answering=self.answering.without_stream(name, stream.subject) if stream.answers else self.answering,
             hosted=_unhost(self.hosted, stream),
+            replica_counts=_count(self.replica_counts, _replicas(stream, -1)),
             leader_counts=_count(self.leader_counts, ((p.leader, -1) for p in stream.partitions)),
             reports=reports.finish(),
             trail=self.trail.step(name),
@@ -267,7 +273,10 @@ class ClusterImage:
         partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])
         fresh = StreamImage(stream.name, stream.uid, stream.subject, stream.config, partitions, stream.created_time_ns)
         hosted, counts, reports = self.hosted, self.leader_counts, self.reports
+        replica_counts = self.replica_counts
         if old.replicas != changed.replicas:
+            steps = [(node, -1) for node in old.replicas] + [(node, 1) for node in changed.replicas]
+            replica_counts = _count(replica_counts, steps)
             hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
             counts = _count(counts, ((old.leader, -1), (changed.leader, 1)))
@@ -280,6 +289,7 @@ class ClusterImage:
             self,
             streams=self.streams.set(stream.name, fresh),
             hosted=hosted,
+            replica_counts=replica_counts,
             leader_counts=counts,
             reports=reports,
             trail=self.trail.step(stream.name),
@@ -312,6 +322,10 @@ def _unhost(hosted: Hosted, stream: StreamImage) -> Hosted:
         else:
             del changed[node_id]
     return changed.finish()
+
+
+def _replicas(stream: StreamImage, step: int) -> Iterator[tuple[str, int]]:
+    return ((node, step) for partition in stream.partitions for node in partition.replicas)
 
 
 def _count(counts: Map[str, int], steps: Iterable[tuple[str, int]]) -> Map[str, int]:

@@ -21,7 +21,7 @@ import crc32c
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
-from sidecar.disk.files import FolderStorage, make_folder, replace_file, sync_folder
+from sidecar.disk.files import FolderStorage, OpenMaps, make_folder, replace_file, sync_folder
 
 _FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(FolderStarts))
@@ -46,8 +46,10 @@ class NodeIdentity:
 class DataFolder:
     """A locked data folder. Raises FolderLockedError when another process has it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, maps: OpenMaps | None = None) -> None:
         self.path = path
+        self.maps = maps if maps is not None else OpenMaps()
+        """Of all logs in it."""
         make_folder(path)
         try:
             for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
@@ -103,7 +105,7 @@ class DataFolder:
 
     def partition_storage(self, key: PartitionKey) -> FolderStorage:
         """The storage of a partition's log; its folder is made if need be."""
-        return FolderStorage(self.partition_path(key))
+        return FolderStorage(self.partition_path(key), self.maps)
 
     def delete_partition(self, key: PartitionKey) -> None:
         """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""

@@ -2,6 +2,10 @@
 
 The active segment is read with ``pread`` (a copy), sealed ones through a map: a file that may still be cut is never mapped, so
 that no view ever points past the end of its file. A sealed file that has to be cut after all is copied first.
+
+A file that is appended to keeps its descriptor. A sealed one has none: it is opened when it is read, by its name, and only if that
+is still the file that was sealed; its map (which holds a descriptor of its own) stays among the ``OpenMaps`` of the process until
+others were used more recently. Views that were handed out keep their map alive, however that goes.
 """
 
 from __future__ import annotations
@@ -9,16 +13,21 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.log.storage import Bytes
 
+_TOO_MANY = {errno.EMFILE, errno.ENFILE}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _COPY_BYTES = 8 * 1024 * 1024
 _MODE = 0o640
+T = TypeVar("T")
 
 
 @contextmanager
@@ -31,17 +40,86 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
         raise kind(f"{what} {path}: {error.strerror}") from error
 
 
-class DiskFile:
-    """A LogFile on a file descriptor."""
+class OpenMaps:
+    """The maps of sealed files that a process holds on to, at most ``bound`` of them, those used last. For all threads."""
 
-    def __init__(self, path: Path, *, create: bool) -> None:
+    def __init__(self, bound: int = 64) -> None:
+        self.bound = bound
+        self._files: OrderedDict[int, DiskFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self.opened = 0
+        """How often a file was mapped."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def used(self, file: DiskFile, *, opened: bool = False) -> None:
+        """``file`` was read through its map just now; ``opened``: which was made for that."""
+        with self._lock:
+            self.opened += opened
+            self._files[id(file)] = file
+            self._files.move_to_end(id(file))
+            while len(self._files) > self.bound:
+                self._files.popitem(last=False)[1]._map = None
+
+    def forget(self, file: DiskFile) -> None:
+        """``file`` has no map any more."""
+        with self._lock:
+            self._files.pop(id(file), None)
+            file._map = None
+
+    def let_go(self) -> None:
+        """Of all of them: the process is short of descriptors."""
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1]._map = None
+
+
+class DiskFile:
+    """A LogFile on a file descriptor, or on none once it is sealed."""
+
+    def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
+        self._maps = maps if maps is not None else OpenMaps()
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
         with _storage_errors("open", path):
-            self._descriptor = os.open(path, flags, _MODE)
-            self._size_bytes = os.fstat(self._descriptor).st_size
+            self._descriptor = self._open(flags)
+            found = os.fstat(self._descriptor)
+        self._size_bytes = found.st_size
+        self._identity = (found.st_dev, found.st_ino)
         self._map: mmap.mmap | None = None
-        self._sealed = False
+        self._sealed = self._closed = False
+
+    def _open(self, flags: int) -> int:
+        return self._with_room(lambda: os.open(self.path, flags, _MODE))
+
+    def _with_room(self, take: Callable[[], T]) -> T:
+        """What ``take`` gives; where no descriptor is left for it, those of the maps are given up first. Raises OSError."""
+        try:
+            return take()
+        except OSError as error:
+            if error.errno not in _TOO_MANY:
+                raise
+        self._maps.let_go()
+        return take()
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The descriptor, or one for as long as this takes; StorageError if the file is closed, or its name is another file's."""
+        if self._closed:
+            raise StorageError(f"read {self.path}: closed")
+        if self._descriptor >= 0:
+            yield self._descriptor
+            return
+        with _storage_errors("open", self.path):
+            descriptor = self._open(os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._size_bytes:
+                raise StorageError(f"read {self.path}: another file has taken its place")
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     @property
     def size_bytes(self) -> int:
@@ -73,28 +151,33 @@ class DiskFile:
     def reread(self, position: int, size_bytes: int) -> memoryview:
         """Up to ``size_bytes`` from ``position``, after the kernel was asked to drop its pages of them. It keeps those that are dirty
         or mapped: then this is the memory that readers are served from, else it is the device's word (or its own cache's)."""
-        if self._descriptor < 0:
-            raise StorageError(f"read {self.path}: closed")
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
-        with _storage_errors("read", self.path):
-            os.posix_fadvise(self._descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
-            return memoryview(os.pread(self._descriptor, wanted, position))
+        with self._opened() as descriptor, _storage_errors("read", self.path):
+            os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
+            return memoryview(os.pread(descriptor, wanted, position))
 
     def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            if self._descriptor < 0:
-                raise StorageError(f"read {self.path}: closed")  # a map of descriptor -1 would be zeros
-            with _storage_errors("map", self.path):
-                self._map = mmap.mmap(self._descriptor, self._size_bytes, access=mmap.ACCESS_READ)
-        return self._map
+        found = self._map
+        if found is None:
+            with self._opened() as descriptor, _storage_errors("map", self.path):
+                found = self._with_room(lambda: mmap.mmap(descriptor, self._size_bytes, access=mmap.ACCESS_READ))
+            self._map = found
+            self._maps.used(self, opened=True)
+            if (
+                self._closed
+            ):  # by another thread, meanwhile: a removed file must not take space for as long as it is not forgotten
+                self._maps.forget(self)
+        else:
+            self._maps.used(self)
+        return found
 
     def sync(self) -> None:
         """``fdatasync``."""
-        with _storage_errors("flush", self.path):
-            os.fdatasync(self._descriptor)
+        with self._opened() as descriptor, _storage_errors("flush", self.path):
+            os.fdatasync(descriptor)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut, durably. A file that may be mapped is replaced by a copy: views into it stay right."""
+        """Cut, durably. A file that may be mapped is replaced by a copy, which is open: views into it stay right."""
         if self._sealed:
             self._become_copy(size_bytes)
         with _storage_errors("cut", self.path):
@@ -108,7 +191,8 @@ class DiskFile:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
             try:
                 while position < self._size_bytes:
-                    block = os.pread(self._descriptor, min(_COPY_BYTES, self._size_bytes - position), position)
+                    with self._opened() as reading:
+                        block = os.pread(reading, min(_COPY_BYTES, self._size_bytes - position), position)
                     if not block:
                         raise OSError(errno.EIO, "the file is shorter than it was")
                     position += os.pwrite(descriptor, block, position)
@@ -117,24 +201,29 @@ class DiskFile:
                 os.close(descriptor)
 
     def _become_copy(self, size_bytes: int) -> None:
-        copy = DiskFile(self.path.with_name(self.path.name + ".tmp"), create=True)
+        copy = DiskFile(self.path.with_name(self.path.name + ".tmp"), create=True, maps=self._maps)
         for position in range(0, size_bytes, _COPY_BYTES):
             copy.append([self.read(position, min(_COPY_BYTES, size_bytes - position))])
         copy.sync()
         with _storage_errors("replace", self.path):
             os.rename(copy.path, self.path)
             sync_folder(self.path.parent)
-            os.close(self._descriptor)
+        self._maps.forget(self)
         self._descriptor, copy._descriptor = copy._descriptor, -1
-        self._sealed, self._map, self._size_bytes = False, None, size_bytes
+        self._identity, self._sealed, self._size_bytes = copy._identity, False, size_bytes
 
     def seal(self) -> None:
-        """From now on reads map the file."""
+        """From now on reads map the file, which is opened for that."""
         self._sealed = True
+        self._let_go()
 
     def close(self) -> None:
         """Close the descriptor; a map lives on as long as views of it do."""
-        self._map = None
+        self._closed = True
+        self._maps.forget(self)
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -187,10 +276,11 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 class FolderStorage:
-    """A Storage in one folder, which is made if it is not there."""
+    """A Storage in one folder, which is made if it is not there. ``maps``: shared by the folders of a process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, maps: OpenMaps | None = None) -> None:
         self.folder = folder
+        self._maps = maps if maps is not None else OpenMaps()
         make_folder(folder)
 
     def names(self) -> list[str]:
@@ -200,11 +290,11 @@ class FolderStorage:
 
     def open(self, name: str) -> DiskFile:
         """Open an existing file."""
-        return DiskFile(self.folder / name, create=False)
+        return DiskFile(self.folder / name, create=False, maps=self._maps)
 
     def create(self, name: str) -> DiskFile:
         """Create an empty file."""
-        return DiskFile(self.folder / name, create=True)
+        return DiskFile(self.folder / name, create=True, maps=self._maps)
 
     def load(self, name: str) -> bytes | None:
         """The whole of a small file."""

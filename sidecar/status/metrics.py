@@ -58,6 +58,12 @@ class NodeCollector(Collector):
             yield CounterMetricFamily("liftpy_scrub_findings", "Damage that the scrub has found.", value=scrub["findings"])
             text = "When the scrub was last through all logs, Unix time; 0: never."
             yield GaugeMetricFamily("liftpy_scrub_last_full_pass_seconds", text, value=scrub["last_full_pass_s"])
+        if descriptors := report["descriptors"]:
+            yield GaugeMetricFamily("liftpy_open_files", "Descriptors that are open.", value=descriptors["open"])
+            yield GaugeMetricFamily("liftpy_open_files_limit", "How many there may be.", value=descriptors["limit"])
+            text = "Replicas that the limit of open files is enough for."
+            yield GaugeMetricFamily("liftpy_partition_budget", text, value=descriptors["partition_budget"])
+            yield GaugeMetricFamily("liftpy_open_maps", "Sealed segments that are held open.", value=descriptors["maps"])
         events = CounterMetricFamily("liftpy_events", "Refused frames and other rare events, by kind.", labels=["kind"])
         for kind, count in sorted(report["counters"].items()):
             events.add_metric([kind], count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from liftpy import __version__
@@ -36,6 +37,7 @@ class Reporter:
         partitions: Partitions,
         counters: Any,
         scrub: Scrub | None = None,
+        descriptors: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._settings = settings
         self._incarnation = incarnation
@@ -44,6 +46,7 @@ class Reporter:
         self._partitions = partitions
         self._counters = counters
         self._scrub = scrub
+        self._descriptors = descriptors
         self._started = time.monotonic()
 
     def report(self) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class Reporter:
             "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
             "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
             "scrub": self._scrub.report() if self._scrub is not None else {},
+            "descriptors": self._descriptors(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
 

@@ -18,6 +18,7 @@ from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name
 from liftpy.wire._pb import cluster_pb2 as pb
 
+_RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 10_000
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
@@ -49,10 +50,15 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
         start=request.start,
         nonce=request.nonce,
         earlier_nonces=tuple(request.earlierNonces),
+        partition_budget=request.partitionBudget,
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
     detail = leadership.after_registration(draft, node.node_id, complete)
+    held = draft.image.replica_counts.get(node.node_id, 0)
+    if 0 < node.partition_budget < held:
+        beyond = f"it holds {held} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
+        detail = f"{beyond}; {detail}" if detail else beyond
     if how is Descent.WENT_BACK:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
     return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))

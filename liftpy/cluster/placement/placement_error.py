@@ -11,6 +11,13 @@ class PlacementError(ConfigError):
     code = "PLACEMENT"
 
 
+class NoRoomError(PlacementError):
+    """The nodes hold as many partitions as they take. Do: add nodes, delete streams, or raise the nodes' limit of open files."""
+
+    code = "NO_ROOM"
+    retryable = True
+
+
 class NotEnoughNodesError(PlacementError):
     """There are fewer nodes than replicas. Do: start more nodes, or ask for fewer replicas."""
 

@@ -1,0 +1,53 @@
+"""How many files this process may have open, and what that allows: every partition keeps one (of the segment that is appended to), all
+sealed segments share the ``OpenMaps``, and the rest has a reserve.
+
+Whoever would go beyond takes its node down, and with it every stream that was well: so the node tells its budget of partitions when
+it registers, and the metadata group places no more replicas there.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from dataclasses import dataclass
+
+RESERVE = 256
+"""For connections, the metadata group's files, temporary files, threads, libraries."""
+MOST_MAPS = 4096
+_UNLIMITED = 1 << 20
+_SPARE = 0.8
+"""A partition that rolls has two segments open until the first one is flushed: a quarter of them may do so at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """``limit``: of descriptors. ``maps``: sealed segments that are held open. ``partitions``: replicas that the node takes."""
+
+    limit: int
+    maps: int
+    partitions: int
+
+
+def budget_of(limit: int) -> Budget:
+    """What ``limit`` descriptors are enough for."""
+    maps = max(16, min(MOST_MAPS, limit // 4))
+    return Budget(limit, maps, max(1, int((limit - RESERVE - maps) * _SPARE)))
+
+
+def raise_limit() -> Budget:
+    """Raise the soft limit to the hard one, and say what it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # a hard limit that is beyond the system's own: then what there was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return budget_of(_UNLIMITED if soft == resource.RLIM_INFINITY else soft)
+
+
+def open_count() -> int:
+    """Descriptors that are open now; -1 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1
+    except OSError:
+        return -1

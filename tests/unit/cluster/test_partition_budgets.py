@@ -1,0 +1,61 @@
+"""A node takes as many replicas as it said: CreateStream goes round it, or is refused with what to do."""
+
+from __future__ import annotations
+
+from cluster_driver import Driver, Error
+
+from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+
+
+def cluster(**budgets: int) -> Driver:
+    driver = Driver()
+    for node, budget in budgets.items():
+        driver.register(node, partitionBudget=budget)
+    return driver
+
+
+def counts(driver: Driver) -> dict[str, int]:
+    return dict(driver.fsm.image.replica_counts)
+
+
+def test_a_stream_that_no_node_has_room_for_is_refused_and_nothing_is_placed() -> None:
+    driver = cluster(n1=10, n2=10, n3=10)
+    assert driver.create("a", partitions=10, replicationFactor=3).error == Error.OK
+    refused = driver.create("b", partitions=1, replicationFactor=1)
+    assert refused.error == Error.NOT_ENOUGH_NODES
+    assert "n1 (10 of 10)" in refused.detail
+    assert "limit" in refused.detail
+    assert counts(driver) == {"n1": 10, "n2": 10, "n3": 10}
+    driver.ask(deleteStream={"name": "a"})
+    assert counts(driver) == {}
+    assert driver.create("b").error == Error.OK
+
+
+def test_a_full_node_is_gone_round() -> None:
+    driver = cluster(n1=2, n2=0, n3=0)
+    for number in range(8):
+        assert driver.create(f"s{number}", partitions=3, replicationFactor=1).error == Error.OK
+    assert counts(driver)["n1"] <= 2
+    assert sum(counts(driver).values()) == 24
+
+
+def test_a_node_of_an_older_version_takes_what_it_is_given() -> None:
+    driver = cluster(n1=0)
+    assert driver.create("a", partitions=500).error == Error.OK
+
+
+def test_a_node_that_comes_back_with_less_is_told_and_gets_no_more() -> None:
+    driver = cluster(n1=100)
+    driver.create("a", partitions=50)
+    answer = driver.register("n1", previousIncarnation=driver.incarnation("n1"), flushedAlways=True, partitionBudget=20)
+    assert "holds 50 partitions" in answer.detail
+    assert driver.create("b").error == Error.NOT_ENOUGH_NODES
+
+
+def test_the_counts_are_those_of_a_snapshot() -> None:
+    driver = cluster(n1=100, n2=100, n3=100)
+    driver.create("a", partitions=7, replicationFactor=2)
+    driver.create("b", partitions=3, replicationFactor=3)
+    copy = decode_snapshot(encode_snapshot(driver.fsm.image))
+    assert copy.replica_counts == driver.fsm.image.replica_counts
+    assert copy.nodes == driver.fsm.image.nodes

@@ -1,0 +1,114 @@
+"""Sealed segments are opened when they are read and share a bound; what the limit of open files is enough for is known [L6]."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.log import Log
+from liftpy.wire.batch import build_batch, split_batches
+from sidecar.disk.descriptors import RESERVE, budget_of, open_count, raise_limit
+from sidecar.disk.files import FolderStorage, OpenMaps
+
+SEGMENTS = 60
+
+
+def filled(folder: Path, maps: OpenMaps, segments: int = SEGMENTS) -> Log:
+    log, _ = Log.open(FolderStorage(folder, maps), StreamConfig(segment_bytes=4096))
+    for number in range(segments):
+        log.append(build_batch([bytes([number]) * 4000], base_offset=number))
+        log.flush()
+    log.raise_high_watermark(segments - 1)
+    return log
+
+
+def read_all(log: Log) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while len(found) < log.log_end_offset:
+        chunks = log.read(len(found), 4096).chunks
+        found += [value for chunk in chunks for batch in split_batches(chunk) for value in batch.values()]
+    return found
+
+
+def test_many_segments_need_few_descriptors(tmp_path: Path) -> None:
+    before = open_count()
+    maps = OpenMaps(8)
+    logs = [filled(tmp_path / name, maps) for name in ("a", "b", "c")]
+    wanted = [bytes([number]) * 4000 for number in range(SEGMENTS)]
+    for log in logs:
+        assert read_all(log) == wanted
+        assert open_count() - before <= len(logs) + maps.bound
+        assert len(maps) <= maps.bound
+    for log in logs:
+        log.close()
+    assert open_count() == before
+    reopened, _ = Log.open(FolderStorage(tmp_path / "a", maps), StreamConfig(segment_bytes=4096))
+    assert open_count() - before == 1
+    assert read_all(reopened) == wanted
+    reopened.close()
+
+
+def test_a_view_outlives_the_maps_bound_its_files_removal_and_the_log(tmp_path: Path) -> None:
+    log = filled(tmp_path, OpenMaps(1))
+    (view,) = log.read(0, 4096).chunks
+    read_all(log)
+    log.drop_prefix(SEGMENTS - 1)
+    log.close()
+    assert split_batches(view)[0].values() == [bytes(4000)]
+
+
+def test_a_name_that_is_another_files_now_is_not_read_for_the_one_that_was_sealed(tmp_path: Path) -> None:
+    maps = OpenMaps(1)
+    log = filled(tmp_path, maps, 3)
+    file = log.segments[0].file
+    maps.let_go()
+    other = tmp_path / "other"
+    other.write_bytes(b"\xff" * 8192)
+    other.rename(tmp_path / f"{0:020d}.log")
+    with pytest.raises(StorageError, match="another file has taken its place"):
+        file.read(0, 100)
+    file.close()
+    with pytest.raises(StorageError, match="closed"):
+        file.read(0, 100)
+
+
+def test_the_maps_make_way_where_there_are_no_descriptors_left(tmp_path: Path) -> None:
+    """In a process of its own, whose limit is lowered."""
+    script = f"""
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.unit.disk.test_descriptors import filled, read_all
+from sidecar.disk.descriptors import open_count
+from sidecar.disk.files import OpenMaps
+log = filled(Path({str(tmp_path)!r}), OpenMaps(10_000), 40)
+limit = open_count() + 20
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+for _ in range(2):
+    assert len(read_all(log)) == 40
+print("read")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "read\n", done.stderr
+
+
+def test_the_soft_limit_becomes_the_hard_one_and_budgets_follow_from_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        assert raise_limit().limit == min(hard, 1 << 20) or hard == resource.RLIM_INFINITY
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for limit in (256, 1024, 4096, 20_000, 1 << 20):
+        budget = budget_of(limit)
+        assert budget.partitions >= 1
+        if limit > 1000:
+            assert budget.partitions + budget.maps + RESERVE < limit
+    assert budget_of(20_000).partitions >= 10_000
