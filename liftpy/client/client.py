@@ -161,7 +161,8 @@ class Client:
         """Read committed records: ``async for record in client.consume("orders"): ...`` or ``.batches()``.
 
         ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime.
-        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), None (follow). ``after_epoch``: to go on after
+        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), a datetime (records that the leader stamped
+        before it; one to come is waited for, by this machine's clock), None (follow). ``after_epoch``: to go on after
         a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
         OffsetOutOfRangeError (retention, or past the end: never a silent reset), LogTruncatedError (records that were read are
         gone, by an unclean election), NotFoundError (deleted and made again), UnavailableError (nobody answered for

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -105,11 +106,16 @@ class PartitionReader:
         """``read_ahead`` answers, fetched by what ``begin`` gives."""
         return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
 
-    def fetching(self, progress: ReadProgress) -> Fetch:
-        """What fetches from ``progress`` on."""
+    def fetching(self, progress: ReadProgress, until_ns: int | None = None) -> Fetch:
+        """What fetches from ``progress`` on; ``until_ns``: to the first record that is stamped at or after it."""
 
         async def fetch() -> list[BatchSlice] | None:
-            return None if progress.done else await self.fetch(progress)
+            if until_ns is not None and progress.end_offset is None and time.time_ns() >= until_ns:
+                progress.end_offset = (await self.bounds(progress.uid, at_ns=until_ns))[1]
+            if progress.done:
+                return None
+            slices = await self.fetch(progress)
+            return slices if until_ns is None or progress.end_offset is not None else _cut(slices, until_ns, progress)
 
         return fetch
 
@@ -214,6 +220,19 @@ def _looked_at(task: asyncio.Task[bytes]) -> None:
         task.exception()
 
 
+def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
+    """The slices before the first record that is stamped at or after ``until_ns``; if it is there, ``progress`` ends before it."""
+    kept: list[BatchSlice] = []
+    for piece in slices:
+        before, end_offset = piece.before(until_ns)
+        if before is not None:
+            kept.append(before)
+        if end_offset is not None:
+            progress.end_offset = end_offset
+            break
+    return kept
+
+
 class Consumer:
     """One reader of one partition: an async iterator of records; ``batches()`` is the same by whole batches, much faster.
 
@@ -286,7 +305,8 @@ class Consumer:
     def _ahead(self) -> ReadAhead:
         async def begin() -> Fetch:
             await self.begin()
-            return self._reader.fetching(self._position())
+            until_ns = positions.timestamp_ns(self._until) if isinstance(self._until, datetime) else None
+            return self._reader.fetching(self._position(), until_ns)
 
         return self._reader.ahead(begin)
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any
 
+logger = logging.getLogger("liftpy.client")
 _TRY_AGAIN_S = 0.1
+_TRIES = 50
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel until it takes: nats-py swallows a cancellation here and there, and a loop around it would go on for ever."""
+    """Cancel until it takes: nats-py swallows a cancellation here and there, and a loop around it would go on for ever.
+
+    Bounded: what has not ended after ``_TRIES`` x ``_TRY_AGAIN_S`` is left to itself and named in the log.
+    """
     pending = {task for task in tasks if task is not None and not task.done()}
-    while pending:
+    for _ in range(_TRIES):
         for task in pending:
             task.cancel()
+        if not pending:
+            return
         _, pending = await asyncio.wait(pending, timeout=_TRY_AGAIN_S)
+    if pending:
+        logger.error("tasks that do not end: %s", ", ".join(sorted(task.get_name() for task in pending)))

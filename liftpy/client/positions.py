@@ -6,22 +6,25 @@
 - an offset: that record, inclusive. Outside log start .. HW + 1 is an error, never a silent reset.
 - a time: the first record that the leader stamped at or after it.
 
-``until``: ``end`` is the HW as of now, frozen; an offset is the last one wanted, inclusive, waited for if it is still to come;
-None follows for ever.
+``until``: ``end`` is the HW as of now, frozen; an offset is the last one wanted, inclusive, waited for if it is still to come; a time
+ends before the first record that the leader stamped at or after it, and is waited for if it is still to come; None follows for ever.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
 
 Start = Literal["earliest", "latest", "new"] | int | datetime
-Until = Literal["end"] | int | None
+Until = Literal["end"] | int | datetime | None
 _NS_PER_US = 1000
 _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest", "new": "new"}
+_RELATIVE = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -63,13 +66,13 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Offset to stop before, exclusive; None: never stop."""
-    if until is None:
+    """Offset to stop before, exclusive; None: never stop, or not known yet. A time is resolved by the replica."""
+    if until is None or isinstance(until, datetime):
         return None
     if until == "end":
         return bounds.end_offset
     if not isinstance(until, int) or until < -1:
-        raise ConfigError(f"until {until!r}: use 'end', the last offset wanted, or None to follow")
+        raise ConfigError(f"until {until!r}: use 'end', the last offset wanted, a datetime, or None to follow")
     return until + 1
 
 
@@ -88,24 +91,41 @@ def timestamp_ns(moment: datetime) -> int:
     return ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
 
 
-def parse_start(text: str) -> Start:
-    """From a command line: a word, an offset, or an ISO 8601 time; ConfigError otherwise."""
+def parse_start(text: str, now: datetime | None = None) -> Start:
+    """From a command line: a word, an offset, an ISO 8601 time, or one from ``now`` (-10m) if that is given; else ConfigError."""
     if text in _WORDS:
         return _WORDS[text]
     if text.isascii() and text.isdigit():
         return int(text)
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"start {text!r}: use earliest, latest, new, an offset or a time as 2026-01-31T12:00:00") from None
+    moment = _moment(text, now)
+    if moment is None:
+        raise ConfigError(f"start {text!r}: use earliest, latest, new, an offset, {_TIMES}")
+    return moment
 
 
-def parse_until(text: str | None) -> Until:
-    """From a command line: ``end``, an offset, or nothing; ConfigError otherwise."""
+def parse_until(text: str | None, now: datetime | None = None) -> Until:
+    """From a command line: ``end``, an offset, a time as of ``parse_start``, or nothing; ConfigError otherwise."""
     if text is None:
         return None
     if text == "end":
         return "end"
     if text.isascii() and text.isdigit():
         return int(text)
-    raise ConfigError(f"until {text!r}: use end or an offset (the last one wanted)")
+    moment = _moment(text, now)
+    if moment is None:
+        raise ConfigError(f"until {text!r}: use end, an offset (the last one wanted), {_TIMES}")
+    return moment
+
+
+_TIMES = "a time as 2026-01-31T12:00:00, or one from now as -10m (ms, s, m, h, d)"
+
+
+def _moment(text: str, now: datetime | None) -> datetime | None:
+    relative = _RELATIVE.fullmatch(text)
+    try:
+        if relative is None or now is None:
+            return datetime.fromisoformat(text)
+        seconds = float(relative[2]) * _UNITS_S[relative[3]]
+        return now + timedelta(seconds=-seconds if relative[1] == "-" else seconds)
+    except (ValueError, OverflowError):
+        return None

@@ -40,6 +40,15 @@ class BatchSlice:
                 end = int(np.searchsorted(offsets, end_offset))
         return cls(batch, first, end) if first < end else None
 
+    def before(self, timestamp_ns: int) -> tuple[BatchSlice | None, int | None]:
+        """(its records before the first one that is stamped at or after, that one's offset); all of it and None if there is none."""
+        late = np.flatnonzero(self.timestamps_ns() >= timestamp_ns)
+        if not late.size:
+            return self, None
+        first = int(late[0])
+        kept = BatchSlice(self.batch, self.first_index, self.first_index + first) if first else None
+        return kept, int(self.offsets()[first])
+
     @property
     def whole(self) -> bool:
         """Whether nothing was cut away."""

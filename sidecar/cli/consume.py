@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from liftpy.client import Client, parse_start, parse_until
+from liftpy.client import Client, Consumer, parse_start, parse_until
 from liftpy.wire.batch import Record
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
+from sidecar.ending import end_tasks
 from sidecar.settings import Target
 
 
@@ -25,32 +29,41 @@ from sidecar.settings import Target
     default="earliest",
     show_default=True,
     metavar="WHERE",
-    help="earliest, latest (the last committed record), new (after it), an OFFSET, or a time as 2026-01-31T12:00:00.",
+    help="earliest, latest (the last committed record), new (after it), an OFFSET, or a time as 2026-01-31T12:00:00 or -10m.",
 )
 @click.option(
     "--until",
     default=None,
     metavar="WHERE",
-    help="end (what is committed now) or the last OFFSET wanted.  [default: go on until Ctrl-C]",
+    help="end (what is committed now), the last OFFSET wanted, or a time: what was stamped before it.  [default: until Ctrl-C]",
 )
 @json_option
 @connection_options
 def consume(name: str, partition: int, start: str, until: str | None, as_json: bool, target: Target) -> None:
     """Print the committed records of stream NAME: offset and value, or one JSON object per line."""
-    first, last = parse_start(start), parse_until(until)
-    out = sys.stdout.buffer
+    now = datetime.now(UTC)
+    first, last = parse_start(start, now), parse_until(until, now)
 
     async def work(client: Client) -> None:
         await client.stream(name)  # says at once when there is no such stream
-        async for piece in client.consume(name, partition, start=first, until=last).batches():
-            for record in piece.records():
-                out.write(
-                    json.dumps(record_json(record)).encode() if as_json else b"%d\t%s" % (record.offset, record.value or b"")
-                )
-                out.write(b"\n")
-            out.flush()
+        printing = asyncio.ensure_future(_print(client.consume(name, partition, start=first, until=last), as_json))
+        watching = asyncio.ensure_future(reader_gone(sys.stdout))
+        try:
+            done, _ = await asyncio.wait((printing, watching), return_when=asyncio.FIRST_COMPLETED)
+            await done.pop()
+        finally:
+            await end_tasks((printing, watching))
 
     with_client(target, work)
+
+
+async def _print(consumer: Consumer, as_json: bool) -> None:
+    out = sys.stdout.buffer
+    async for piece in consumer.batches():
+        for record in piece.records():
+            out.write(json.dumps(record_json(record)).encode() if as_json else b"%d\t%s" % (record.offset, record.value or b""))
+            out.write(b"\n")
+        out.flush()
 
 
 def record_json(record: Record) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import click
 
 from liftpy import __version__
 from liftpy.errors import ConfigError, LiftError, UnavailableError
+from sidecar.cli.pipes import nobody_reads
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -49,6 +50,18 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; when nobody reads what it writes (``| head``) that is its end and no failure."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+            return code
+        except (BrokenPipeError, SystemExit) as error:  # caught here, because click and rich themselves would end with 1
+            if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            nobody_reads()
+            return 0
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -77,9 +90,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone (`liftpy consume s | head`): nothing to say, nobody to say it to
-        sys.exit(0)
     except LiftError as error:
         _show(error, as_json="--json" in given)
         sys.exit(exit_code(error))

@@ -146,3 +146,40 @@ def test_fewer_nodes_mean_fewer_replicas_and_it_says_so(
     out = capsys.readouterr().out
     assert "1 partition, 1 replica each" in out
     assert "only 1 node in the cluster, so 1 replica instead of 3" in out
+
+
+def shell(words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of a line with ``liftpy`` in it; the exit code is that of the first command of the pipe."""
+    define = f"liftpy() {{ {sys.executable} -c 'from sidecar.cli.main import main; main()' \"$@\"; }}"
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {define}; {words}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def test_whoever_reads_only_the_head_ends_it_quietly(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+    assert run("stream", "create", "heads", "--subject", "shop.heads")[0] == 0
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"{'x' * 200}{i}\n" for i in range(3000)))
+    assert run("publish", "heads", str(lines))[0] == 0
+    nats = f"--nats {cluster.nats_url}"
+    for words in (
+        f"liftpy consume heads {nats} | head -n 2",  # it follows: nothing more would be written that could fail
+        f"liftpy consume heads --from 2999 {nats} | head -n 1",
+        f"liftpy consume heads --until end --json {nats} | head -n 1",
+        f"liftpy stream list {nats} | true",
+    ):
+        done = shell(words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def test_a_time_ends_the_reading(run: Run) -> None:
+    assert run("stream", "create", "times", "--subject", "shop.times")[0] == 0
+    assert run("consume", "times", "--until", "-1s")[:2] == (0, "")
+    assert run("consume", "times", "--until", "+300ms")[:2] == (0, "")
+    code, _, err = run("consume", "times", "--until", "tomorrow")
+    assert (code, "-10m" in err) == (2, True)

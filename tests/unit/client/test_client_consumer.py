@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -286,6 +286,27 @@ async def test_a_leader_that_is_behind_does_not_hold_its_readers(
     pieces = await reader.fetch(ReadProgress("s", 0, 0, 20, uid="u1", floor_high_watermark=19))
     assert [v for piece in pieces for v in piece.values()] == expected(0, 20)
     assert len(leader.asked) == 1
+
+
+async def test_a_time_is_an_end_too_also_one_to_come(client: Client, leader: Replica) -> None:
+    leader.grow(100)  # batches of ten, stamped with their first offset in us
+    past = datetime.fromtimestamp(35e-6, UTC)
+    assert await values(aiter(client.consume("s", until=past))) == expected(0, 40)
+    assert await values(aiter(client.consume("s", start=60, until=past))) == []
+    soon = datetime.now(UTC) + timedelta(seconds=0.3)
+    began = asyncio.get_running_loop().time()
+    assert await values(aiter(client.consume("s", start=95, until=soon, options=QUICK))) == expected(95, 100)
+    assert asyncio.get_running_loop().time() - began >= 0.25
+    later, got = client.consume("s", until=datetime.now(UTC) + timedelta(days=1), options=QUICK), list[bytes]()
+    reading = asyncio.create_task(_take(later, got, by_batch=True, limit=10**6, how="end"))
+    await until(lambda: len(got) == 100)
+    tomorrow = round((datetime.now(UTC) + timedelta(days=2)).timestamp() * 1e9)
+    for stamp in (1, tomorrow):  # the first that is stamped later ends it
+        leader.batches.append(build_batch([b"x"], base_offset=leader.high_watermark + 1, leader_epoch=1, timestamp_ns=stamp))
+        leader.high_watermark += 1
+        leader.grown.set()
+    await asyncio.wait_for(reading, 10)
+    assert got == [*expected(0, 100), b"x"]
 
 
 async def test_a_range_is_given_whole_or_not_at_all(client: Client, leader: Replica) -> None:

@@ -179,6 +179,15 @@ def test_words_from_a_command_line() -> None:
     assert [positions.parse_start(t) for t in ("earliest", "latest", "new", "17")] == ["earliest", "latest", "new", 17]
     assert positions.parse_start("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12)
     assert [positions.parse_until(t) for t in (None, "end", "17")] == [None, "end", 17]
+    now = datetime(2026, 1, 31, 12)
+    assert positions.parse_until("2026-01-31", now) == datetime(2026, 1, 31)
+    assert positions.parse_until("+250ms", now) == datetime(2026, 1, 31, 12, 0, 0, 250_000)
+    assert positions.parse_start("-1.5h", now) == datetime(2026, 1, 31, 10, 30)
+    for wrong in ("-10", "10m", "-10w", "--1s", "-999999999d"):
+        with pytest.raises(ConfigError, match="-10m"):
+            positions.parse_start(wrong, now)
+        with pytest.raises(ConfigError, match="-10m"):
+            positions.parse_until(wrong, now)
     for wrong in ("", "-1", "tomorrow"):
         with pytest.raises(ConfigError):
             positions.parse_start(wrong)
