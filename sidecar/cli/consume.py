@@ -18,6 +18,7 @@ from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
 from sidecar.ending import end_tasks
 from sidecar.settings import Target
+from sidecar.tasks import attended
 
 
 @click.command()
@@ -46,8 +47,8 @@ def consume(name: str, partition: int, start: str, until: str | None, as_json: b
 
     async def work(client: Client) -> None:
         await client.stream(name)  # says at once when there is no such stream
-        printing = asyncio.ensure_future(_print(client.consume(name, partition, start=first, until=last), as_json))
-        watching = asyncio.ensure_future(reader_gone(sys.stdout))
+        printing = attended(_print(client.consume(name, partition, start=first, until=last), as_json))
+        watching = attended(reader_gone(sys.stdout))
         try:
             done, _ = await asyncio.wait((printing, watching), return_when=asyncio.FIRST_COMPLETED)
             await done.pop()
