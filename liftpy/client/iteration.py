@@ -109,6 +109,7 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
         while (pieces := await fetch()) is not None:
             if pieces:
                 await ready.put(pieces)
+            pieces = None  # while the next ones come, these are the application's alone, and what they decompress to
     except LiftError as error:
         await ready.put(error)
     except Exception as error:  # a bug must reach the application, not die with this task

@@ -14,9 +14,11 @@ from liftpy.client.slices import BatchSlice
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.batch import MAX_BATCH_BYTES, RecordBatch, split_batches
 from liftpy.wire.pieces import Assembly
 
+MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
+"""What the batches taken from one answer may be decompressed to, together; one is always taken."""
 _Error = client_pb2.ReadResponse.Error
 
 
@@ -94,15 +96,21 @@ class ReadProgress:
         self.assembly.forget()
         slices: list[BatchSlice] = []
         position, epoch, last_offset = self.next_offset, self.leader_epoch, self.last_offset
+        taken_bytes = 0
+        all_taken = True
         for batch in self._split(body, head.node):
             if batch.next_offset <= position:
                 continue
+            taken_bytes += batch.header.body_size_bytes
+            if taken_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:
+                all_taken = False  # asked for again, when what was taken is done with
+                break
             self._check_batch(batch, position, epoch, head)
             wanted = BatchSlice.between(batch, position, self.end_offset)
             if wanted:
                 slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
-        self._move(head, position, epoch)
+        self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
         return slices
 
@@ -130,8 +138,8 @@ class ReadProgress:
         if batch.leader_epoch < epoch:
             raise ProtocolError(f"{where}: LeaderEpoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}")
 
-    def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int) -> None:
-        if head.compacted:  # the tail of what was asked for may have been compacted away
+    def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
+        if head.compacted and all_taken:  # the tail of what was asked for may have been compacted away
             position = max(position, min(head.nextOffset, head.highWatermark + 1))
         committed = max(head.highWatermark, self.high_watermark)
         if position == self.next_offset and committed >= position and not self.done:

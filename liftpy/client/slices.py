@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 from liftpy.wire.batch import Record, RecordBatch
 
 
+def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
+    """``pieces`` in order, each let go when the next is wanted; the list is empty afterwards. Once looked into, a slice holds what its
+    batch decompresses to, and a list of them all of that."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
     """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``; at least one."""

@@ -15,7 +15,7 @@ from itertools import islice
 
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.client.slices import BatchSlice
+from liftpy.client.slices import BatchSlice, one_by_one
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.base import Role, Service
 from liftpy.service.emitter import Emitter
@@ -225,7 +225,7 @@ class Feeder:
 
     async def _take(self, slices: list[BatchSlice]) -> None:
         machine = self._machine
-        records: Iterator[Record] = (record for piece in slices for record in piece.records())
+        records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())
         if self._verifying and slices:
             records = self._verified(records)
         until_s = time.monotonic() + self._settings.step_s

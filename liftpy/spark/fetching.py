@@ -22,9 +22,12 @@ from liftpy.client.slices import BatchSlice
 from liftpy.errors import DataLossError, OffsetOutOfRangeError, ProtocolError
 from liftpy.spark.link import Link, result_of
 from liftpy.spark.planning import PlannedRange
+from liftpy.wire.batch import BatchHeader
 
 IN_FLIGHT = 4
 SPAN_BYTES = 1024 * 1024 - 8192
+_MOST_EXPANSION = 16
+"""A span may decompress to so many times its size."""
 _SPREAD_RECORDS = 4096
 _SMALLEST_ANSWER_BYTES = 64 * 1024
 _MOST_REFUSALS = 8
@@ -45,7 +48,7 @@ class SpanGuess:
         """Take the newest span's batches into account."""
         records = sum(piece.batch.record_count for piece in pieces)
         if records:
-            self.bytes_per_record = sum(piece.batch.header.size_bytes for piece in pieces) / records
+            self.bytes_per_record = sum(_size_bytes(piece.batch.header) for piece in pieces) / records
             self.batch_records = max(piece.batch.record_count for piece in pieces)
 
     def span_records(self) -> int:
@@ -61,6 +64,11 @@ class SpanGuess:
             return SPAN_BYTES
         wanted = int((records + self.batch_records) * self.bytes_per_record)
         return min(max(wanted, _SMALLEST_ANSWER_BYTES), SPAN_BYTES)
+
+
+def _size_bytes(header: BatchHeader) -> int:
+    """Of a batch as it travels; more for one that stands for very much, so that a span of them does not."""
+    return max(header.size_bytes, header.body_size_bytes // _MOST_EXPANSION)
 
 
 @dataclass(frozen=True, slots=True)

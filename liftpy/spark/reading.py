@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from liftpy.client.slices import one_by_one
 from liftpy.spark.failures import coded
 from liftpy.spark.fetching import FetchRules, fetch_range
 from liftpy.spark.link import link_to
@@ -29,4 +30,4 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     with coded():
         for pieces in fetch_range(link_to(options.access), planned, rules):
-            yield from builder.batches(pieces)
+            yield from builder.batches(one_by_one(pieces))

@@ -20,14 +20,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import crc32c
-import lz4.block
 import numpy as np
-import zstandard
 
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError, DamagedBatchError, UnknownFormatError
 from liftpy.ids import NO_OFFSET
 from liftpy.wire.batch_columns import Columns, ColumnSet, Headers, decode_columns, encode_columns
+from liftpy.wire.codecs import compress, decompress
 
 HEADER_SIZE_BYTES = 64
 MAGIC = 0x424C
@@ -164,11 +163,14 @@ class RecordBatch:
         return columns
 
     def body(self) -> memoryview:
-        """The body before compression."""
+        """The body before compression; CorruptionError when it is not what the header says."""
         stored = self.view[HEADER_SIZE_BYTES:]
         if self.header.codec is Codec.NONE:
             return stored
-        return memoryview(_decompress(stored, self.header.codec, self.header.body_size_bytes))
+        try:
+            return memoryview(decompress(stored, self.header.codec, self.header.body_size_bytes))
+        except CorruptionError as error:
+            raise CorruptionError(f"the {len(stored)} bytes of the batch at offset {self.base_offset}: {error}") from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """int64[record_count]: the offset of every record."""
@@ -251,7 +253,7 @@ def encode_body(
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
     if codec is not Codec.NONE:
-        pieces = [_compress(b"".join(pieces), codec)]
+        pieces = [compress(b"".join(pieces), codec)]
     size_bytes = HEADER_SIZE_BYTES + sum(map(len, pieces))
     if size_bytes > MAX_BATCH_BYTES:  # what does not compress gets a little larger
         raise BatchTooLargeError(size_bytes)
@@ -443,22 +445,3 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
         raise CorruptionError(f"the batch at {position} is damaged in its version, codec or columns")
-
-
-def _compress(body: bytes, codec: Codec) -> bytes:
-    if codec is Codec.LZ4:
-        return bytes(lz4.block.compress(body, store_size=False))
-    return zstandard.ZstdCompressor(level=3).compress(body)
-
-
-def _decompress(stored: memoryview, codec: Codec, body_size_bytes: int) -> bytes:
-    try:
-        if codec is Codec.LZ4:
-            body = bytes(lz4.block.decompress(stored, uncompressed_size=body_size_bytes))
-        else:
-            body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=body_size_bytes)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"the body of a batch does not decompress: {error}") from None
-    if len(body) != body_size_bytes:
-        raise CorruptionError(f"the body of a batch has {len(body)} bytes, its header says {body_size_bytes}")
-    return body

@@ -40,7 +40,7 @@ WANTED = (
     "fault cut-link", "fault cut-metadata", "fault metadata-down", "fault flush-error", "fault full-disk", "fault slow-disk",
     "fault retention", "fault transfer", "fault flip", "fault slow-consumer", "fault reconnect", "fault wall-clock",
     "fault hang-promotion", "fault put-back", "fault forged-notice", "damage found", "damage met by a reader", "lost",
-    "duplicated", "delayed",
+    "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
 """What must have happened: a fault or a rare state that never does proves nothing. ("refused: DIVERGED" is not here: a follower
 that reconciles first never sends such a fetch; the mutant that does not reconcile does.)"""

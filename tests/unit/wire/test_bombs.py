@@ -1,0 +1,75 @@
+"""What decompresses to far more than it is: nothing is allocated beyond what the batch's header says, and a batch may hold [L7]."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import crc32c
+import lz4.block
+import pytest
+import zstandard
+
+from liftpy.config import Codec
+from liftpy.errors import CorruptionError
+from liftpy.wire.batch import MAX_BATCH_BYTES, RecordBatch, build_batch, parse_batch
+
+MIB = 1 << 20
+
+
+def forged(body: bytes, codec: Codec, body_size_bytes: int) -> RecordBatch:
+    """A batch with a right CRC whose header says ``body_size_bytes`` of ``body``."""
+    batch = bytearray(build_batch([b"x"])[:64]) + body
+    batch[7] = codec.value
+    struct.pack_into("<I", batch, 8, len(batch))
+    struct.pack_into("<I", batch, 56, body_size_bytes)
+    struct.pack_into("<I", batch, 0, crc32c.crc32c(bytes(batch[4:])))
+    return parse_batch(bytes(batch))
+
+
+def without_size(data: bytes) -> bytes:
+    """A zstd frame that does not say how much is in it."""
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refused(batch: RecordBatch) -> None:
+    with pytest.raises(CorruptionError, match="offset 0"):
+        batch.body()
+
+
+BOMB = bytes(256 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("codec", "body", "says"),
+    [
+        (Codec.ZSTD, zstandard.ZstdCompressor().compress(BOMB), 1000),
+        (Codec.ZSTD, zstandard.ZstdCompressor().compress(BOMB), MAX_BATCH_BYTES),
+        (Codec.ZSTD, without_size(BOMB), 1000),
+        (Codec.ZSTD, without_size(bytes(999)), 1000),
+        (Codec.ZSTD, zstandard.ZstdCompressor().compress(bytes(10)), 1000),
+        (Codec.LZ4, lz4.block.compress(bytes(64 * MIB), store_size=False), 1000),
+        (Codec.LZ4, lz4.block.compress(bytes(1000), store_size=False), MAX_BATCH_BYTES),
+        (Codec.LZ4, b"\xff" * 100, 1000),
+        (Codec.ZSTD, b"\xff" * 100, 1000),
+    ],
+)
+def test_no_more_is_allocated_than_the_header_says(codec: Codec, body: bytes, says: int) -> None:
+    batch = forged(body, codec, says)
+    assert peak_bytes(lambda: refused(batch)) < 2 * MIB
+
+
+@pytest.mark.parametrize("body", [zstandard.ZstdCompressor().compress(bytes(1000)), without_size(bytes(1000))])
+def test_a_frame_with_or_without_its_size_is_read(body: bytes) -> None:
+    assert forged(body, Codec.ZSTD, 1000).body() == bytes(1000)
