@@ -27,6 +27,7 @@ from sidecar.bus.ingest import Ingest
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import FetchClient, ReplicationService
+from sidecar.chatter import CHATTER
 from sidecar.flushing import Flusher
 from sidecar.proposals import Proposals
 from sidecar.services import PartitionServices
@@ -179,13 +180,8 @@ class Executor:
         self._t.reads.advanced()
 
     def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
-        try:
-            self._t.flusher.settle()
-            self._t.log.persist_epoch(effect.leader_epoch)
-        except StorageError as error:
-            self.failed(error)
-            return
-        self._t.feed(events.LeaderEpochPersisted(effect.leader_epoch))
+        stored = events.LeaderEpochPersisted(effect.leader_epoch)
+        self._t.flusher.store_epoch(effect.leader_epoch, lambda: self._t.feed(stored))
 
     # ---- role -----------------------------------------------------------------------------------------------------------
     def _close_subject(self, _: do.CloseSubject) -> None:
@@ -204,7 +200,7 @@ class Executor:
             self._t.timers.set(timer, effect.at_ns)
 
     def _role_changed(self, effect: do.RoleChanged) -> None:
-        logger.info("%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
+        CHATTER.info(logger, "%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
         self._t.fetches.forget_pieces()
         self._t.services.role_changed()
 

@@ -10,18 +10,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar import clock
-from sidecar.ending import end_tasks
-from sidecar.raft.group import Group
+from sidecar.heartbeats import Heartbeats
+from sidecar.raft.thread import GroupThread
 from sidecar.settings import NodeSettings
-from sidecar.tasks import spawn
+from sidecar.tasks import spawn_in
 
 logger = logging.getLogger("liftpy.membership")
 
@@ -29,6 +30,8 @@ _REGISTER_TIMEOUT_S = 5.0
 _REGISTER_RETRY_S = 0.2
 _ANNOUNCE_EVERY = 25
 _IMAGE_WAIT_S = 0.02
+_MAX_WAITING = 64
+"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
 _FINAL = (pb.ControlResponse.INVALID, pb.ControlResponse.STALE)
 
 
@@ -36,13 +39,15 @@ class Membership:
     """``heard(sent_ns)`` is called for every heartbeat that extends the lease; ``fatal`` when this process is replaced."""
 
     def __init__(
-        self, settings: NodeSettings, group: Group, heard: Callable[[int], None], fatal: Callable[[Exception], None]
+        self, settings: NodeSettings, group: GroupThread, heard: Callable[[int], None], fatal: Callable[[Exception], None]
     ) -> None:
         self._settings = settings
         self._group = group
         self._heard = heard
         self._fatal = fatal
-        self._task: asyncio.Task[None] | None = None
+        self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
+        """(when it was sent, index of the image that the answer was made on) of heartbeats that do not count yet."""
         self._changed = asyncio.Event()
         self._seen_index = group.image.index
         """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
@@ -91,6 +96,11 @@ class Membership:
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._seen_index = new.index
         self._changed.set()
+        sent_ns = 0
+        while self._waiting and self._waiting[0][1] <= new.index:
+            sent_ns, _ = self._waiting.popleft()
+        if sent_ns:
+            self._heard(sent_ns)
 
     async def _image_at(self, index: int) -> None:
         """Wait until the watchers have been shown an image at or past ``index``."""
@@ -113,26 +123,22 @@ class Membership:
 
     def start(self) -> None:
         """Begin the heartbeats."""
-        self._task = spawn(self._beat(), "heartbeats", endless=True)
-
-    async def _beat(self) -> None:
-        interval_s = self._settings.replication.heartbeat_s
+        config = self._settings.replication
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
-        while True:
-            started = time.monotonic()
-            await self._one_beat(pb.ControlRequest(heartbeat=heartbeat))
-            await asyncio.sleep(max(0.0, started + interval_s - time.monotonic()))
+        timeout_s = config.session_s / 2
+        beats = Heartbeats(self._group.inner, heartbeat, config.heartbeat_s, timeout_s, config.session_s, self._answered)
+        self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 
-    async def _one_beat(self, request: pb.ControlRequest) -> None:
-        sent_ns = clock.now_ns()
-        response = await self._group.propose(request, self._settings.replication.session_s / 2)
+    def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
+        """A heartbeat's answer; it counts when the watchers have seen the image that it was made on."""
+        if self._end_heartbeats is None:
+            return
         if response.error == pb.ControlResponse.OK:
-            if self._seen_index < response.index:
-                try:
-                    await asyncio.wait_for(self._image_at(response.index), self._settings.replication.lease_s)
-                except TimeoutError:
-                    return
-            self._heard(sent_ns)
+            if self._seen_index >= response.index:
+                self._waiting.clear()
+                self._heard(sent_ns)
+            else:
+                self._waiting.append((sent_ns, response.index))
         elif response.error == pb.ControlResponse.FENCED:
             own = self._group.image.nodes.get(self._settings.node_id)
             if own is not None and own.incarnation > self.incarnation:
@@ -170,5 +176,6 @@ class Membership:
 
     async def close(self) -> None:
         """Stop the heartbeats."""
-        await end_tasks([self._task])
-        self._task = None
+        end, self._end_heartbeats = self._end_heartbeats, None
+        if end is not None:
+            await end()

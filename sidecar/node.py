@@ -44,6 +44,7 @@ from sidecar.partitions import Partitions
 from sidecar.predecessor import wait_for_predecessor
 from sidecar.proposals import Proposals
 from sidecar.raft.group import Group
+from sidecar.raft.thread import GroupThread
 from sidecar.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
 from sidecar.scrub import Scrub
@@ -73,7 +74,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self.incarnation = 0
         self.partitions: Partitions | None = None
-        self.group: Group | None = None
+        self.group: GroupThread | None = None
         self.status = StatusService(settings)
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._stopping = asyncio.Event()
@@ -88,7 +89,7 @@ class Node:
         self._identity: Identity | None = None
         self._intake = NodeIntake()
         self._links: Links | None = None
-        self._link: GroupLink | None = None
+        self._thread: GroupThread | None = None
         self._membership: Membership | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
@@ -107,8 +108,8 @@ class Node:
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
-        self._link = GroupLink(settings, folder, self.subjects, self._inboxes, self.counters)
-        self.group = await self._link.open(self.fatal)
+        self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
+        self.group = await self._thread.open(self.fatal)
         self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous
         await self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop)
@@ -266,8 +267,8 @@ class Node:
             await self._proposals.close()
         if self._probes is not None:
             await self._probes.close()
-        if self._link is not None:
-            await self._link.close()
+        if self._thread is not None:
+            await self._thread.close()
         if self._links is not None:
             await self._links.close()
         await self.status.close()

@@ -34,6 +34,7 @@ from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
+from sidecar.chatter import CHATTER
 from sidecar.disk.data_folder import DataFolder
 from sidecar.driver import Driver
 from sidecar.executor import Executor, Tools
@@ -312,7 +313,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered)
 
     log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
-    logger.info("%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
+    CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
     if report.cut_bytes or report.damage:
         logger.warning("%s: recovered: %s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside)

@@ -1,8 +1,9 @@
 """The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
 
-The image is the wish, the workers are the reality; after each change of the image one task per partition brings them together,
-so that a partition that comes and goes quickly is never opened twice at once. Data is deleted only when a record that names the
-stream's unique id says so [M11]: a folder that the image merely does not know is kept and reported.
+The image is the wish, the workers are the reality; after each change of the image they are brought together, partition by partition, in
+slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
+twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
+record that names the stream's unique id says so [M11]: a folder that the image merely does not know is kept and reported.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.ending import end_tasks
+from sidecar.garbage import Garbage
 from sidecar.partition_worker import NodeTools, PartitionWorker, open_worker
 from sidecar.services import PartitionServices
+from sidecar.slices import Slices
 from sidecar.tasks import attended, spawn
 
 logger = logging.getLogger("liftpy.partitions")
 
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
+_OPENED_AT_ONCE = 32
+"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
 """How long a leader that is asked to step aside tries to answer its publishers."""
@@ -51,6 +56,13 @@ class Partitions:
         self._live: dict[str, int] = {}
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
+        self._changed = Slices(self._reconcile)
+        """The image has changed, and the worker has not been told yet."""
+        self._leases = Slices(self._extend)
+        """Leaderships whose lease may be extended."""
+        self._deferred: dict[PartitionKey, None] = {}
+        """To be opened or stopped, in this order, when fewer are busy."""
+        self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Workers that are being stopped."""
@@ -68,6 +80,7 @@ class Partitions:
         """Leaderships are being handed over; nothing opens again."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
         """Leaders that stepped aside for a planned transfer."""
+        self._garbage = Garbage()
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -103,13 +116,9 @@ class Partitions:
         if nodes_changed:
             self._live = _incarnations(new)
         self._deleted_uids.update(stream.uid for stream in change.deleted)
-        touched = {c.key for c in change.for_node(self._node_id)}
-        for key in touched:
-            self._reconcile(key)
+        self._changed.add(c.key for c in change.for_node(self._node_id))
         if nodes_changed:
-            for worker in self:
-                if worker.key not in touched:
-                    self._tell(worker)
+            self._changed.add(self._workers)
 
     def metadata_heard(self, sent_ns: int) -> None:
         """A heartbeat was answered and the image is as new as the answer: leases run on."""
@@ -117,9 +126,12 @@ class Partitions:
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
         self._passed_on_ns = sent_ns
-        event = MetadataHeard(sent_ns)
-        for worker in list(self._leading.values()):
-            worker.feed(event)
+        self._leases.add(self._leading)
+
+    def _extend(self, key: PartitionKey) -> None:
+        worker = self._leading.get(key)
+        if worker is not None and key not in self._changed:  # else it hears of the heartbeat when it hears of the change
+            worker.feed(MetadataHeard(self._heard_ns))
 
     def data_path_changed(self, is_up: bool) -> None:
         """The connection that carries replication was lost, or is back."""
@@ -150,16 +162,25 @@ class Partitions:
         worker, wanted = self._workers.get(key), self._wanted(key)
         if worker is not None and wanted is not None:
             self._tell(worker)
-        elif worker is not None or wanted is not None:
+        elif worker is None and wanted is None:
+            self.failed.pop(key, None)
+        elif len(self._busy) >= _OPENED_AT_ONCE:
+            self._deferred[key] = None
+        else:
             task = attended(self._bring_together(key))
             self._busy[key] = task
             task.add_done_callback(lambda done: self._settled(key, done))
 
     def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
-        if key in self._changed_meanwhile and not self._stopping:
-            self._changed_meanwhile.discard(key)
-            self._reconcile(key)
+        if not self._stopping:
+            if key in self._changed_meanwhile:
+                self._changed_meanwhile.discard(key)
+                self._changed.add((key,))
+            if self._deferred and len(self._busy) < _OPENED_AT_ONCE:
+                following = next(iter(self._deferred))
+                del self._deferred[following]
+                self._changed.add((following,))
         if not done.cancelled() and done.exception() is not None:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
@@ -168,25 +189,26 @@ class Partitions:
             wanted = self._wanted(key)
             if worker is not None:
                 await self._stop(worker)
-            elif wanted is not None:
-                await self._start(key, *wanted)
-            else:
+            elif wanted is None or not await self._start(key, *wanted):
                 return
         self._tell(worker)
 
-    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionImage) -> None:
+    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionImage) -> bool:
+        """Open its log; False: that has failed, and is tried again later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
             logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
             self.failed[key] = f"{error.code}: {error}"
-            await asyncio.sleep(_RETRY_S)
-            return
+            self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._changed.add, (key,))
+            return False
         self.failed.pop(key, None)
         self._workers[key] = worker
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(False))
         self._by_name[key.stream, key.partition] = worker
+        self._garbage.opened()
+        return True
 
     async def _stop(self, worker: PartitionWorker) -> None:
         """Once for each worker, and to its end, whoever waits for it and is cancelled meanwhile."""
@@ -207,6 +229,8 @@ class Partitions:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self._all_clean = self._all_clean and clean
+        if not self._stopping:
+            self._garbage.closed()
 
     def _moved_away(self, key: PartitionKey) -> bool:
         """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
@@ -228,11 +252,11 @@ class Partitions:
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def settled(self) -> None:
         """Wait until everything that the image shows has been opened or given up for now."""
-        while self._busy:
-            pending = [task for key, task in self._busy.items() if key not in self.failed]
-            if not pending:
-                return
-            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        while self._changed or self._deferred or self._busy:
+            if self._busy:
+                await asyncio.wait(list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
 
     async def close_subjects(self, timeout_s: float) -> None:
         """Take no more publishes, so that they go unanswered nowhere when somebody else leads; answer those that have come.
@@ -278,6 +302,11 @@ class Partitions:
     async def stop(self) -> bool:
         """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
         self._stopping = self._closing = True
+        self._changed.close()
+        self._leases.close()
+        self._deferred.clear()
+        for retry in self._retries.values():
+            retry.cancel()
         await end_tasks(list(self._aside.values()))
         for task in list(self._busy.values()):
             task.cancel()

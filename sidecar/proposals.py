@@ -1,20 +1,22 @@
 """What replicas ask of the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
 
-Each is one background task with a deadline; the answer comes back as an event. The group decides by compare-and-set, so a
-late or repeated request changes nothing.
+They wait in ``liftpy.cluster.wishes`` and travel in batches, one at a time for the whole node; answers come back as events. The group
+decides by compare-and-set, so a late or repeated request changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
 
+from liftpy.cluster.wishes import Wishes
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.chatter import CHATTER
 from sidecar.ending import end_tasks
 from sidecar.raft.group import Group
 from sidecar.tasks import spawn
@@ -22,7 +24,8 @@ from sidecar.tasks import spawn
 logger = logging.getLogger("liftpy.proposals")
 
 _TIMEOUT_S = 5.0
-_UNKNOWN = (pb.ControlResponse.UNKNOWN, pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN)
+_GATHER_S = 0.002
+"""What is asked within this time of each other goes together."""
 
 
 class Proposals:
@@ -32,13 +35,25 @@ class Proposals:
         self._group = group
         self._node_id = node_id
         self._incarnation = incarnation
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._wishes = Wishes()
+        self._sending: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What was sent, and in how many batches."""
+        wishes = self._wishes
+        return Counter(
+            {
+                "requests to the metadata group": wishes.sent_count,
+                "batches of requests to the metadata group": wishes.batch_count,
+                "requests to the metadata group superseded": wishes.superseded_count,
+                "requests to the metadata group waiting": len(wishes),
+            }
+        )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         """Ask for another ISR; the answer is IsrChangeAnswered."""
-        self._spawn(self._propose_isr(key, effect, feed))
-
-    async def _propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         change = pb.ChangeIsr(
             stream=key.stream,
             uid=key.uid,
@@ -50,14 +65,16 @@ class Proposals:
             incarnations=dict(effect.incarnations),
             lost=sorted(effect.lost),
         )
-        response = await self._group.propose(pb.ControlRequest(changeIsr=change), _TIMEOUT_S)
-        if response.error == pb.ControlResponse.OK:
-            logger.info("%s: ISR is now %s", key, ", ".join(sorted(effect.isr)))
-            accepted: bool | None = True
-        else:
-            accepted = None if response.error in _UNKNOWN else False
-            logger.info("%s: ISR change not made: %s", key, response.detail or response.error)
-        feed(IsrChangeAnswered(effect.epoch, accepted))
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            accepted = None if response is None else response.error == pb.ControlResponse.OK
+            if accepted:
+                CHATTER.info(logger, "%s: ISR is now %s", key, ", ".join(sorted(effect.isr)))
+            else:
+                CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
+            feed(IsrChangeAnswered(effect.epoch, accepted))
+
+        self._put(key, pb.ControlRequest(changeIsr=change), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
         """Tell that the leader can't be reached; there is no answer to wait for, the replica reports again."""
@@ -76,7 +93,7 @@ class Proposals:
         )
         if effect.leader_lacks:
             logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
-        self._spawn(self._send(key, pb.ControlRequest(reportLeader=report)))
+        self._ask(key, pb.ControlRequest(reportLeader=report))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
         """Ask to be taken out of the ISR; the answer is the next state of the partition."""
@@ -89,7 +106,7 @@ class Proposals:
             incarnation=self._incarnation,
             reason=effect.reason,
         )
-        self._spawn(self._send(key, pb.ControlRequest(leaveIsr=wish)))
+        self._ask(key, pb.ControlRequest(leaveIsr=wish))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership) -> None:
         """Ask for a successor; the answer is the next state of the partition."""
@@ -103,7 +120,7 @@ class Proposals:
             leaderEpoch=effect.leader_epoch,
             reason=effect.reason,
         )
-        self._spawn(self._send(key, pb.ControlRequest(giveUpLeadership=wish)))
+        self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
         """Tell how far the promotion is; the answer is the next state of the partition."""
@@ -119,18 +136,32 @@ class Proposals:
             newestOffset=effect.newest_offset,
             finished=effect.finished,
         )
-        self._spawn(self._send(key, pb.ControlRequest(reportPromotion=report)))
+        self._ask(key, pb.ControlRequest(reportPromotion=report))
 
-    async def _send(self, key: PartitionKey, request: pb.ControlRequest) -> None:
-        response = await self._group.propose(request, _TIMEOUT_S)
-        if response.error != pb.ControlResponse.OK:
-            logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
+    def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
+        def answered(response: pb.ControlResponse | None) -> None:
+            if response is not None and response.error != pb.ControlResponse.OK:
+                logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = spawn(work, "a proposal")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._put(key, request, answered)
+
+    def _put(
+        self, key: PartitionKey, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse | None], None]
+    ) -> None:
+        if self._closed:
+            return
+        self._wishes.put(key, request, answered)
+        if self._sending is None or self._sending.done():
+            self._sending = spawn(self._send(), "proposals")
+
+    async def _send(self) -> None:
+        """Until nothing waits: a batch, its answer, the next one."""
+        await asyncio.sleep(_GATHER_S)
+        while (batch := self._wishes.take()) is not None:
+            self._wishes.answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
         """Give up what is on its way."""
-        await end_tasks(self._tasks)
+        self._closed = True
+        self._wishes.drop()
+        await end_tasks([self._sending])

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from liftpy.client.ending import end_tasks
 from liftpy.errors import LiftError
 
 logger = logging.getLogger("liftpy.node")
@@ -43,6 +44,27 @@ def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
+
+
+def spawn_in(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], what: str, *, endless: bool = False
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """As ``spawn``, on another thread's running loop; return what ends it, to be awaited on the own loop."""
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        begun.append(spawn(work, what, endless=endless))
+
+    async def end() -> None:
+        await end_tasks(begun)
+
+    loop.call_soon_threadsafe(begin)
+    return lambda: elsewhere(loop, end())
+
+
+async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns or raises on another thread's running loop; cancelled there when it is cancelled here."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def unexpected(what: str, error: Exception) -> None:

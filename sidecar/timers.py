@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable
 
 from sidecar import clock
@@ -18,6 +19,9 @@ GRID_NS = 5 * NS_PER_MS
 FAR_NS = 500 * NS_PER_MS
 FAR_GRID_NS = 100 * NS_PER_MS
 """Those that are set further ahead than FAR_NS may be this much late: what idles, idles in step, and one write carries many."""
+
+SLICE_NS = 8 * NS_PER_MS
+"""When so much time has gone into deadlines of one wake-up, the rest of them wait for the loop's next turn."""
 
 
 class Timer:
@@ -42,6 +46,9 @@ class Timers:
         self._count = 0
         self._handle: asyncio.TimerHandle | None = None
         self._handle_ns = 0
+        self._due: deque[Timer] = deque()
+        """Their time has come; bounded by the timers that there are, each waits once."""
+        self._firing: asyncio.Handle | None = None
         self._closed = False
 
     def set(self, timer: Timer, at_ns: int) -> None:
@@ -89,10 +96,24 @@ class Timers:
                 due.append(timer)
         if heap and (self._handle is None or _round_up(heap[0][0]) < self._handle_ns):
             self._arm(heap[0][0])
-        for timer in due:
+        self._due.extend(due)
+        if self._firing is None:
+            self._fire_due()
+
+    def _fire_due(self) -> None:
+        """Those whose time has come, for a slice of the loop's time; the others in its next turns."""
+        self._firing = None
+        due, end_ns = self._due, clock.now_ns() + SLICE_NS
+        while due:
+            timer = due.popleft()
+            now_ns = clock.now_ns()
             if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # not cancelled or moved by one before it
                 timer._wanted_ns = None
                 timer.fire()
+            if now_ns >= end_ns:
+                break
+        if due and not self._closed and self._firing is None:
+            self._firing = self._loop.call_soon(self._fire_due)
 
     def close(self) -> None:
         """Stop; nothing fires any more."""
@@ -101,6 +122,10 @@ class Timers:
             self._handle.cancel()
             self._handle = None
         self._heap.clear()
+        self._due.clear()
+        if self._firing is not None:
+            self._firing.cancel()
+            self._firing = None
 
 
 def _round_up(at_ns: int) -> int:

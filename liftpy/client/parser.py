@@ -58,12 +58,19 @@ class Pattern:
     """The subject of a subscription, wildcards included. ``known``: subjects that it matches, as far as remembered."""
 
     def __init__(self, pattern: str) -> None:
-        parts = [_WILDCARDS.get(token, re.escape(token)) for token in pattern.encode().split(b".")]
-        self._matched_by = re.compile(rb"\.".join(parts)).fullmatch
-        self.known = {pattern.encode()} if _WILDCARDS.keys().isdisjoint(pattern.encode().split(b".")) else set()
+        tokens = pattern.encode().split(b".")
+        if _WILDCARDS.keys().isdisjoint(tokens):
+            self._matched_by = None  # and nothing to compile: a node has thousands of subscriptions
+            self.known = {pattern.encode()}
+        else:
+            parts = [_WILDCARDS.get(token, re.escape(token)) for token in tokens]
+            self._matched_by = re.compile(rb"\.".join(parts)).fullmatch
+            self.known = set()
 
     def matches(self, subject: bytes) -> bool:
         """Whether the subscription is sent messages under ``subject``."""
+        if self._matched_by is None:
+            return subject in self.known
         if self._matched_by(subject) is None:
             return False
         if len(subject) <= _REMEMBERED_BYTES:

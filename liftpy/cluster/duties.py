@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, Question, Said
+from liftpy.cluster.batches import MAX_REQUESTS, answer_of, batch_of
 from liftpy.cluster.controller import describe
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
@@ -39,6 +40,13 @@ def control_request(message: Proposable) -> pb.ControlRequest:
         case pb.ReportLeader():
             return pb.ControlRequest(reportLeader=message)
     assert_never(message)
+
+
+def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
+    """The answer to a batch of which ``here`` was answered by the metadata leader, and the rest decided in the log."""
+    if logged.HasField("batch"):
+        logged.batch.answers.extend(here.batch.answers)
+    return logged
 
 
 class MetadataDuties:
@@ -107,6 +115,21 @@ class MetadataDuties:
         response.operationId, response.index = request.operationId, image.index
         return response
 
+    def divide(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
+        """A batch: what is answered here, and the rest of it for the log, under the same operation id; None: nothing is left."""
+        here = pb.ControlResponse(operationId=request.operationId, index=image.index)
+        here.batch.SetInParent()
+        rest = pb.ControlRequest(operationId=request.operationId, sender=request.sender)
+        for item in request.batch.requests[:MAX_REQUESTS]:
+            answer = self.answer(item.request, image, now_ns, confirmed_ns)
+            if answer is None:
+                rest.batch.requests.append(item)
+            else:
+                here.batch.answers.append(answer_of(item.number, answer))
+        return here, rest if rest.HasField("batch") else None
+
     def overdue(self, now_ns: int) -> list[str]:
         """Nodes whose heartbeats are late; ask for them on the bus, and say ``gone`` when nobody is there."""
         return self._sessions.overdue(now_ns) if self._leading else []
@@ -124,11 +147,12 @@ class MetadataDuties:
         self._accusations.testified(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
-        """What to propose now."""
-        moves = self._preferred.due(self._image, now_ns)
-        accused = self._accusations.due(now_ns)
-        proposals: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._timers.due(now_ns), *accused, *moves)
-        return [control_request(message) for message in proposals]
+        """What to propose now; what concerns single partitions in batches, however many there are."""
+        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._preferred.due(self._image, now_ns))
+        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns))
+        requests = [control_request(message) for message in many]
+        batches = [batch_of(requests[first : first + MAX_REQUESTS]) for first in range(0, len(requests), MAX_REQUESTS)]
+        return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None: not before something else happens."""

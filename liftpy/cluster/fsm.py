@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
+from liftpy.cluster.batches import decide_batch
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.controller import READ_ONLY, decide
 from liftpy.cluster.draft import Decision, Rules, refuse
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
-from liftpy.cluster.replay import replay_all
+from liftpy.cluster.replay import replay, replay_all
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -84,25 +85,36 @@ class ClusterFsm:
         if request.WhichOneof("request") in READ_ONLY:
             decision = decide(image, request, image.time_ns, self.rules)
             return image, (), _finish(decision.response, request.operationId, image.index)
-        done = image.operations.get(request.operationId)
-        if done is not None:
-            return image, (), _again(image, done)
-        decision = self._decide(image, request)
-        answer = _finish(decision.response, request.operationId, image.index)
-        records = decision.records
+        held = image.operations.get(request.operationId)
+        if held is not None:
+            return image, (), _again(image, held)
+        after, (records, response) = self._decide(image, request)
+        answer = _finish(response, request.operationId, image.index)
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
-            kept = Operation(request.operationId, image.time_ns, _shortened(decision.response, answer))
-            records = (*records, OperationDone(kept))
-        return replay_all(image, records), records, answer
+            done = OperationDone(Operation(request.operationId, image.time_ns, _shortened(response, answer)))
+            after, records = replay(after, done), (*records, done)
+        return after, records, answer
 
-    def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Decision:
+    def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, Decision]:
+        """The image after the request, and what was decided."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return image, refusal
+        if request.HasField("batch"):
+            after, records, response, failures = decide_batch(image, request.batch, image.time_ns, self.rules)
+            self.failure_count += failures
+            return after, Decision(records, response)
+        decision = decide(image, request, image.time_ns, self.rules)
+        return replay_all(image, decision.records), decision
+
+    def _refusal(self, request: pb.ControlRequest) -> Decision | None:
         if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
             return refuse(
                 _ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}"
             )
         if request.timeNs >= MAX_TIME_NS:
             return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
-        return decide(image, request, image.time_ns, self.rules)
+        return None
 
 
 def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> bytes:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from liftpy.cluster.accusations import Question, Said
-from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage, PartitionImage
 from liftpy.config import ReplicationConfig
@@ -88,7 +88,11 @@ class Group:
             self.counters["no metadata leader"] += 1
             return
         now_ns = self.clock.now_ns
-        response = self.duties.answer(request, self.image, now_ns, now_ns) or self.apply(request)
+        if request.HasField("batch"):
+            here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
+            response = here if rest is None else joined(here, self.apply(rest))
+        else:
+            response = self.duties.answer(request, self.image, now_ns, now_ns) or self.apply(request)
         self._travel(node, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -98,10 +102,19 @@ class Group:
         request.operationId = request.operationId or self.new_operation_id()
         request.timeNs = max(1, self.clock.now_ns + self.wall_offset_ns)
         response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
-        self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
+        self._count(request, response)
         if self.fsm.last_records:
             self._changed(before)
         return response
+
+    def _count(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        """By kind and outcome; the requests of a batch as if they had come alone."""
+        if not request.HasField("batch"):
+            self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
+            return
+        self.counters["batches"] += 1
+        for item, answer in zip(request.batch.requests, response.batch.answers, strict=True):
+            self.counters[f"{item.request.WhichOneof('request')} {pb.ControlResponse.Error.Name(answer.error)}"] += 1
 
     def new_operation_id(self) -> bytes:
         """An id that no operation has had; one that is retried keeps its own."""

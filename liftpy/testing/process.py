@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from liftpy.cluster.accusations import Question, Said
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
@@ -108,6 +109,7 @@ class Process:
         self._repairs = False
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
+        self.wishes = Wishes()
         self._data_path_is_up = True
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
@@ -283,14 +285,22 @@ class Process:
         self._later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
 
     # ---- proposals -------------------------------------------------------------------------------------------------------
-    def propose(self, request: pb.ControlRequest, on_answer: Callable[[pb.ControlResponse | None], None]) -> None:
-        """``on_answer`` once: the group's response, or None when none came in time."""
+    def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """``on_answer`` once: the group's response, or None when none came in time. In batches, as the sidecar's."""
+        self.wishes.put(key, request, on_answer)
+        self._send_wishes()
+
+    def _send_wishes(self) -> None:
+        batch = self.wishes.take()
+        if batch is None:
+            return
         state = {"open": True}
 
         def answered(response: pb.ControlResponse | None) -> None:
             if state["open"]:
                 state["open"] = False
-                on_answer(response)
+                self.wishes.answered(response)
+                self._send_wishes()
 
-        self.cluster.group.propose(self.node_id, request, lambda response: self.run(lambda: answered(response)))
+        self.cluster.group.propose(self.node_id, batch, lambda response: self.run(lambda: answered(response)))
         self._later(_PROPOSE_TIMEOUT_NS, lambda: answered(None))

@@ -503,7 +503,7 @@ class SimReplica:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
             self.feed(ev.IsrChangeAnswered(effect.epoch, accepted))
 
-        self.process.propose(pb.ControlRequest(changeIsr=change), answered)
+        self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
 
     def _report_leader(self, effect: do.ReportLeader) -> None:
         report = pb.ReportLeader(
@@ -512,7 +512,7 @@ class SimReplica:
             lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
             leaderLacks=effect.leader_lacks,
         )  # fmt: skip
-        self.process.propose(pb.ControlRequest(reportLeader=report), lambda response: None)
+        self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
 
     def _leave_isr(self, effect: do.LeaveIsr) -> None:
         self.cluster.counters["leaves the ISR itself"] += 1
@@ -520,7 +520,7 @@ class SimReplica:
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
             incarnation=self.process.incarnation, reason=effect.reason,
         )  # fmt: skip
-        self.process.propose(pb.ControlRequest(leaveIsr=wish), lambda response: None)
+        self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
 
     def _give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
@@ -528,7 +528,7 @@ class SimReplica:
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
             incarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, reason=effect.reason,
         )  # fmt: skip
-        self.process.propose(pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
+        self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
 
     def _report_promotion(self, effect: do.ReportPromotion) -> None:
         report = pb.ReportPromotion(
@@ -536,7 +536,7 @@ class SimReplica:
             candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
             replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
         )  # fmt: skip
-        self.process.propose(pb.ControlRequest(reportPromotion=report), lambda response: None)
+        self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
 
     # ---- time and status -------------------------------------------------------------------------------------------------
     def _set_deadline(self, effect: do.SetDeadline) -> None:

@@ -124,7 +124,7 @@ class Driver:
             if not future.done():
                 future.set_result(answer)
         self._ticked()
-        if self._inbox:
+        if self._inbox or self._core.behind:
             self.wake()
 
     def _give_up(self, error: Exception) -> None:

@@ -30,17 +30,22 @@ __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "chec
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
 """Of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
+APPLIED_PER_TICK_BYTES = 32 * 1024
+"""Of committed entries and their answers, in one tick: some 15 ms of work."""
+ENTRY_BYTES = 100
+"""What an entry costs beside its bytes."""
 _REGULAR = b"\x00"
 _DUMP_FAILED = -2
 _FOLLOWER = 0
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
-    "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__tryLogCompaction",
+    "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__applyLogEntries", "_SyncObj__tryLogCompaction",
 )  # fmt: skip
 _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
     "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
-    "_SyncObj__generateRaftTimeout", "_SyncObj__setCurrentTerm", "_SyncObj__setState", "_SyncObj__raftLeader",
+    "_SyncObj__generateRaftTimeout", "_SyncObj__raftCommitIndex", "_SyncObj__setCurrentTerm", "_SyncObj__setState",
+    "_SyncObj__raftLeader",
 )  # fmt: skip
 _ENTRY = struct.Struct("<QQ")
 
@@ -149,6 +154,8 @@ class RaftCore(SyncObj):
         self._machine = machine
         self.failure: BaseException | None = None
         """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        self._applied_bytes = 0
+        """In the running tick: entries, their answers, and something for each."""
         self.on_probation = False
         """It must not campaign; see ``sidecar.raft.probation``."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
@@ -275,11 +282,33 @@ class RaftCore(SyncObj):
                 self.failure = StorageError("the snapshot can't be put in its place")  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
 
+    @property
+    def behind(self) -> bool:
+        """Whether entries are committed that have not been applied: the next tick goes on."""
+        return bool(self.raftCommitIndex > self.raftLastApplied) and self.failure is None
+
+    def _SyncObj__applyLogEntries(self) -> bool:
+        """So much of what is committed as fits into one tick: a member that comes back has thousands of entries to apply, and must
+        take and send frames meanwhile. Counted in bytes, which tell how much work it is: time can't be replayed."""
+        committed, self._applied_bytes = self.raftCommitIndex, 0
+        try:
+            while self.raftLastApplied < committed and self._applied_bytes < APPLIED_PER_TICK_BYTES:
+                following = self.raftLastApplied + 1
+                self._SyncObj__raftCommitIndex = following
+                super()._SyncObj__applyLogEntries()
+                if self.raftLastApplied < following:
+                    break  # a snapshot has to come first
+        finally:
+            self._SyncObj__raftCommitIndex = committed
+        return False
+
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
         if command[:1] != _REGULAR or self.failure is not None:
             return None
         try:
-            return self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
+            answer = self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
+            self._applied_bytes += len(command) + len(answer) + ENTRY_BYTES
+            return answer
         except BaseException as error:  # a raising apply would be tried again for ever, with partial effects
             self.failure = error
             return None

@@ -21,7 +21,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from liftpy.cluster.controller import describe
-from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
@@ -55,6 +55,8 @@ _LEADER = 2
 _TRANSFER_TIMEOUT_S = 2.0
 _HAND_OVER_TIMEOUT_S = 1.5
 _DUTY_TIMEOUT_S = 2.0
+_DUTY_ORDERS = 64
+"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
 _JOIN_ATTEMPT_S = 1.0
 _SAY_AFTER_S = 2.0
 _SAY_EVERY_S = 10.0
@@ -212,7 +214,7 @@ class RaftMember:
             if image is not before:
                 self._duties.image_changed(image, now_ns)
             deadline_ns = self._duties.next_deadline_ns()
-            if deadline_ns is not None and deadline_ns <= now_ns:
+            if deadline_ns is not None and deadline_ns <= now_ns and len(self._tasks) < _DUTY_ORDERS:
                 for request in self._duties.due(now_ns):
                     self._spawn(self._order(request, _DUTY_TIMEOUT_S))
             self._presence.look(lambda: self._duties.overdue(now_ns))
@@ -332,6 +334,8 @@ class RaftMember:
         """The leader's answer; None on another member."""
         if not self._core.leads or self._driver.stopped:
             return None
+        if request.HasField("batch"):
+            return self._with_members(await self._decide_batch(request, timeout_s))
         if self._duty_since >= 0:
             answer = self._duties.answer(request, self._fsm.image, clock.now_ns(), self._transport.confirmed_ns())
             if answer is not None:
@@ -339,6 +343,12 @@ class RaftMember:
         elif request.WhichOneof("request") in ("heartbeat", "reportLeader"):
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
         return self._with_members(await self._order(request, timeout_s))
+
+    async def _decide_batch(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        if self._duty_since < 0:
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
+        here, rest = self._duties.divide(request, self._fsm.image, clock.now_ns(), self._transport.confirmed_ns())
+        return here if rest is None else joined(here, await self._order(rest, timeout_s))
 
     async def _order(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
         """Put ``request`` into the log and wait until it is applied here."""

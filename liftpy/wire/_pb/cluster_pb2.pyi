@@ -398,11 +398,53 @@ class Barrier(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeCluster(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("paged", "afterStream", "maxBytes")
+    PAGED_FIELD_NUMBER: _ClassVar[int]
+    AFTERSTREAM_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    paged: bool
+    afterStream: str
+    maxBytes: int
+    def __init__(self, paged: _Optional[bool] = ..., afterStream: _Optional[str] = ..., maxBytes: _Optional[int] = ...) -> None: ...
+
+class DescribeStream(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class BatchedRequest(_message.Message):
+    __slots__ = ("number", "request")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: ControlRequest
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[ControlRequest, _Mapping]] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[BatchedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[BatchedRequest, _Mapping]]] = ...) -> None: ...
+
+class BatchedAnswer(_message.Message):
+    __slots__ = ("number", "error", "detail")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: ControlResponse.Error
+    detail: str
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class BatchAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[BatchedAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +467,8 @@ class ControlRequest(_message.Message):
     DRAINNODE_FIELD_NUMBER: _ClassVar[int]
     GIVEUPLEADERSHIP_FIELD_NUMBER: _ClassVar[int]
     LEAVEISR_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBESTREAM_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -447,10 +491,12 @@ class ControlRequest(_message.Message):
     drainNode: DrainNode
     giveUpLeadership: GiveUpLeadership
     leaveIsr: LeaveIsr
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ...) -> None: ...
+    batch: Batch
+    describeStream: DescribeStream
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster", "batch")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -484,6 +530,7 @@ class ControlResponse(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     error: ControlResponse.Error
     detail: str
@@ -493,17 +540,20 @@ class ControlResponse(_message.Message):
     node: Node
     partition: Partition
     cluster: ClusterDescription
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ...) -> None: ...
+    batch: BatchAnswers
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ...) -> None: ...
 
 class ClusterDescription(_message.Message):
-    __slots__ = ("image", "metadataLeader", "controllers")
+    __slots__ = ("image", "metadataLeader", "controllers", "more")
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     METADATALEADER_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     image: Image
     metadataLeader: str
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
-    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class ControllerStatus(_message.Message):
     __slots__ = ("nodeId", "leader", "term", "commitIndex", "appliedIndex", "lag", "connected")

@@ -12,6 +12,8 @@ import sidecar.partitions as module
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.errors import StorageError
+from liftpy.replica.events import MetadataHeard
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -158,3 +160,98 @@ async def test_a_worker_that_is_being_stopped_already_is_waited_for(monkeypatch:
         may_end.set()
         assert not await stopping
     assert [worker.stops for worker in workers] == [1, 1]
+
+
+class Leader(Worker):
+    """Leads, and remembers what it was fed."""
+
+    leads = True
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(key, lambda: None)
+        self.fed: list[Any] = []
+
+    def feed(self, event: Any) -> None:
+        self.fed.append((self.epochs[-1], event))
+
+
+async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, module.Partitions, list[Leader], list[int]]:
+    group = Group()
+    group.start_node("a")
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=1, partitions=count))
+    made: list[Leader] = []
+    opening, most = [0], [0]
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
+        opening[0] += 1
+        most[0] = max(most[0], opening[0])
+        await asyncio.sleep(0)
+        opening[0] -= 1
+        made.append(Leader(key))
+        return made[-1]
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    async with asyncio.timeout(20):
+        await partitions.settled()
+    return group, partitions, made, most
+
+
+async def test_logs_are_opened_by_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(asyncio.all_tasks())
+    _, partitions, made, most = await _leading(monkeypatch, 200)
+    assert len(made) == len(partitions) == 200
+    assert 1 < most[0] <= module._OPENED_AT_ONCE
+    assert len(asyncio.all_tasks()) - before <= module._OPENED_AT_ONCE
+    assert await partitions.stop()
+
+
+async def test_no_lease_is_extended_before_the_partition_was_told_what_the_image_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat was answered on an image in which the partition may have lost its leader [D22]."""
+    group, partitions, made, _ = await _leading(monkeypatch, 20)
+    partitions._changed._slice_s = 0.0  # one partition in each turn of the loop
+    partitions._leases._slice_s = 10.0  # and all leases at once
+    old = made[0].epochs[-1]
+    before = group.fsm.image
+    partitions.image_changed(before, group.start_node("a"))  # new LeaderEpochs, in one change
+    partitions.metadata_heard(10**12)
+    async with asyncio.timeout(5):
+        while partitions._changed or partitions._leases:
+            await asyncio.sleep(0)
+    for worker in made:
+        current = group.fsm.image.streams["s"].partitions[worker.key.partition].leader_epoch
+        assert current > old
+        heard = [epoch for epoch, event in worker.fed if isinstance(event, MetadataHeard) and event.sent_ns == 10**12]
+        assert heard
+        assert set(heard) == {current}, "never while it was told of the old leadership only"
+    assert await partitions.stop()
+
+
+async def test_a_log_that_can_not_be_opened_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)
+    group = Group()
+    group.start_node("a")
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=1, partitions=10))
+    tries: list[int] = []
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
+        tries.append(key.partition)
+        if key.partition < 5 and tries.count(key.partition) < 3:
+            raise StorageError("not yet")
+        return Leader(key)
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    async with asyncio.timeout(10):
+        await partitions.settled()
+        assert len(partitions) == 5
+        assert len(partitions.failed) == 5
+        while len(partitions) < 10:
+            await asyncio.sleep(0.005)
+    assert partitions.failed == {}
+    assert await partitions.stop()

@@ -13,13 +13,15 @@ import pytest
 
 from liftpy.client import connect
 from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.replica import effects as do
 from liftpy.wire.subjects import Subjects
 from sidecar import housekeeping, node
 from sidecar.bus.absence import Probes
 from sidecar.embedded import NatsServer
+from sidecar.heartbeats import Heartbeats
 from sidecar.housekeeping import Housekeeping
-from sidecar.membership import Membership
 from sidecar.node import Node
 from sidecar.partitions import Partitions
 from sidecar.proposals import Proposals
@@ -115,7 +117,7 @@ LOOPS: dict[str, tuple[type, str, str]] = {
     "retention": (Housekeeping, "_retention", "housekeeping"),
     "compaction": (Housekeeping, "_compact", "housekeeping"),
     "the space check": (Housekeeping, "_look_for_space", "housekeeping"),
-    "heartbeats": (Membership, "_one_beat", "heartbeats"),
+    "heartbeats": (Heartbeats, "_one_beat", "heartbeats"),
     "a checkpoint in its thread": (Log, "checkpoint", "_checkpointed"),
 }
 
@@ -164,7 +166,7 @@ async def test_a_storage_error_of_one_partition_is_expected(
 
 
 ONE_SHOTS: dict[str, tuple[type, str]] = {
-    "a proposal": (Proposals, "_send"),
+    "proposals": (Proposals, "_send"),
     "asking for": (Probes, "_ask"),
     "looking for": (Presence, "_ask"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
@@ -190,7 +192,7 @@ async def test_what_is_asked_in_the_background_fails_loudly(
 
     bus: Any = Bus()
     if owner is Proposals:
-        Proposals(bus, "n1", 1)._spawn(fail())
+        Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr("a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
     elif owner is Presence:

@@ -96,7 +96,7 @@ async def test_a_thousand_deadlines_of_one_moment_need_few_wake_ups() -> None:
         wake_ups += 1
         return call_later(delay, callback, *args)  # type: ignore[arg-type]
 
-    timers._loop = type("Loop", (), {"call_later": staticmethod(counting)})()  # type: ignore[assignment]
+    timers._loop = type("Loop", (), {"call_later": staticmethod(counting), "call_soon": loop.call_soon})()  # type: ignore[assignment]
     for number in range(1000):
         owner.set(str(number), now + 20 * MS + number * GRID_NS // 1000)
     await until(owner, 1000)

@@ -1,0 +1,112 @@
+"""Wishes: what the replicas of one node ask of the metadata group, on their way there in batches. Pure.
+
+Goal: however many partitions a node holds, an event that touches all of them (a node dies, the metadata leader changes, the
+whole cluster starts) asks the group for what has to change once, and not for the same thing again and again.
+
+Algorithm: of each partition and kind the newest wish waits, in the place of the one before it; one batch is out at a time, and the next
+leaves when it is answered or given up. So what waits is bounded by the partitions of the node, what is under way by one batch, and
+a metadata leader that is lost finds one batch to be asked again. What gives a partition a leader goes before what changes an ISR.
+
+Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report leaves alone; 200 more go with
+the next batch, and so on; a partition whose follower reports again meanwhile still waits in its old place, with the newer report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS, batch_of
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+
+Answer = Callable[[pb.ControlResponse | None], None]
+"""Called once: with the answer, or with None when nobody knows the outcome."""
+
+_LATER = frozenset({"changeIsr"})
+_UNKNOWN = (
+    pb.ControlResponse.UNKNOWN,
+    pb.ControlResponse.UNAVAILABLE,
+    pb.ControlResponse.OUTCOME_UNKNOWN,
+    pb.ControlResponse.NOT_METADATA_LEADER,
+)
+_SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer request took its place before it was sent")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    request: pb.ControlRequest
+    on_answer: Answer
+
+
+class Wishes:
+    """``put`` what replicas want; ``take`` a batch and send it; say ``answered``; and again."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[PartitionKey, str], _Wish] = {}
+        self._then: dict[tuple[PartitionKey, str], _Wish] = {}
+        self._out: list[_Wish] = []
+        self.superseded_count = 0
+        """Wishes whose place a newer one took."""
+        self.batch_count = 0
+        self.sent_count = 0
+        """Wishes that left in those batches."""
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._then)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether a batch has been taken and not answered."""
+        return bool(self._out)
+
+    def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """``request`` (of one of the kinds in ``batches.BATCHED``) waits to be taken."""
+        kind = request.WhichOneof("request") or ""
+        waiting = self._then if kind in _LATER else self._first
+        before = waiting.get((key, kind))
+        waiting[key, kind] = _Wish(request, on_answer)
+        if before is not None:
+            self.superseded_count += 1
+            before.on_answer(_SUPERSEDED)
+
+    def take(self) -> pb.ControlRequest | None:
+        """The next batch to send, None when there is nothing to ask or the last one is not answered yet."""
+        if self._out:
+            return None
+        size_bytes = 0
+        for waiting in (self._first, self._then):
+            while waiting and len(self._out) < MAX_REQUESTS:
+                slot = next(iter(waiting))
+                added = waiting[slot].request.ByteSize() + 8
+                if self._out and size_bytes + added > MAX_BATCH_BYTES:
+                    break
+                size_bytes += added
+                self._out.append(waiting.pop(slot))
+        if not self._out:
+            return None
+        self.batch_count += 1
+        self.sent_count += len(self._out)
+        return batch_of([wish.request for wish in self._out])
+
+    def answered(self, response: pb.ControlResponse | None) -> None:
+        """What came of the batch that is out; None: nothing did."""
+        out, self._out = self._out, []
+        single = len(out) == 1
+        unknown = response is None or response.error in _UNKNOWN
+        if not unknown and response is not None and not single and not response.HasField("batch"):
+            each: dict[int, pb.ControlResponse] = dict.fromkeys(range(len(out)), response)  # refused as a whole
+        elif unknown or response is None:
+            each = {}
+        elif single:
+            each = {0: response}
+        else:
+            each = {a.number: pb.ControlResponse(error=a.error, detail=a.detail) for a in response.batch.answers}
+        for number, wish in enumerate(out):
+            given = each.get(number)
+            wish.on_answer(None if given is None or given.error in _UNKNOWN else given)
+
+    def drop(self) -> None:
+        """The node stops: nothing that waits is sent any more, nobody is told."""
+        self._first.clear()
+        self._then.clear()

@@ -1,0 +1,41 @@
+"""What is said of single partitions, at most so many lines a second: an event that concerns thousands of them is told, not retold.
+
+A line costs 20 us and a write; the lines of 5,000 partitions that change their leader cost more than the change. What is left out is
+counted, and the count is logged with the next line that is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+LINES_PER_S = 200
+
+
+class Chatter:
+    """``info`` as a logger's; one for all partitions of a process."""
+
+    def __init__(self, lines_per_s: int = LINES_PER_S) -> None:
+        self._lines_per_s = lines_per_s
+        self._second = 0
+        self._lines = 0
+        self.left_out_count = 0
+        self._untold = 0
+
+    def info(self, logger: logging.Logger, text: str, *given: object) -> None:
+        """Log it, or count it."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._lines = second, 0
+            if self._untold:
+                logger.info("%d lines about partitions were left out before this one", self._untold)
+                self._untold = 0
+        if self._lines < self._lines_per_s:
+            self._lines += 1
+            logger.info(text, *given)
+        else:
+            self._untold += 1
+            self.left_out_count += 1
+
+
+CHATTER = Chatter()

@@ -1,0 +1,17 @@
+"""The short form of ``python -m tests.system.scale``: the same phases and gates with few partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.scale.run import Run, Sizes
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+async def test_partitions_are_made_led_again_and_restarted(tmp_path: Path) -> None:
+    run = Run(Sizes(partitions=100, nodes=3, per_stream=10, at_once=8, idle_s=0), tmp_path)
+    missed = await run.all(("kill-one", "kill-all"))
+    assert missed == []

@@ -1,0 +1,153 @@
+"""A batch is decided as its requests would be one after the other: same image, same answers, each by its own compare-and-set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liftpy.cluster import batches
+from liftpy.cluster.batches import batch_of
+from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.trail import Trail
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+_E = pb.ControlResponse
+
+
+class Group:
+    """The state machine, with three nodes and a stream of nine partitions whose leader ``a`` is gone."""
+
+    def __init__(self) -> None:
+        self.fsm = ClusterFsm(elections=True)
+        self.count = 0
+        for node in ("a", "b", "c"):
+            self.ask(registerNode=pb.RegisterNode(nodeId=node, flushedAlways=True))
+        self.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=9))
+        self.ask(fenceNode=pb.FenceNode(nodeId="a", incarnation=1))
+        for p in self.image.streams["s"].partitions:
+            if p.status is PartitionStatus.ELECTION:
+                self.ask(concludeElection=pb.ConcludeElection(stream="s", partition=p.partition, epoch=p.epoch))
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.fsm.image
+
+    def ask(self, **request: Any) -> pb.ControlResponse:
+        return self.apply(pb.ControlRequest(**request))
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        self.count += 1
+        request.operationId = request.operationId or self.count.to_bytes(16, "big")
+        request.timeNs = self.count
+        return _E.FromString(self.fsm.apply(request.SerializeToString(), self.count))
+
+    def wishes(self) -> list[pb.ControlRequest]:
+        """Every candidate has finished, every leader wants its ISR without ``a``; one of them twice, one of nobody's."""
+        stream = self.image.streams["s"]
+        found = []
+        for p in stream.partitions:
+            at = {"stream": "s", "uid": stream.uid, "partition": p.partition, "leaderEpoch": p.leader_epoch, "epoch": p.epoch}
+            if p.candidate:
+                node = self.image.nodes[p.candidate]
+                report = pb.ReportPromotion(**at, candidate=p.candidate, candidateIncarnation=node.incarnation, finished=True)
+                found.append(pb.ControlRequest(reportPromotion=report))
+            elif p.leader:
+                change = pb.ChangeIsr(**at, leader=p.leader, isr=[n for n in p.isr if n != "a"])
+                found += [pb.ControlRequest(changeIsr=change), pb.ControlRequest(changeIsr=change)]
+        found.append(pb.ControlRequest(leaveIsr=pb.LeaveIsr(stream="nobody", node="b", incarnation=2)))
+        return found
+
+
+def comparable(image: ClusterImage) -> ClusterImage:
+    """Without what tells how many entries there were."""
+    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=Trail())
+
+
+def test_a_batch_does_what_its_requests_do() -> None:
+    alone, together = Group(), Group()
+    requests = alone.wishes()
+    answers = [alone.apply(request).error for request in requests]
+    entries = together.count
+    answer = together.apply(batch_of(together.wishes()))
+    assert together.count == entries + 1
+    assert [a.error for a in answer.batch.answers] == answers
+    assert {_E.OK, _E.STALE, _E.NOT_FOUND} <= set(answers)
+    assert comparable(together.image) == comparable(alone.image)
+    assert all(p.status is PartitionStatus.ONLINE and "a" not in p.isr for p in together.image.streams["s"].partitions)
+
+
+def test_a_batch_is_applied_once() -> None:
+    group = Group()
+    request = batch_of(group.wishes())
+    first = group.apply(request)
+    image = group.image
+    again = group.apply(request)
+    assert again.batch == first.batch
+    assert again.index == first.index
+    assert comparable(group.image) == comparable(image)
+
+
+def test_a_request_that_meets_a_bug_keeps_none_of_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group()
+    requests = group.wishes()
+    real = batches.decide
+
+    def decide(image: Any, request: pb.ControlRequest, *more: Any) -> Any:
+        if request == requests[0]:
+            raise ZeroDivisionError("a bug")
+        return real(image, request, *more)
+
+    monkeypatch.setattr(batches, "decide", decide)
+    answer = group.apply(batch_of(requests))
+    errors = {a.number: a.error for a in answer.batch.answers}
+    assert errors[0] == _E.UNKNOWN
+    assert list(errors.values()).count(_E.OK) == 8
+    assert group.fsm.failure_count >= 1
+
+
+def test_what_is_no_partitions_wish_has_no_place_in_a_batch() -> None:
+    group = Group()
+    fence = pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="b", incarnation=2))
+    nested = batch_of([fence, fence])
+    answer = group.apply(batch_of([fence, nested]))
+    assert [a.error for a in answer.batch.answers] == [_E.INVALID, _E.INVALID]
+    assert group.image.is_live("b")
+
+
+def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
+    group = Group()
+    duties = MetadataDuties(ReplicationConfig())
+    duties.lead(group.image, 0, term=1)
+    finished = next(wish for wish in group.wishes() if wish.HasField("reportPromotion"))
+    progress = pb.ControlRequest()
+    progress.CopyFrom(finished)
+    progress.reportPromotion.finished = False
+    request = batch_of([progress, finished])
+    request.operationId = b"o" * 16
+    here, rest = duties.divide(request, group.image, 1, 1)
+    assert [a.number for a in here.batch.answers] == [0]
+    assert rest is not None
+    assert [item.number for item in rest.batch.requests] == [1]
+    assert rest.operationId == request.operationId
+    answer = joined(here, group.apply(rest))
+    assert sorted(a.number for a in answer.batch.answers) == [0, 1]
+    only = batch_of([progress, progress])
+    assert duties.divide(only, group.image, 1, 1)[1] is None
+
+
+def test_what_is_due_of_many_partitions_is_proposed_in_batches() -> None:
+    group = Group()
+    duties = MetadataDuties(ReplicationConfig())
+    duties.lead(group.image, 0, term=1)
+    candidates = sum(p.status is PartitionStatus.CANDIDATE_FOUND for p in group.image.streams["s"].partitions)
+    assert candidates == 3
+    due = duties.due(2_100_000_000)
+    kinds = [request.WhichOneof("request") for request in due]
+    assert kinds.count("batch") == 1
+    batch = next(request for request in due if request.HasField("batch"))
+    assert len(batch.batch.requests) == candidates

@@ -1,0 +1,149 @@
+"""What a node's replicas ask of the metadata group: in batches, one at a time, the newest of each partition and kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.cluster.wishes import Wishes
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+
+OK = pb.ControlResponse()
+
+
+def key(number: int) -> PartitionKey:
+    return PartitionKey("s", "u", number)
+
+
+def promotion(number: int, newest_offset: int = 0, candidate: str = "a") -> pb.ControlRequest:
+    report = pb.ReportPromotion(stream="s", partition=number, candidate=candidate, newestOffset=newest_offset)
+    return pb.ControlRequest(reportPromotion=report)
+
+
+def isr(number: int) -> pb.ControlRequest:
+    return pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", partition=number))
+
+
+class Asked:
+    """Puts wishes and keeps what each was answered."""
+
+    def __init__(self) -> None:
+        self.wishes = Wishes()
+        self.answers: list[tuple[int, int | None]] = []
+
+    def put(self, number: int, request: pb.ControlRequest) -> None:
+        def answered(response: pb.ControlResponse | None) -> None:
+            self.answers.append((number, None if response is None else response.error))
+
+        self.wishes.put(key(number), request, answered)
+
+
+def numbers(batch: pb.ControlRequest | None) -> list[int]:
+    assert batch is not None
+    return [item.request.reportPromotion.partition for item in batch.batch.requests]
+
+
+def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlResponse.Error]) -> pb.ControlResponse:
+    return pb.ControlResponse(batch=pb.BatchAnswers(answers=[pb.BatchedAnswer(number=n, error=e) for n, e in errors]))
+
+
+def test_thousands_leave_in_few_batches_one_at_a_time() -> None:
+    asked = Asked()
+    for number in range(3000):
+        asked.put(number, promotion(number))
+    sent: list[int] = []
+    batches = 0
+    while (batch := asked.wishes.take()) is not None:
+        assert asked.wishes.take() is None, "one batch is out"
+        assert len(batch.batch.requests) <= MAX_REQUESTS
+        assert batch.ByteSize() <= 64 * 1024
+        sent += numbers(batch)
+        batches += 1
+        asked.wishes.answered(OK)
+    assert sent == list(range(3000))
+    assert batches <= 3000 / MAX_REQUESTS + 1
+    assert len(asked.answers) == 3000
+
+
+def test_the_newest_takes_the_place_of_the_one_that_waits() -> None:
+    asked = Asked()
+    for _ in range(50):
+        for number in range(10):
+            asked.put(number, promotion(number, newest_offset=number))
+    asked.put(0, promotion(0, newest_offset=99))
+    assert len(asked.wishes) == 10
+    batch = asked.wishes.take()
+    assert numbers(batch) == list(range(10))
+    assert batch is not None
+    assert batch.batch.requests[0].request.reportPromotion.newestOffset == 99
+    assert asked.wishes.superseded_count == 491
+    assert {error for _, error in asked.answers} == {pb.ControlResponse.STALE}
+
+
+def test_what_comes_while_a_batch_is_out_waits_for_its_answer() -> None:
+    asked = Asked()
+    asked.put(1, promotion(1))
+    first = asked.wishes.take()
+    assert first is not None
+    assert first.WhichOneof("request") == "reportPromotion"
+    asked.put(1, promotion(1, newest_offset=5))
+    asked.put(2, promotion(2))
+    assert asked.wishes.take() is None
+    asked.wishes.answered(None)
+    assert asked.answers == [(1, None)]
+    assert numbers(asked.wishes.take()) == [1, 2]
+
+
+def test_leaders_come_before_the_isr() -> None:
+    asked = Asked()
+    asked.put(1, isr(1))
+    asked.put(2, promotion(2))
+    batch = asked.wishes.take()
+    assert batch is not None
+    assert [item.request.WhichOneof("request") for item in batch.batch.requests] == ["reportPromotion", "changeIsr"]
+
+
+def test_each_hears_its_own_answer_and_who_has_none_asks_again() -> None:
+    asked = Asked()
+    for number in range(4):
+        asked.put(number, isr(number))
+    batch = asked.wishes.take()
+    answer = answers_to(batch, (0, pb.ControlResponse.OK), (2, pb.ControlResponse.STALE), (3, pb.ControlResponse.UNKNOWN))
+    asked.wishes.answered(answer)
+    assert asked.answers == [(0, pb.ControlResponse.OK), (1, None), (2, pb.ControlResponse.STALE), (3, None)]
+
+
+@pytest.mark.parametrize("error", [pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN])
+def test_no_metadata_leader_leaves_every_outcome_unknown(error: pb.ControlResponse.Error) -> None:
+    asked = Asked()
+    for number in range(2):
+        asked.put(number, isr(number))
+    asked.wishes.take()
+    asked.wishes.answered(pb.ControlResponse(error=error))
+    assert asked.answers == [(0, None), (1, None)]
+
+
+def test_a_batch_that_is_refused_as_a_whole_was_not_done() -> None:
+    asked = Asked()
+    for number in range(2):
+        asked.put(number, isr(number))
+    asked.wishes.take()
+    asked.wishes.answered(pb.ControlResponse(error=pb.ControlResponse.INVALID, detail="of a later version"))
+    assert asked.answers == [(0, pb.ControlResponse.INVALID), (1, pb.ControlResponse.INVALID)]
+
+
+def test_large_wishes_are_bounded_by_their_bytes() -> None:
+    asked = Asked()
+    for number in range(30):
+        asked.put(number, promotion(number, candidate="x" * 5000))
+    batch = asked.wishes.take()
+    assert batch is not None
+    assert MAX_BATCH_BYTES // 2 < batch.ByteSize() <= MAX_BATCH_BYTES + 1024
+
+
+def test_nothing_leaves_after_the_stop() -> None:
+    asked = Asked()
+    asked.put(1, promotion(1))
+    asked.wishes.drop()
+    assert asked.wishes.take() is None
