@@ -19,6 +19,9 @@ from liftpy.wire._pb import cluster_pb2 as pb
 
 CHUNK_SIZE_BYTES = 256 * 1024
 MAX_ENTRY_SIZE_BYTES = 256 * 1024
+_SMALLEST_MESSAGE_BYTES = 1024
+_OVERHEAD_BYTES = 512
+"""Of the envelope and of what stands beside the chunk or the records."""
 MAX_HELD_ENTRIES = 4096
 MAX_HELD_RECORDS = 65_536
 MAX_SNAPSHOTS = 2
@@ -33,16 +36,30 @@ class FeedProducer:
         self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
         """(index, index before it, records), contiguous up to ``index``; bounded by entries and records."""
         self._held_records = 0
+        self._takes_bytes: int | None = None
+        """What the NATS server's max_payload leaves for one message; None: not known."""
         self.index = index
         """Of the last applied entry."""
         self._published_index = index
         self._snapshots: dict[int, bytes] = {}
         """By index, oldest first; all of them lead to ``index`` through the held entries."""
 
+    def fit(self, max_payload_bytes: int) -> None:
+        """The NATS server takes messages of so many bytes. What was held for larger ones is to be had as a snapshot."""
+        before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
+        if self._message_bytes < before:
+            self._held.clear()
+            self._held_records = 0
+            self._drop_old_snapshots()
+
+    @property
+    def _message_bytes(self) -> int:
+        return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
+
     def applied(self, index: int, records: tuple[Record, ...]) -> None:
         """The entry ``index`` was applied and did ``records`` (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
-        if _is_oversize(fed):
+        if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
             self._held_records = 0
         else:
@@ -84,7 +101,7 @@ class FeedProducer:
         if not self.index:
             return pb.FeedSnapshotResponse()
         if request.afterIndex and (request.afterIndex >= self.index or self._leads_on_from(request.afterIndex)):
-            entries = list(self._entries(request.afterIndex, MAX_ENTRY_SIZE_BYTES))
+            entries = list(self._entries(request.afterIndex, self._message_bytes))
             return pb.FeedSnapshotResponse(index=self.index, entries=entries)
         return self._chunk(request)
 
@@ -101,7 +118,7 @@ class FeedProducer:
                 return None
             index, offset = max(self._snapshots), 0
         data = self._snapshots[index]
-        chunk = data[offset : offset + CHUNK_SIZE_BYTES]
+        chunk = data[offset : offset + min(CHUNK_SIZE_BYTES, self._message_bytes)]
         return pb.FeedSnapshotResponse(
             index=index, sizeBytes=len(data), offsetBytes=offset, chunk=chunk, crc=crc32c.crc32c(chunk)
         )
@@ -127,7 +144,7 @@ class FeedProducer:
             total += added
             if entry is not None and limit_bytes is not None and total > limit_bytes:
                 break
-            if entry is not None and size + added > MAX_ENTRY_SIZE_BYTES:
+            if entry is not None and size + added > self._message_bytes:
                 yield entry
                 entry = None
             if entry is None:
@@ -144,9 +161,9 @@ def _size_bytes(messages: Iterable[pb.Record]) -> int:
     return sum(message.ByteSize() + 8 for message in messages)
 
 
-def _is_oversize(records: tuple[Record, ...]) -> bool:
+def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
     """Whether the records don't fit into one entry; measured only when they are so many that they might not."""
     states = sum(len(record.stream.partitions) if isinstance(record, StreamCreated) else 1 for record in records)
-    if states * _MAX_STATE_SIZE_BYTES <= MAX_ENTRY_SIZE_BYTES:
+    if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False
-    return _size_bytes(map(record_to_pb, records)) > MAX_ENTRY_SIZE_BYTES
+    return _size_bytes(map(record_to_pb, records)) > message_bytes

@@ -23,7 +23,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import MessageType
-from liftpy.wire.pieces import NOTHING, Held, Piece, room_bytes
+from liftpy.wire.pieces import NOTHING, Held, room_bytes
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
@@ -31,6 +31,8 @@ from sidecar.bus.publishes import is_status
 
 logger = logging.getLogger("liftpy.replication")
 
+_MAX_DIGITS = 19
+"""Of a request id: it has 63 bits."""
 _MAX_TOKENS = 4096
 """Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
 
@@ -268,7 +270,8 @@ class FetchClient:
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
         """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
         held = self._assembly.asks(effect)
-        self._router.holds(self._slot, held.position)
+        if not held.position:
+            self._router.release(self._slot)
         request = pb.ReplicationRequest(
             replicaID=self._node_id,
             offset=effect.offset,
@@ -288,7 +291,7 @@ class FetchClient:
     def forget_pieces(self) -> None:
         """What is held of a batch is of no use any more: this replica has another role."""
         self._assembly.forget()
-        self._router.holds(self._slot, 0)
+        self._router.release(self._slot)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         """Ask the leader where an epoch ends."""
@@ -340,12 +343,13 @@ class FetchClient:
         """More of a batch; with its last piece it is an answer like any other."""
         if not self._assembly.is_asked(request_id):
             return events.FetchPieceArrived(request_id, answer.leader_epoch)  # the core knows that nobody waits for it [D16]
-        if not self._router.has_room(self._slot, answer.piece):
+        if not self._router.reserve(self._slot, answer.piece.total_bytes):
             self._counters["pieces of batches that had to wait"] += 1
             return events.FetchPieceArrived(request_id, answer.leader_epoch, has_room=False)
         self._counters["pieces of batches received"] += 1
         whole = self._assembly.take(answer.piece)
-        self._router.holds(self._slot, self._assembly.held_bytes)
+        if not self._assembly.held_bytes:
+            self._router.release(self._slot)
         if whole is None:
             return events.FetchPieceArrived(request_id, answer.leader_epoch)
         return self._response(request_id, frames.ReplicationResponse(answer.leader_epoch, answer.high_watermark, whole))
@@ -368,7 +372,7 @@ class AnswerRouter:
         self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
         self._next_slot = 1
         self._assembling: dict[int, int] = {}
-        """Slot -> bytes that it holds of a batch that comes in pieces."""
+        """Slot -> size of the batch that it puts together, in bytes."""
         self._prefix_length = len(bus.inbox) + 1
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
 
@@ -379,21 +383,21 @@ class AnswerRouter:
         self._slots[b"%d" % slot] = answered
         return slot
 
-    def has_room(self, slot: int, piece: Piece) -> bool:
-        """Whether ``slot`` may go on with the batch of ``piece``. One batch always may, or the largest would never come in."""
-        others = sum(held for other, held in self._assembling.items() if other != slot)
-        return not others or others + piece.total_bytes <= ASSEMBLING_BYTES
+    def reserve(self, slot: int, size_bytes: int) -> bool:
+        """Whether ``slot`` may put a batch of so many bytes together. Who has begun goes on, and one batch always may: else some
+        would wait for each other, and the largest never come in."""
+        if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:
+            return False
+        self._assembling[slot] = size_bytes
+        return True
 
-    def holds(self, slot: int, size_bytes: int) -> None:
-        """So much is held of a batch now."""
-        if size_bytes:
-            self._assembling[slot] = size_bytes
-        else:
-            self._assembling.pop(slot, None)
+    def release(self, slot: int) -> None:
+        """Nothing is put together there any more."""
+        self._assembling.pop(slot, None)
 
     @property
     def assembling_bytes(self) -> int:
-        """Held of batches that come in pieces."""
+        """Of the batches that are put together."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
@@ -403,7 +407,7 @@ class AnswerRouter:
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         slot, _, request_id = subject[self._prefix_length :].partition(b".")
         answered = self._slots.get(slot)
-        if answered is not None and request_id.isdigit():
+        if answered is not None and request_id.isdigit() and len(request_id) <= _MAX_DIGITS:
             answered(int(request_id), payload, headers)
 
     def close(self) -> None:

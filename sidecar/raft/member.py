@@ -255,7 +255,7 @@ class RaftMember:
         await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)
         await self._desk.open()
         await self._feed.start()
-        self._transport.sessions.set_online(True)
+        self.bus_changed(True)
         self._driver.start()
         await self._catch_up()
 
@@ -284,7 +284,10 @@ class RaftMember:
         return f"waits for a leader of the metadata group; not connected: {', '.join(away) or 'nobody'}"
 
     def bus_changed(self, online: bool) -> None:
-        """The connection was lost or is back (from its callbacks)."""
+        """The connection was lost or is back (from its callbacks), perhaps to a server that takes smaller messages."""
+        if online:
+            self._transport.sessions.fit(self._connection.max_payload)
+            self._feed.producer.fit(self._connection.max_payload)
         self._transport.sessions.set_online(online)
 
     async def hand_over(self) -> None:

@@ -21,6 +21,9 @@ from liftpy.errors import ProtocolError
 from sidecar.raft.numbers import MAX_NUMBER
 
 CHUNK_BYTES = 256 * 1024
+"""Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""
+_SMALLEST_CHUNK_BYTES = 1024
+_OVERHEAD_BYTES = 256
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
 SILENCE_S = 1.5
@@ -80,6 +83,7 @@ class Sessions:
     """(peer, what its hello said behind the frame, whether it is one to this process) -> whether it is trusted; ProtocolError:
     that is nothing a member says."""
     online: bool = False
+    chunk_bytes: int = CHUNK_BYTES
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
     """(receiver, frame) in order; the driver sends them once the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
@@ -93,14 +97,18 @@ class Sessions:
         peer = self.peers.get(node_id)
         if peer is None or not peer.up:
             return False
-        for start in range(0, len(body), CHUNK_BYTES):
+        for start in range(0, len(body), self.chunk_bytes):
             peer.sent += 1
-            last = start + CHUNK_BYTES >= len(body)
+            last = start + self.chunk_bytes >= len(body)
             flags = (0 if start else _FIRST) | (_LAST if last else 0)
             head = _FRAME.pack(_DATA, flags, peer.own_epoch, peer.epoch, peer.sent, term)
-            self.outbox.append((node_id, head + body[start : start + CHUNK_BYTES]))
+            self.outbox.append((node_id, head + body[start : start + self.chunk_bytes]))
         self.counters["messages sent"] += 1
         return True
+
+    def fit(self, max_payload_bytes: int) -> None:
+        """The NATS server takes messages of so many bytes, from now on."""
+        self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
         """The bus was reached or lost; losing it ends every session and drops what was not sent."""

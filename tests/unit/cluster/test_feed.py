@@ -280,3 +280,25 @@ def test_any_loss_delay_and_repetition_ends_with_the_same_image(seed: int) -> No
     feed.deliver([feed.producer.head()])
     feed.settle()
     assert feed.subscription.resync_count == 0
+
+
+def test_a_server_that_takes_smaller_messages_is_sent_none_that_is_larger(feed: Feed) -> None:
+    feed.register("n1", "n2", "n3")
+    feed.do("create", name="large", subject="a.large", partitions=200)
+    feed.producer.fit(16 * 1024)
+    sizes = []
+    answer = feed.producer.answer
+
+    def measured(request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+        response = answer(request)
+        sizes.append(len(response.SerializeToString()) if response is not None else 0)
+        return response
+
+    feed.producer.answer = measured  # type: ignore[method-assign]
+    feed.deliver([feed.producer.head()])
+    feed.settle()
+    entries = feed.do("create", name="larger", subject="a.larger", partitions=400)
+    assert all(len(entry.SerializeToString()) < 16 * 1024 for entry in entries)
+    feed.deliver([*entries, feed.producer.head()])
+    feed.settle()
+    assert max(sizes) < 16 * 1024

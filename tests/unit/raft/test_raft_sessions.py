@@ -245,3 +245,15 @@ def test_a_snapshot_is_used_whole_or_not_at_all() -> None:
             decode_snapshot_file(bytes(damaged))
     with pytest.raises(StorageError):
         decode_snapshot_file(pickle.dumps(snapshot.image))
+
+
+def test_no_frame_is_larger_than_a_server_with_a_small_max_payload_takes() -> None:
+    pair = Pair()
+    pair.connect()
+    body = random.Random(1).randbytes(300_000)
+    for max_payload in (32 * 1024, 4096, 1 << 20):
+        pair.sides["a"].fit(max_payload)
+        assert pair.sides["a"].send("b", body, 1, pair.now)
+        assert max(len(frame) for _, frame in pair.sides["a"].outbox) < max_payload
+        pair.deliver()
+    assert pair.got["b"] == [body] * 3

@@ -1,0 +1,139 @@
+"""A batch in pieces: taken where they continue what is held, left out where not, never beyond a batch's bound [D16]."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError, ProtocolError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.pieces import read_portion
+from liftpy.replica.assembling import FetchAssembly
+from liftpy.replica.effects import SendFetch
+from liftpy.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
+from liftpy.wire.pieces import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
+
+
+def log_of(*values: bytes) -> Log:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    for value in values:
+        log.append(build_batch([value], base_offset=log.log_end_offset, leader_epoch=1))
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def pieces_of(batch: bytes, size: int) -> list[Piece]:
+    crc = parse_header(memoryview(batch)).crc
+    return [Piece(crc, len(batch), at, memoryview(batch)[at : at + size]) for at in range(0, len(batch), size)]
+
+
+def test_pieces_in_order_make_the_batch_and_any_other_order_makes_nothing_wrong() -> None:
+    batch = build_batch([b"x" * 300])
+    for order in permutations(pieces_of(batch, 100)):
+        assembly = Assembly()
+        for piece in order:
+            whole = assembly.take(piece)
+            assert whole is None or bytes(whole) == batch
+    assembly = Assembly()
+    found = [assembly.take(piece) for piece in pieces_of(batch, 100) for _ in range(2)]
+    assert [bytes(whole) for whole in found if whole is not None] == [batch]
+
+
+def test_pieces_of_another_batch_are_left_out_and_its_first_one_starts_over() -> None:
+    mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
+    assembly = Assembly()
+    assembly.take(mine[0])
+    assert assembly.take(other[1]) is None
+    assert assembly.held == Held(100, mine[0].crc)
+    assembly.take(other[0])
+    assert assembly.held == Held(100, other[0].crc)
+    assert assembly.take(mine[1]) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_whatever_comes_only_whole_batches_come_out(arrivals: list[tuple[int, int]]) -> None:
+    batches = [build_batch([b"x" * 300]), build_batch([b"y" * 350])]
+    pieces = [pieces_of(batch, 100) for batch in batches]
+    assembly = Assembly()
+    for which, number in arrivals:
+        whole = assembly.take(pieces[which][number % len(pieces[which])])
+        assert whole is None or bytes(whole) in batches
+        assert assembly.held.position <= 400 + 64
+
+
+@pytest.mark.parametrize(
+    ("crc", "total", "position", "data"),
+    [(0, MAX_BATCH_BYTES + 1, 0, b"x"), (0, 10, 8, b"xyz"), (0, 10, 10, b""), (0, 10, 0, b""), (1 << 32, 10, 0, b"x")],
+)
+def test_what_is_no_piece_is_refused(crc: int, total: int, position: int, data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="no piece"):
+        Piece(crc, total, position, memoryview(data))
+
+
+def test_a_batch_whose_crc_is_wrong_is_noticed_over_the_whole() -> None:
+    batch = build_batch([b"x" * 300])
+    assembly = Assembly()
+    *first, last = pieces_of(batch, 100)
+    for piece in first:
+        assembly.take(piece)
+    whole = assembly.take(Piece(last.crc, last.total_bytes, last.position, memoryview(bytes(len(last.data)))))
+    assert whole is not None
+    with pytest.raises(CorruptionError, match="CRC"):
+        parse_batch(whole)
+
+
+def test_a_log_goes_on_with_the_batch_that_is_held_and_with_no_other() -> None:
+    log = log_of(b"a" * 500, b"b" * 500)
+    first = read_portion(log, 1, 100, 100)
+    assert first.piece is not None
+    held = Held(100, first.piece.crc)
+    second = read_portion(log, 1, 100, 100, held=held)
+    assert second.piece is not None
+    assert (second.piece.position, second.next_offset) == (100, 1)
+    other = read_portion(log, 0, 100, 100, held=held)
+    assert other.piece is not None
+    assert other.piece.position == 0
+    beyond = read_portion(log, 1, 100, 100, held=Held(10_000, first.piece.crc))
+    assert beyond.piece is not None
+    assert beyond.piece.position == 0
+    assert read_portion(log, 1, 100, 1000, held=NOTHING).piece is None
+
+
+def test_nothing_past_the_end_that_a_reader_may_see() -> None:
+    log = log_of(b"a" * 500)
+    log.append(build_batch([b"b" * 500], base_offset=1, leader_epoch=1))
+    crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
+    portion = read_portion(log, 1, 100, 100, end_offset=1, held=Held(64, crc))
+    assert portion.chunks == ()
+
+
+def test_the_room_of_a_message() -> None:
+    assert room_bytes(1 << 20, 36, 1 << 20) == (1 << 20) - 36
+    assert room_bytes(64 << 20, 36, 4096) == PIECE_BYTES
+    assert room_bytes(16, 36, 4096) == 64
+
+
+def test_a_follower_starts_over_in_another_epoch_at_another_offset_and_after_a_complaint() -> None:
+    def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> SendFetch:
+        return SendFetch(request_id, "n1", offset, 1, epoch, 1 << 20, bad_offset)
+
+    (first, *_) = pieces_of(build_batch([b"x" * 300]), 100)
+    for after, holds in (
+        (fetch(2, 5, 1), True),
+        (fetch(2, 6, 1), False),
+        (fetch(2, 5, 2), False),
+        (fetch(2, 5, 1, 6), False),
+    ):
+        assembly = FetchAssembly()
+        assert assembly.asks(fetch(1, 5, 1)) == NOTHING
+        assembly.take(first)
+        assert (assembly.asks(after).position > 0) is holds
+        assert assembly.is_asked(2)
+        assert not assembly.is_asked(1)
