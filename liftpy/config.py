@@ -141,9 +141,9 @@ class ReplicationConfig:
     ingest_queue_bytes: int = 64 * 1024 * 1024
     """The same for one partition."""
     ingest_queue_records: int = 262_144
-    unreplicated_bytes: int = 16 * 1024 * 1024
-    """What a leader may have appended and not committed, of one partition; more is held back."""
-    node_unreplicated_bytes: int = 128 * 1024 * 1024
+    unreplicated_bytes: int = 128 * 1024 * 1024
+    """What a leader may have appended and not committed, of one partition; more is held back. It lies in the log, not in memory."""
+    node_unreplicated_bytes: int = 512 * 1024 * 1024
     """The same for all partitions that a node leads."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
@@ -159,9 +159,9 @@ class ReplicationConfig:
                 "probe_after": (0, 3600.0),
                 "replication_max_bytes": (4096, 64 << 20),
                 "ingest_buffer_bytes": (8192, 16 << 30),
-                "ingest_queue_bytes": (4096, 4 << 30),
-                "unreplicated_bytes": (4096, 4 << 30),
-                "node_unreplicated_bytes": (4096, 16 << 30),
+                "ingest_queue_bytes": (512, 4 << 30),
+                "unreplicated_bytes": (512, 4 << 30),
+                "node_unreplicated_bytes": (512, 16 << 30),
                 "ingest_queue_records": (16, 1 << 26),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),

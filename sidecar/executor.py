@@ -76,7 +76,7 @@ class Executor:
         self._do: dict[type[Effect], Callable[[Any], None]] = {
             do.AppendBatch: self._append_batch,
             do.RejectPublishes: lambda e: t.ingest.reject(e.token, e.reason, *t.leader()),
-            do.DropPublishes: lambda e: t.ingest.drop(e.token),
+            do.DropPublishes: lambda e: t.ingest.drop(e.token, e.reason),
             do.SendAcks: lambda e: t.acks.release(e.policy, e.through_offset, e.leader_epoch, time.time_ns()),
             do.DropPendingAcks: lambda e: t.acks.drop(),
             do.AppendFetched: self._append_fetched,

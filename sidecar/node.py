@@ -27,6 +27,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule
+from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
@@ -88,6 +89,7 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: Identity | None = None
         self._intake = NodeIntake()
+        self._drops = Drops()
         self._links: Links | None = None
         self._thread: GroupThread | None = None
         self._membership: Membership | None = None
@@ -159,6 +161,8 @@ class Node:
             settings=settings,
             incarnation=self.incarnation,
             links=links,
+            intake=self._intake,
+            drops=self._drops,
             subjects=self.subjects,
             inboxes=self._inboxes,
             router=AnswerRouter(bus),
@@ -269,6 +273,7 @@ class Node:
             await self._probes.close()
         if self._thread is not None:
             await self._thread.close()
+        self._drops.close()
         if self._links is not None:
             await self._links.close()
         await self.status.close()

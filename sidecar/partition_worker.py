@@ -22,6 +22,7 @@ from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
 from liftpy.replica import events
+from liftpy.replica.intake import NodeIntake
 from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
 from liftpy.replica.replica import Replica
@@ -29,6 +30,7 @@ from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.drops import Drops
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
@@ -56,6 +58,8 @@ class NodeTools:
     settings: NodeSettings
     incarnation: int
     links: Links
+    intake: NodeIntake
+    drops: Drops
     subjects: Subjects
     inboxes: InboxRule
     router: AnswerRouter
@@ -90,7 +94,7 @@ class PartitionWorker:
         self._node = node
         self.state: PartitionState | None = None
         seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
-        self.replica = Replica(node.settings.node_id, node.incarnation, node.settings.replication, seed)
+        self.replica = Replica(node.settings.node_id, node.incarnation, node.settings.replication, seed, node.intake)
         own_subject = data_subject(subject, key.partition)
         node_id = node.settings.node_id
         self._driver = Driver(key, self.replica, node.fatal)
@@ -109,6 +113,8 @@ class PartitionWorker:
             self.feed,
             log_end_offset=lambda: self.log.log_end_offset,
             may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
+            takes=self.replica.takes_publishes,
+            on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
         )
         self.service = ReplicationService(node.links.replication, node.subjects, key, node.inboxes, self.feed, node.counters)
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)

@@ -243,6 +243,8 @@ class StrictParser(Parser):
 class StrictConnection(Client):
     """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken."""
 
+    read_bytes = READ_BYTES
+
     def __init__(self, errors: Counter[str] | None = None) -> None:
         super().__init__()
         self.errors: Counter[str] = Counter() if errors is None else errors
@@ -254,7 +256,7 @@ class StrictConnection(Client):
             try:
                 if self._transport.at_eof():
                     raise UnexpectedEOF
-                data = await self._transport.read(READ_BYTES)
+                data = await self._transport.read(self.read_bytes)
                 self._pings_outstanding = 0  # a PONG may lie behind much else; whoever sends is there
                 await self._taken(data)
             except asyncio.CancelledError:

@@ -58,9 +58,11 @@ class RejectPublishes:
 @dataclass(frozen=True, slots=True)
 class DropPublishes:
     """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
-    one that may has heard them too, so that a negative ack could be a lie [A2]."""
+    one that may has heard them too, so that a negative ack could be a lie [A2]. Or nobody waits for one; ``reason``: why they are
+    lost, None: this replica does not lead."""
 
     token: int
+    reason: RejectReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,12 +68,22 @@ class DataPathChanged:
 
 @dataclass(frozen=True, slots=True)
 class PublishesReceived:
-    """Messages arrived on the data subject; together they become one batch of ``record_count`` records."""
+    """Messages arrived on the data subject; together they become one batch of ``record_count`` records. Of ``plain_count`` of them
+    the publisher waits for no answer: it can't be told "no", only be lost. Where the replica does not ``takes_publishes``, all of
+    the messages of one event are plain, or none is."""
 
     token: int
     record_count: int
     size_bytes: int
     received_wall_ns: int
+    plain_count: int = 0
+    conditional: bool = False
+    """It is bound to the offset that it would get now: it is appended at once or not at all."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return self.plain_count >= self.record_count
 
 
 @dataclass(frozen=True, slots=True)

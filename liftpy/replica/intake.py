@@ -21,14 +21,18 @@ from dataclasses import dataclass
 from liftpy.config import ReplicationConfig
 from liftpy.replica.events import PublishesReceived
 
-RECORD_OVERHEAD_BYTES = 64
-"""What a record costs in memory besides its bytes, about."""
+RECORD_OVERHEAD_BYTES = 32
+"""What a record costs in memory besides its place in the batch, about."""
 _NODE_PARTS = 2
 """One of so many parts of a node's ingest buffer may be held back; the rest is for what has just come."""
-_ROOM_AGAIN = 0.75
-"""Of the bound: a partition that was full has room again below it."""
-_PATIENCE_NS = 2_000_000_000
-_LEAST_RATE_BYTES = 8 * 1024 * 1024
+_FULL = 0.75
+"""Of the bound: from there on the node is to take no more, so that what it has in hand still finds room."""
+_NS_PER_S = 1_000_000_000
+_PATIENCE_NS = _NS_PER_S // 2
+_STUCK_NS = 2 * _NS_PER_S
+_CALM_NS = 10 * _NS_PER_S
+LEAST_RATE_BYTES = 16 * 1024 * 1024
+_MOST_RATE_BYTES = 1024 * 1024 * 1024
 
 
 def size_in_memory(event: PublishesReceived) -> int:
@@ -47,7 +51,7 @@ class NodeIntake:
     released_bytes: int = 0
     """What was held and is not any more, ever."""
     full_count: int = 0
-    """Partitions that can hold no more."""
+    """Partitions that are about to hold no more."""
 
 
 class Intake:
@@ -93,15 +97,12 @@ class Intake:
     def hold(self, event: PublishesReceived) -> bool:
         """Keep it for later, behind what is held already; False: there is no room."""
         size_bytes, node = size_in_memory(event), self._node
-        room = min(
-            self._config.ingest_queue_bytes - self.held_bytes, self._config.ingest_buffer_bytes // _NODE_PARTS - node.held_bytes
-        )
-        self._fill(size_bytes > room)
-        if size_bytes > room:
+        if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
             return False
         self._held.append(event)
         self.held_bytes += size_bytes
         node.held_bytes += size_bytes
+        self._see_whether_full()
         return True
 
     def next(self) -> PublishesReceived:
@@ -111,47 +112,78 @@ class Intake:
         self.held_bytes -= size_bytes
         self._node.held_bytes -= size_bytes
         self._node.released_bytes += size_bytes
-        if self.held_bytes < self._config.ingest_queue_bytes * _ROOM_AGAIN:
-            self._fill(False)
+        self._see_whether_full()
         return event
+
+    def withdraw_answerable(self) -> list[PublishesReceived]:
+        """Take out, in order, what somebody waits for an answer to."""
+        events = [self.next() for _ in range(len(self._held))]
+        for event in events:
+            if event.is_plain:
+                self.hold(event)
+        return [event for event in events if not event.is_plain]
 
     def close(self) -> Iterator[PublishesReceived]:
         """The leadership ends: all that was held, in order; nothing is left behind."""
         self.committed(1 << 63)
         while self._held:
             yield self.next()
-        self._fill(False)
 
-    def _fill(self, full: bool) -> None:
+    @property
+    def _node_bound(self) -> int:
+        return self._config.ingest_buffer_bytes // _NODE_PARTS
+
+    def _see_whether_full(self) -> None:
+        full = self.held_bytes >= self._config.ingest_queue_bytes * _FULL
+        full = full or (self.holds and self._node.held_bytes >= self._node_bound * _FULL)
         self._node.full_count += full - self._full
         self._full = full
 
 
 class Gate:
-    """Whether a node takes more from what has arrived, while a partition can hold no more.
+    """Whether a node takes more of what has arrived, while a partition is about to hold no more.
 
-    It waits as long as room is made, at ``_LEAST_RATE_BYTES`` a second: then publishers are held back by the bus, and nothing is lost.
-    Where nothing moves for ``_PATIENCE_NS`` it takes again, and what there is no room for is refused or dropped, and counted: a server
-    cuts off who does not read, and the other partitions have waited long enough.
+    It waits, and when its buffer is full the bus does: a nats-server holds a fast publisher back while somebody reads too slowly. But
+    it holds 64 MiB at most, lets each publisher go on at some 6 to 13 MiB a second, and then cuts the reader off, who loses all of
+    that uncounted. So once reading is blocked, at least ``least_rate_bytes`` a second are taken, after ``_PATIENCE_NS``, whether there
+    is room or not: what there is none for is refused or dropped, and counted. That was too slow if the server has cut all the same:
+    the rate is doubled then, until calm has returned. And where nothing at all is released for ``_STUCK_NS``, everything is taken: the
+    other partitions have waited long enough.
     """
 
     def __init__(self, node: NodeIntake) -> None:
         self._node = node
-        self._since_ns: int | None = None
+        self.least_rate_bytes = LEAST_RATE_BYTES
+        self._since_ns = 0  # of the window that the rate is measured in; 0: there is room
+        self._taken_bytes = 0  # at its begin
         self._released_bytes = 0
-        self._gave_up = False
+        self._released_ns = 0  # when something was released last
+        self._full_ns = 0  # when it was full last
+        self._stuck = False
 
-    def may_take(self, now_ns: int) -> bool:
-        """Whether the next messages may be looked at."""
-        if not self._node.full_count:
-            self._since_ns, self._gave_up = None, False
+    def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
+        """Whether the next messages may be looked at. ``taken_bytes``: of all that were, ever; ``blocked``: the buffer is full, so that
+        nothing is read from the bus."""
+        node = self._node
+        if not node.full_count:
+            self._stuck = False
+            if self._full_ns and now_ns - self._full_ns >= _CALM_NS:
+                self._full_ns, self._since_ns, self.least_rate_bytes = 0, 0, LEAST_RATE_BYTES
             return True
-        if self._gave_up:
-            return True
-        since_ns = self._since_ns
-        needed = _LEAST_RATE_BYTES * _PATIENCE_NS // 1_000_000_000
-        if since_ns is None or self._node.released_bytes - self._released_bytes >= needed:
-            self._since_ns, self._released_bytes = now_ns, self._node.released_bytes
-        elif now_ns - since_ns >= _PATIENCE_NS:
-            self._gave_up = True
-        return self._gave_up
+        self._full_ns = now_ns
+        if not self._since_ns:
+            self._released_ns = now_ns
+        if not self._since_ns or not blocked:
+            self._since_ns, self._taken_bytes = now_ns + _PATIENCE_NS, taken_bytes
+        if node.released_bytes != self._released_bytes:
+            self._released_bytes, self._released_ns, self._stuck = node.released_bytes, now_ns, False
+        self._stuck = self._stuck or now_ns - self._released_ns >= _STUCK_NS
+        if now_ns - self._since_ns >= _NS_PER_S:
+            self._since_ns, self._taken_bytes = now_ns, taken_bytes
+        due_bytes = self.least_rate_bytes * (now_ns - self._since_ns) // _NS_PER_S
+        return self._stuck or taken_bytes - self._taken_bytes < due_bytes
+
+    def cut_off(self) -> None:
+        """The server has cut the connection while it waited."""
+        if self._since_ns:
+            self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)

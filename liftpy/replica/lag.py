@@ -10,7 +10,11 @@ recovery cuts it); or when they hold HW back and twice in a row nobody listened 
 connection, and neither its session nor the lag time need be waited for. For absence alone nobody leaves unless that frees HW:
 all who hold it back are absent and go together, and as many stay as ``min.isr`` wants, two at least, so that a bus that is just
 coming back leaves no leader alone;
-join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
+Load alone shortens no ISR [A11]: a follower that gets on is not out of sync because a fast leader is ahead of it, and the leader is
+held to a bound of what it may have uncommitted (``intake``). Who gets on stays for ``_PATIENCE`` times as long; then it is the follower
+that is too slow, and it leaves. But lag alone never takes away one who gets on and whom ``min.isr`` needs: HW would stand still, and
+nobody would be better off.
+Join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
 
 With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
 slow members there, and an election needs that many answers from the ISR.
@@ -28,6 +32,8 @@ from liftpy.replica.progress import Progress
 ABSENCES = 2
 """In a row: a connection that was reset is back by then."""
 _STAY_AT_LEAST = 2
+_PATIENCE = 6
+"""Times the lag time."""
 
 
 def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
@@ -37,6 +43,11 @@ def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns:
     if max_lag_records == 0 or progress.position is None:
         return False
     return log_end_offset - 1 - progress.position > max_lag_records
+
+
+def gets_on(progress: Progress, now_ns: int, max_lag_ns: int) -> bool:
+    """Whether it fetches, and has more each time."""
+    return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
 def has_lost(progress: Progress, high_watermark: int) -> bool:
@@ -54,6 +65,12 @@ def may_join(progress: Progress, live_incarnation: int, high_watermark: int, epo
     if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
         return False
     return progress.position >= high_watermark and progress.position + 1 >= epoch_start_offset
+
+
+def _staying(slow: list[str], followers: Mapping[str, Progress], since_ns: int, missing: int) -> set[str]:
+    """Of the members that lag and get on, those that stay: caught up since ``since_ns``, or ``missing`` for min.isr."""
+    best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
+    return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 
 
 def wanted_isr(
@@ -74,13 +91,18 @@ def wanted_isr(
 ) -> frozenset[str]:
     """The ISR as it should be now; the leader is always in it [C3]. ``by_quorum``: never less than a majority of the replicas."""
     least_count = replica_count // 2 + 1 if by_quorum else 1
-    wanted = {leader}
+    wanted, slow = {leader}, []
     for replica, progress in followers.items():
-        lagging = is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records)
-        if lagging or replica not in live or (not by_quorum and has_lost(progress, high_watermark)):
+        if replica not in live or (not by_quorum and has_lost(progress, high_watermark)):
             continue
-        if replica in isr or (progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)):
+        if is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records):
+            if replica in isr and gets_on(progress, now_ns, max_lag_ns):
+                slow.append(replica)
+        elif replica in isr or (
+            progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)
+        ):
             wanted.add(replica)
+    wanted |= _staying(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
     silent = {replica for replica in wanted & isr - {leader} if followers[replica].probed}
     all_absent = all(followers[replica].absences >= ABSENCES for replica in silent)
     if all_absent and len(wanted) - len(silent) >= max(min_isr, _STAY_AT_LEAST):

@@ -17,6 +17,7 @@ from liftpy.replica.effects import (
     AppendBatch,
     CloseSubject,
     DropPendingAcks,
+    DropPublishes,
     GiveUpLeadership,
     NotifyReplica,
     OpenSubject,
@@ -40,6 +41,7 @@ from liftpy.replica.events import (
 )
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.follower import QUIET_WAIT
+from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
@@ -51,6 +53,8 @@ _NOTICE_DELAY_NS = 5_000_000
 _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
+_RELEASE_BYTES = 1024 * 1024
+"""Of what is held, appended in one step: others have their turn in between."""
 
 
 class LeaderRole(Role):
@@ -64,6 +68,7 @@ class LeaderRole(Role):
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
         self.service = service or FetchService(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
+        self.intake = Intake(shared.intake, shared.config)
         self._probe_after_ns = nanoseconds(shared.config.probe_after)
         self.was_candidate = service is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
@@ -104,6 +109,7 @@ class LeaderRole(Role):
     def leave(self, out: Effects) -> None:
         """Close, and forget who waits: what they published may or may not survive."""
         super().leave(out)
+        out.extend(DropPublishes(event.token, RejectReason.NOT_LEADER) for event in self.intake.close())
         out.append(CloseSubject())
         out.append(DropPendingAcks())
 
@@ -126,20 +132,51 @@ class LeaderRole(Role):
         if epoch_rose:
             self.isr_change.settled()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+            if self._is_short and self.intake.holds and self.may_refuse(now_ns):
+                held = self.intake.withdraw_answerable()
+                out.extend(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR) for event in held)
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
+        self._release(out)
         self._review_isr(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
+    @property
+    def _is_short(self) -> bool:
+        """Whether the ISR has too few members for anything to be committed."""
+        return len(self.shared.state.isr) < self.shared.state.min_isr
+
+    @property
+    def takes_publishes(self) -> bool:
+        """Whether what arrives now is appended at once."""
+        return not self._is_short and not self.intake.holds and self.intake.may_append()
+
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, or refuse before appending. Where nobody may be told no, it is appended [D20, D22]."""
-        state = self.shared.state
-        if len(state.isr) < state.min_isr and self.may_refuse(now_ns):
+        """Append, or hold back, or refuse before appending (``intake``). Whom an answer would not reach, or who may not be told no, is
+        never refused for a short ISR [D20, D22]."""
+        short = self._is_short
+        if short and not event.is_plain and self.may_refuse(now_ns):
             out.append(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR))
-            return
+        elif not (self.intake.holds or (short and event.is_plain)) and self.intake.may_append():
+            self._append(event, out)
+        elif event.conditional or not self.intake.hold(event):
+            reason = RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED
+            may_tell = not event.is_plain and self.may_refuse(now_ns)
+            out.append(RejectPublishes(event.token, reason) if may_tell else DropPublishes(event.token, reason))
+
+    def _append(self, event: PublishesReceived, out: Effects) -> None:
         base_offset = self.log.append(event.record_count, self.leader_epoch)
+        self.intake.appended(self.log.newest_offset, size_in_memory(event))
         out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
         self.service.appended(out)
+
+    def _release(self, out: Effects) -> None:
+        """Append what was held, some of it, as far as there is room; after the answer to the fetch that made room."""
+        size_bytes = 0
+        while self.intake.holds and self.intake.may_append() and not self._is_short and size_bytes < _RELEASE_BYTES:
+            event = self.intake.next()
+            size_bytes += size_in_memory(event)
+            self._append(event, out)
 
     def may_refuse(self, now_ns: int) -> bool:
         """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
@@ -151,6 +188,7 @@ class LeaderRole(Role):
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""
         self._advance(now_ns, out)
+        self._release(out)
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Move HW by the commit rule, then acknowledge what that allows."""
@@ -170,6 +208,7 @@ class LeaderRole(Role):
         )
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
+            self.intake.committed(log.high_watermark)
             if any(map(self._should_be_told, self.service.followers)):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
@@ -228,6 +267,7 @@ class LeaderRole(Role):
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self.service.answer(event, out)
+        self._release(out)
         lost = not self._commits_by_quorum and lag.has_lost(self.service.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.state.isr:
             self._review_isr(now_ns, out)
@@ -316,6 +356,7 @@ class LeaderRole(Role):
             change.refused(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
         self._advance(now_ns, out)
+        self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Lag, lease, notices, or no answer of the metadata group."""

@@ -31,6 +31,11 @@ class Progress:
     """How often in a row nobody listened for it, since its last fetch."""
     probed: bool = False
     """The bus was asked since its last fetch."""
+    progressed_ns: int = 0
+    """When its position last rose; at first: never."""
+    mark_end_offset: int = -1
+    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
+    mark_ns: int = 0
     log_end_offset_at_last_fetch: int = 0
     """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
@@ -53,18 +58,25 @@ class Progress:
             self.position = None
             self.was_caught_up = False
             self.last_request_id = 0
+            self.progressed_ns, self.mark_end_offset = 0, -1
             self.told_high_watermark = -2
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
         """A valid fetch acknowledges everything up to ``offset`` (inclusive).
 
-        Caught up means: at the log end now, or at what was the log end when it fetched before. The second keeps a follower
-        in the ISR that is always one fetch behind a busy leader [L8].
+        Caught up means: at the log end now, or at what was the log end at some time before, as of that time: so it is known how far
+        it is behind a busy leader, in time [L8].
         """
         if offset + 1 >= leader_end_offset:
             self.caught_up_ns, self.was_caught_up = now_ns, True
         elif self.position is not None and offset + 1 >= self.log_end_offset_at_last_fetch:
             self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.last_fetch_ns), True
+        elif 0 <= self.mark_end_offset <= offset + 1:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.mark_ns), True
+        if self.mark_end_offset <= offset + 1:
+            self.mark_end_offset, self.mark_ns = leader_end_offset, now_ns
+        if self.position is not None and offset > self.position:
+            self.progressed_ns = now_ns
         self.position = offset
         self.last_request_id = request_id
         self.last_fetch_ns = now_ns

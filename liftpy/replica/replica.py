@@ -31,6 +31,7 @@ from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
 from liftpy.replica.effects import Effect
 from liftpy.replica.follower import FollowerRole
+from liftpy.replica.intake import NodeIntake
 from liftpy.replica.leader import NO_LEASE, READY, LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.lineage import Judgement, judge
@@ -43,13 +44,17 @@ from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
 
 
 class Replica:
-    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one."""
+    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one. ``intake``: the node's sums, the same
+    for all of its replicas."""
 
-    def __init__(self, node_id: str, incarnation: int, config: ReplicationConfig, seed: int = 0) -> None:
+    def __init__(
+        self, node_id: str, incarnation: int, config: ReplicationConfig, seed: int = 0, intake: NodeIntake | None = None
+    ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
         succession = Succession(node_id, lease_ns)
         self._shared = Shared(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
+        self._shared.intake = intake or self._shared.intake
         self._role: Role = WaitingRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -92,6 +97,20 @@ class Replica:
         """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and role.may_refuse(now_ns)
+
+    def takes_publishes(self) -> bool:
+        """Whether what arrives now is appended, whoever published it."""
+        return isinstance(self._role, LeaderRole) and self._role.takes_publishes
+
+    @property
+    def held_bytes(self) -> int:
+        """What a leader holds back."""
+        return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """What a leader has appended in its epoch that is not committed, about."""
+        return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
         """What an accused leader says when it is asked: it leads in that epoch, with a lease, and can be fetched from."""

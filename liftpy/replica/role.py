@@ -29,6 +29,7 @@ from liftpy.replica.events import (
     ReplicaAbsent,
     RequestFailed,
 )
+from liftpy.replica.intake import NodeIntake
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.partition import PartitionState, PartitionStatus
@@ -58,6 +59,8 @@ class Shared:
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    intake: NodeIntake = field(default_factory=NodeIntake)
+    """Sums over all partitions of the node."""
     data_path_down_ns: int | None = None
     """Monotonic: since when the data path is down; None: it is up."""
     state: PartitionState = NO_STATE

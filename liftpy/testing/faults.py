@@ -85,6 +85,18 @@ _LASTING_S = (15.0, 60.0)
 _SHRINKS_S = 7.0
 
 
+def _bounds(rng: random.Random) -> dict[str, int]:
+    """Of what leaders have uncommitted and hold back, in bytes: so small that they are met, or those that come."""
+    if rng.random() < 0.5:
+        return {}
+    return {
+        "unreplicated_bytes": rng.choice((512, 2048)),
+        "node_unreplicated_bytes": rng.choice((1024, 8192)),
+        "ingest_queue_bytes": rng.choice((512, 4096)),
+        "ingest_buffer_bytes": 8192,
+    }
+
+
 def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -> Plan:
     """The plan of a seed; ``profile`` None: drawn too."""
     rng = random.Random(f"plan/{seed}")
@@ -108,6 +120,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         hw_checkpoint_s=rng.choice((0.2, 1.0)),
         max_lag_records=rng.choice((0, 0, 0, 50)),
         probe_after=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),  # of its own: older seeds keep their plans
+        **_bounds(random.Random(f"{seed}/intake")),
     )
     bad = rng.choice((0.0, 0.3, 1.0))
     noise = Noise(

@@ -20,6 +20,7 @@ from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.replica import events as ev
+from liftpy.replica.intake import NodeIntake
 from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.testing.clock import MS, S
 from liftpy.testing.disk import Disk, DiskCopy
@@ -110,6 +111,7 @@ class Process:
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
+        self.intake = NodeIntake()
         self._data_path_is_up = True
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []

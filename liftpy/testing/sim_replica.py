@@ -55,7 +55,7 @@ class SimReplica:
         cluster = process.cluster
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
-        self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed)
+        self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed, process.intake)
         self.failed = ""
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
@@ -114,6 +114,8 @@ class SimReplica:
             checkers.before_effect(self, effect)
             self._do[type(effect)](effect)
         checkers.after_step(self, event)
+        if self.replica.held_bytes:
+            cluster.counters["publishes held"] += 1
 
     def _later(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
         return self.cluster.clock.after(delay_ns, lambda: self.process.run(callback))
@@ -296,7 +298,9 @@ class SimReplica:
             return
         token = self._keep((publish, reply))
         wall_ns = now_ns + self.process.node.wall_offset_ns
-        self.feed(ev.PublishesReceived(token, len(publish.ids), 8 * len(publish.ids), wall_ns))
+        count = len(publish.ids)
+        plain_count = count if publish.policy is AckPolicy.NONE else 0
+        self.feed(ev.PublishesReceived(token, count, 8 * count, wall_ns, plain_count))
 
     def _reject_publishes(self, effect: do.RejectPublishes) -> None:
         publish, reply = self._tokens.pop(effect.token)
@@ -306,7 +310,8 @@ class SimReplica:
 
     def _drop_publishes(self, effect: do.DropPublishes) -> None:
         self._tokens.pop(effect.token)
-        self.cluster.counters["publish dropped in silence"] += 1
+        why = "in silence" if effect.reason is None else effect.reason.name
+        self.cluster.counters[f"publish dropped: {why}"] += 1
 
     def _send_acks(self, effect: do.SendAcks) -> None:
         waiting = []

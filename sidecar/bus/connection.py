@@ -21,7 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from liftpy.client.parser import READ_BYTES, StrictConnection
+from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
@@ -156,7 +156,7 @@ class BusConnection(StrictConnection):
         """What has arrived together is taken together."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None and hasattr(writer.transport, "max_size"):
-            writer.transport.max_size = READ_BYTES
+            writer.transport.max_size = self.read_bytes
         await super()._read_loop()
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:

@@ -5,7 +5,7 @@ how much that was. So the socket is read as fast as it gives, into a buffer of b
 what is in there is taken a few milliseconds at a time, so that fetches, heartbeats and answers never wait behind a burst [A11].
 
 When the buffer is full the socket is left alone: the server then slows fast publishers down, before it cuts. What the server has sent
-before a connection was lost is taken all the same. While a partition can hold no more, ``Gate`` says whether to wait.
+before a connection was lost is taken all the same. While a partition can hold no more, ``Gate`` says how much to take.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PIECE_BYTES = 32 * 1024
 _TURN_BYTES = 256 * 1024
 _TURN_NS = 4_000_000
 """After so many bytes, or so long, everything else on the loop has its turn."""
-_LOOK_AGAIN_S = 0.01
+_LOOK_AGAIN_S = 0.005
 _STILL_THERE_S = 0.5
 
 
@@ -56,6 +56,9 @@ class InflowParser(SinkParser):
 class Inflow(BusConnection):
     """``node``: the node's sums, for the bound and the gate. ``stop`` ends it."""
 
+    read_bytes = 4 * 1024 * 1024
+    """Once in a turn of the loop: on a busy machine there are few of them."""
+
     def __init__(self, node: NodeIntake, buffer_bytes: int, send_buffer_bytes: int = 0) -> None:
         super().__init__("ingest", send_buffer_bytes)
         self._parser = InflowParser(self, self._sinks, self.errors)
@@ -70,6 +73,8 @@ class Inflow(BusConnection):
         self.waiting_bytes = 0
         """Read and not parsed."""
         self.most_waiting_bytes = 0
+        self.taken_bytes = 0
+        """Parsed, ever."""
         self._parsing = False
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -77,7 +82,8 @@ class Inflow(BusConnection):
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     async def _taken(self, data: bytes) -> None:
-        if not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._gate.may_take(clock.now_ns()):
+        if not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._may_take():
+            self.taken_bytes += len(data)
             await self._parse(data)
             return
         self._chunks.append(data)
@@ -92,10 +98,14 @@ class Inflow(BusConnection):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
             self._pings_outstanding = 0  # it is us who do not read
 
+    def _may_take(self) -> bool:
+        return self._gate.may_take(self.taken_bytes, self._is_full(), clock.now_ns())
+
     def _is_full(self) -> bool:
         return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
 
     def _lost(self) -> None:
+        self._gate.cut_off()
         self._parser.lost += 1
         self._chunks.append(None)
         self._arrived.set()
@@ -113,7 +123,7 @@ class Inflow(BusConnection):
             if not self._chunks:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self._gate.may_take(clock.now_ns()):
+            if self._may_take():
                 await self._take_some()
                 await asyncio.sleep(0)
             else:
@@ -122,7 +132,7 @@ class Inflow(BusConnection):
     async def _take_some(self) -> None:
         """One turn's worth."""
         end_ns, taken_bytes = clock.now_ns() + _TURN_NS, 0
-        while self._chunks and taken_bytes < _TURN_BYTES and clock.now_ns() < end_ns:
+        while self._chunks and taken_bytes < _TURN_BYTES and clock.now_ns() < end_ns and self._may_take():
             piece = self._next_piece()
             taken_bytes += len(piece)
             try:
@@ -146,6 +156,7 @@ class Inflow(BusConnection):
         piece = chunk if len(chunk) <= _PIECE_BYTES else chunk[self._position : self._position + _PIECE_BYTES]
         self._position += len(piece)
         self.waiting_bytes -= len(piece)
+        self.taken_bytes += len(piece)
         if self._position >= len(chunk):
             self._chunks.popleft()
             self._position = 0

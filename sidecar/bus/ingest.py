@@ -1,21 +1,25 @@
 """The data subject of a partition: what has arrived together becomes one batch, bounded; then sealed where the core says.
 
-A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. Two bounds hold: what has
-arrived but is not in the log yet, and the publishers that wait for an ack. Beyond either a publish with a reply is refused
-with OVERLOADED, one without is dropped; both are counted.
+A sink call appends to a list; the batch is taken once the socket's whole read has been dispatched. What the core does not take at
+once waits here under its token, in the form in which it will be sealed; the core bounds that (``liftpy/replica/intake.py``). Two more
+bounds hold: what one read of the socket has brought, and the publishers that wait for an ack. Beyond either a publish that waits for
+an answer is refused with OVERLOADED, one that does not is dropped; both are counted, what was dropped by its reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
+from liftpy.wire.envelope import MAGIC
 from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.bus.publishes import Columns, RawMessage, Reader
@@ -34,7 +38,11 @@ class IngestCounters:
     size_bytes: int = 0
     batches: int = 0
     overloaded: int = 0
+    """Refused or dropped for want of room here."""
     rejected: int = 0
+    """Answered with a negative ack for another reason."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that nobody waits for, and that are not stored."""
 
 
 class Ingest:
@@ -53,6 +61,8 @@ class Ingest:
         *,
         log_end_offset: Callable[[], int],
         may_answer: Callable[[], bool],
+        takes: Callable[[], bool] = lambda: True,
+        on_drop: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
         self._bus = bus
         self._subject = subject
@@ -62,6 +72,8 @@ class Ingest:
         self._feed = feed
         self._log_end_offset = log_end_offset
         self._may_answer = may_answer
+        self._takes = takes
+        self._on_drop = on_drop
         self._loop = asyncio.get_running_loop()
         self.reader = Reader(acks.key, subject, policy, inboxes)
         self.counters = IngestCounters()
@@ -110,7 +122,8 @@ class Ingest:
         return not (self._raw or self._tokens or self._acks.count)
 
     def stop(self) -> None:
-        """Unsubscribe and forget what is not in the log: nobody was told that it is."""
+        """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
+        may have heard it."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -165,24 +178,34 @@ class Ingest:
         return min(len(raw), start + self._config.batch_max_records)
 
     def _submit(self, messages: list[RawMessage]) -> None:
-        if self._acks.count + len(messages) > self._config.ingest_queue_records:
-            self._overload(messages)
-            return
         now_wall_ns = time.time_ns()
         columns = self.reader.read(messages, now_wall_ns)
         if columns.unfit is not None:
             if self._alone(messages):
                 self._refuse(columns.publishers, *columns.unfit)
             return
+        replies = columns.publishers.replies
+        plain_count = sum(1 for reply in replies if not reply) if any(replies) else len(replies)
+        acks_are_full = plain_count < len(messages) and self._acks.count + len(messages) > self._config.ingest_queue_records
+        if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
+            self._submit_apart(messages, columns.publishers)
+            return
+        if acks_are_full:
+            self._overload(messages)
+            return
         if columns.expected and not self._as_expected(columns, messages):
             return
+        if columns.expected and not self._takes() and not self._alone(messages):
+            return  # who is bound to an offset does not wait, and nobody else is refused for it
         body = self._measured(columns, messages)
         if body is None:
             return
         token = self._next_token
         self._next_token += 1
         self._tokens[token] = body, columns.publishers
-        self._feed(PublishesReceived(token, body.record_count, body.size_bytes, now_wall_ns))
+        self._feed(
+            PublishesReceived(token, body.record_count, body.size_bytes, now_wall_ns, plain_count, bool(columns.expected))
+        )
 
     def _measured(self, columns: Columns, messages: list[RawMessage]) -> Body | None:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
@@ -202,6 +225,12 @@ class Ingest:
                 self._refuse(columns.publishers, RejectReason.TOO_LARGE, detail)
             return None
 
+    def _submit_apart(self, messages: list[RawMessage], publishers: Publishers) -> None:
+        """In runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
+        pairs = zip(messages, publishers.replies, strict=True)
+        for _, run in groupby(pairs, key=lambda pair: bool(pair[1])):
+            self._submit([message for message, _ in run])
+
     def _as_expected(self, columns: Columns, messages: list[RawMessage]) -> bool:
         """Check the expected offsets. A batch with a wrong one is split into single messages, each judged on its own."""
         end = self._log_end_offset()
@@ -220,14 +249,32 @@ class Ingest:
 
     def _overload(self, messages: list[RawMessage]) -> None:
         self.counters.overloaded += len(messages)
-        if any(message[1] for message in messages) and self._may_answer():
+        plain = len(messages)
+        if any(message[1] or message[2].startswith(MAGIC) for message in messages):
             columns = self.reader.read(messages, time.time_ns())
-            self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
+            plain = sum(1 for reply in columns.publishers.replies if not reply)
+            if self._may_answer():
+                self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
+        self._count_dropped(RejectReason.OVERLOADED, plain)
+
+    def _count_dropped(self, reason: RejectReason, count: int) -> None:
+        if count:
+            name = reason.name.lower()
+            self.counters.dropped[name] += count
+            self._on_drop(name, count)
 
     def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
-        self.counters.rejected += len(publishers.replies)
+        self._count_refused(publishers, reason)
         if self._may_answer():  # another node may lead by now, and have stored it [A2]
             self._acks.reject(publishers, reason, detail, "", 0)
+
+    def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
+        plain = sum(1 for reply in publishers.replies if not reply)
+        self._count_dropped(reason, plain)
+        if reason is RejectReason.OVERLOADED:
+            self.counters.overloaded += len(publishers.replies)
+        else:
+            self.counters.rejected += len(publishers.replies) - plain
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
@@ -242,16 +289,19 @@ class Ingest:
         self.counters.size_bytes += size_bytes
         self.counters.batches += 1
 
-    def drop(self, token: int) -> None:
-        """Forget the publishes under ``token`` without an answer."""
-        self._tokens.pop(token, None)
+    def drop(self, token: int, reason: RejectReason | None = None) -> None:
+        """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
+        body, publishers = self._tokens.pop(token, (None, None))
+        if body is not None and publishers is not None and reason is not None:
+            self._count_dropped(reason, sum(1 for reply in publishers.replies if not reply))
+            self.counters.overloaded += body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:
         """Answer the publishes under ``token`` with a negative ack and forget them."""
         refused = self._tokens.pop(token, None)
         if refused is not None:
-            body, publishers = refused
-            self.counters.rejected += body.record_count
+            _, publishers = refused
+            self._count_refused(publishers, reason)
             self._acks.reject(publishers, reason, "", leader, leader_epoch)
 
 

@@ -19,8 +19,8 @@ from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.settings import NodeSettings
 
-_INGEST_GRACE_S = 3.0
-"""A connection that was cut as a slow consumer is back long before."""
+_INGEST_GRACE_S = 10.0
+"""A connection that was cut as a slow consumer is back before, and may be cut again: that is load, and no reason for an election."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ One registry per node. Labels are node-wide sums, not partitions: a node may hol
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,12 @@ _SUMS = {
 }
 
 
+_BYTES = {
+    "held_bytes": "Publishes that are held back: their partition's ISR is short, or its followers are behind.",
+    "uncommitted_bytes": "Appended by leaders here and not committed, about.",
+}
+
+
 class NodeCollector(Collector):
     """Turns a node's report into metric families."""
 
@@ -43,6 +50,14 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=leads)
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in partitions if p["role"] == "LEADER")
         yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
+        dropped = CounterMetricFamily(
+            "liftpy_ingest_dropped", "Publishes that nobody waits for, not stored.", labels=["reason"]
+        )
+        for reason, count in sorted(sum((Counter(p["dropped"]) for p in partitions), Counter[str]()).items()):
+            dropped.add_metric([reason], count)
+        yield dropped
+        for name, text in _BYTES.items():
+            yield GaugeMetricFamily(f"liftpy_{name}", text, value=sum(p[name] for p in partitions))
         waiting = sum(p["waiting_acks"] for p in partitions)
         yield GaugeMetricFamily("liftpy_waiting_acks", "Publishers that wait for an ack.", value=waiting)
         uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in partitions if p["role"] == "LEADER")
@@ -52,6 +67,7 @@ class NodeCollector(Collector):
         lag = max((service["lag"] for service in services), default=0)
         yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
         yield from self._nats(report["nats"])
+        yield from self._connections(report["connections"])
         if scrub := report["scrub"]:
             text = "Bytes of logs read back from the disk and checked."
             yield CounterMetricFamily("liftpy_scrub_bytes", text, value=scrub["checked_bytes"])
@@ -78,6 +94,20 @@ class NodeCollector(Collector):
         for kind, count in sorted(nats["errors"].items()):
             errors.add_metric([kind], count)
         yield errors
+
+    def _connections(self, connections: dict[str, Any]) -> Iterator[Metric]:
+        up = GaugeMetricFamily("liftpy_connection_up", "1 while connected, of each connection for data.", labels=["connection"])
+        unsent = GaugeMetricFamily("liftpy_connection_unsent_bytes", "What waits to be sent.", labels=["connection"])
+        back = CounterMetricFamily("liftpy_connection_reconnects", "How often it came back.", labels=["connection"])
+        for name, connection in connections.items():
+            up.add_metric([name], int(connection["connected"]))
+            unsent.add_metric([name], connection["send_buffer_bytes"])
+            back.add_metric([name], connection["reconnects"])
+        yield from (up, unsent, back)
+        waiting = connections["ingest"]["waiting_bytes"]
+        yield GaugeMetricFamily(
+            "liftpy_ingest_buffer_bytes", "Read from the ingest connection and not looked at.", value=waiting
+        )
 
 
 def exposition(reporter: Reporter) -> bytes:

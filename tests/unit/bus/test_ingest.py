@@ -17,6 +17,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
 from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.drops import Drops
 from sidecar.bus.ingest import Ingest
 
 INBOXES = InboxRule(("_INBOX.",))
@@ -359,3 +360,84 @@ async def test_a_tombstone_that_is_none_is_refused_and_not_stored_as_something_e
 )
 def test_only_what_is_an_inbox_and_fits_a_line_is_answered(reply: bytes, answered: bool) -> None:
     assert INBOXES.allows(reply) is answered
+
+
+class Holding(Bench):
+    """An Ingest whose replica takes nothing at once."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(append=False, **config)
+        self.events: list[PublishesReceived] = []
+        self.ingest._takes = lambda: False
+        self.ingest._feed = self.events.append
+        self.drops: list[tuple[str, int]] = []
+        self.ingest._on_drop = lambda reason, count: self.drops.append((reason, count))
+
+
+async def test_where_not_everything_is_taken_those_who_wait_come_apart_from_those_who_do_not() -> None:
+    bench = Holding()
+    for number in range(7):
+        bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
+    await turn()
+    assert [(event.record_count, event.is_plain) for event in bench.events] == [(2, True), (2, False), (2, True), (1, False)]
+    kept = [publishers.replies for _, publishers in bench.ingest._tokens.values()]
+    assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
+
+
+async def test_who_is_bound_to_an_offset_does_not_wait_and_takes_nobody_along() -> None:
+    bench = Holding()
+    bench.publish(b"0", b"_INBOX.0")
+    bench.publish(b"1", b"_INBOX.1", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n")
+    bench.publish(b"2", b"_INBOX.2", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
+    await turn()
+    assert [event.conditional for event in bench.events] == [False, True]
+    assert len(bench.bus.lines) == 1, "one of them was wrong at once"
+
+
+async def test_dropped_publishes_are_counted_by_reason_and_nobody_is_answered() -> None:
+    bench = Holding()
+    for payload, reply in ((b"a", b""), (b"b", b""), (b"c", b"_INBOX.c"), (b"d", b"_INBOX.d")):
+        bench.publish(payload, reply)
+        await turn()
+    first, second, third, fourth = (event.token for event in bench.events)
+    bench.ingest.drop(first, RejectReason.BELOW_MIN_ISR)
+    bench.ingest.drop(second)
+    bench.ingest.drop(third, RejectReason.OVERLOADED)
+    bench.ingest.reject(fourth, RejectReason.OVERLOADED, "", 0)
+    assert bench.ingest.counters.dropped == {"below_min_isr": 1}
+    assert bench.drops == [("below_min_isr", 1)]
+    assert [answer["error"]["code"] for answer in _answers(bench)] == [429]
+    assert bench.ingest.idle
+
+
+async def test_publishers_that_wait_for_acks_in_vain_do_not_cost_the_others_their_publishes() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for number in range(16):
+        bench.publish(b"x", b"_INBOX.%d" % number)
+    await turn()
+    for number in range(6):
+        bench.publish(b"%d" % number, b"_INBOX.n" if number % 2 else b"")
+    await turn()
+    assert sum(bench.counts()) == 16 + 3
+    assert bench.ingest.counters.overloaded == 3
+    assert not bench.ingest.counters.dropped
+
+
+async def test_what_was_dropped_is_said_once_a_second_at_most(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.bus.drops._SAY_EVERY_S", 0.05)
+    drops = Drops()
+    for _ in range(1000):
+        drops.count("orders/0", "overloaded", 3)
+    assert len(caplog.records) == 1
+    while len(caplog.records) < 2:
+        await asyncio.sleep(0.005)
+    drops.count("orders/1", "below_min_isr", 1)
+    drops.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition("dropped: ")[2] for text in said] == [
+        "3 of orders/0: overloaded",
+        "2997 of orders/0: overloaded",
+        "1 of orders/1: below_min_isr",
+    ]

@@ -1,0 +1,46 @@
+"""What was dropped of publishes that nobody waits for: counted by reason, and said once a second at most [A11].
+
+A publisher that waits for an answer gets one. Whoever does not can't be told; so the node says it in its log, status and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+logger = logging.getLogger("liftpy.ingest")
+
+_SAY_EVERY_S = 1.0
+
+
+class Drops:
+    """Of a whole node. ``close`` says what has not been said yet."""
+
+    def __init__(self) -> None:
+        self._unsaid: Counter[tuple[str, str]] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def count(self, partition: str, reason: str, count: int) -> None:
+        """``count`` publishes of ``partition`` are lost."""
+        self._unsaid[partition, reason] += count
+        if self._timer is None:
+            self._say()
+
+    def _say(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._unsaid:
+            return
+        said = ", ".join(f"{count} of {partition}: {reason}" for (partition, reason), count in self._unsaid.most_common(8))
+        more = len(self._unsaid) - 8
+        logger.warning("publishes that nobody waits for were dropped: %s%s", said, f", and {more} more" if more > 0 else "")
+        self._unsaid.clear()
+        self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
+
+    def close(self) -> None:
+        """The node stops."""
+        self._say()
+        if self._timer is not None:
+            self._timer.cancel()

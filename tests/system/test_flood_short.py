@@ -1,0 +1,75 @@
+"""The short form of ``python -m tests.system.flood``: load costs nobody the leadership, the ISR, or a message [A11].
+
+And plain publishes wait for an ISR that is long enough again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, connect
+from liftpy.config import StreamConfig
+from sidecar.devcluster import DevCluster
+from tests.system.flood.__main__ import flood
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+HELD = "held"
+SENT = 2000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(3, on_line=lambda node, line: print(f"{node} | {line}")) as running:
+        yield running
+
+
+async def test_a_flood_changes_neither_leader_nor_isr_and_everything_is_stored(cluster: DevCluster) -> None:
+    outcome = await flood(cluster, 200_000, flush="always", size_bytes=100, publishers=2, per_second=0, min_isr=2)
+    assert outcome.calm, outcome.text()
+    assert (outcome.lost, outcome.dropped, outcome.stored) == (0, {}, 200_000), outcome.text()
+
+
+async def _partition(client: Client, node: str) -> dict[str, Any]:
+    """What a node says of the partition of ``HELD``."""
+    report = await client.node_status(node, timeout_s=5)
+    return next(p for p in report["partitions"] if p["stream"] == HELD)
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not await condition():
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def test_plain_publishes_wait_for_an_isr_that_is_long_enough(cluster: DevCluster) -> None:
+    async with await connect(cluster.nats_url) as client:
+        await client.create_stream(HELD, HELD, config=StreamConfig(min_isr=3))
+        leader = (await client.stream(HELD)).partitions[0].leader
+        follower = next(node for name, node in cluster.nodes.items() if name != leader)
+
+        async def short() -> bool:
+            return len((await _partition(client, leader))["isr"]) == 2
+
+        async def stored() -> bool:
+            found = [await _partition(client, name) for name in cluster.nodes]
+            assert not any(p["dropped"] for p in found)
+            return all(p["high_watermark"] == SENT - 1 for p in found)
+
+        follower.kill()
+        await _until(short, "the ISR is short")
+        for number in range(SENT):
+            await client._transport.publish(HELD, b"%d" % number)
+        await client._transport.settle()
+        held = await _partition(client, leader)
+        assert held["held_bytes"] > 0
+        assert held["newest_offset"] == -1
+        follower.start()
+        follower.wait_ready()
+        await _until(stored, "everything that was held is stored")

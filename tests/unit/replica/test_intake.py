@@ -1,0 +1,244 @@
+"""What a leader appends, holds back, refuses: bounded in bytes, in order, and load costs nobody the ISR [A11, D20]."""
+
+from __future__ import annotations
+
+from stepping import S, Stepped, state
+
+from liftpy.config import ReplicationConfig
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.intake import RECORD_OVERHEAD_BYTES, Gate, Intake, NodeIntake
+from liftpy.replica.lag import wanted_isr
+from liftpy.replica.progress import Progress
+
+KIB = 1024
+MIB = 1024 * 1024
+SMALL = ReplicationConfig(
+    unreplicated_bytes=1000, node_unreplicated_bytes=2000, ingest_queue_bytes=1000, ingest_buffer_bytes=8192
+)
+BATCH_BYTES = 400
+"""In memory: two of them are below the bound, with three it is reached."""
+
+
+def publish(leader: Stepped, *, plain: bool = True, flush: bool = True) -> int:
+    leader.tokens += 1
+    leader.step(ev.PublishesReceived(leader.tokens, 1, BATCH_BYTES - RECORD_OVERHEAD_BYTES, 0, 1 if plain else 0))
+    token = leader.tokens
+    if flush and leader.has(do.AppendBatch):
+        leader.step(ev.LogFlushed(leader.replica.log.log_end_offset))
+    return token
+
+
+def appended(leader: Stepped) -> list[int]:
+    return [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
+
+
+def test_a_leader_ahead_of_its_followers_holds_back_and_goes_on_in_order() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(3):
+        publish(leader)
+    assert leader.replica.log.log_end_offset == 3
+    held = [publish(leader, plain=plain) for plain in (True, False)]
+    assert leader.sent() == []
+    assert leader.replica.held_bytes == 2 * BATCH_BYTES
+    leader.fetch("b", 2)
+    assert appended(leader) == [], "c has not fetched"
+    leader.fetch("c", 0)
+    assert leader.replica.high_watermark == 0
+    assert appended(leader) == [held[0]]
+    publish(leader)
+    assert appended(leader) == [], "behind what is held"
+    leader.fetch("c", 2)
+    assert appended(leader)[0] == held[1]
+
+
+def test_the_answer_to_a_fetch_comes_before_what_it_makes_room_for() -> None:
+    """Else a second answer would be sent to a fetch that has no first one."""
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1, awaits_more=True)
+    leader.fetch("c", -1, awaits_more=True)
+    for _ in range(5):
+        publish(leader)
+    leader.fetch("b", 2, awaits_more=True)
+    leader.fetch("c", 2, awaits_more=True)
+    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.SendFetchResponse)]
+    assert kinds[0] is do.SendFetchResponse
+    assert do.AppendBatch in kinds
+
+
+def test_beyond_the_bound_who_waits_is_told_and_the_rest_is_dropped_with_a_reason() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(5):
+        publish(leader)
+    token = publish(leader)
+    assert leader.sent() == [do.DropPublishes(token, do.RejectReason.OVERLOADED)]
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.RejectPublishes(token, do.RejectReason.OVERLOADED)]
+    leader.now_ns += 30 * S
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.DropPublishes(token, do.RejectReason.OVERLOADED)], "without a lease nobody is told"
+
+
+def test_who_is_bound_to_an_offset_is_never_held() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    for _ in range(4):
+        publish(leader)
+    leader.tokens += 1
+    leader.step(ev.PublishesReceived(leader.tokens, 1, 10, 0, conditional=True))
+    assert leader.has(do.DropPublishes), "c has not joined: nobody may be told"
+    leader.fetch("c", -1)
+    leader.step(ev.PublishesReceived(leader.tokens, 1, 10, 0, conditional=True))
+    assert leader.sent() == [do.RejectPublishes(leader.tokens, do.RejectReason.OVERLOADED)]
+
+
+def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_long_enough() -> None:
+    leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
+    held = [publish(leader) for _ in range(2)]
+    assert leader.sent() == []
+    refused = publish(leader, plain=False)
+    assert leader.sent() == [do.RejectPublishes(refused, do.RejectReason.BELOW_MIN_ISR)]
+    lost = publish(leader)
+    assert leader.sent() == [do.DropPublishes(lost, do.RejectReason.BELOW_MIN_ISR)]
+    leader.told(state(isr="ab", leader_epoch=2, epoch=2))
+    assert appended(leader) == held
+
+
+def test_when_the_isr_gets_short_those_held_who_wait_are_told() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(3):
+        publish(leader)
+    plain, waiting = publish(leader), publish(leader, plain=False)
+    leader.told(state(isr="a", leader_epoch=2, epoch=2))
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(waiting, do.RejectReason.BELOW_MIN_ISR)
+    leader.told(state(isr="abc", leader_epoch=2, epoch=3))
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert appended(leader) == [plain]
+
+
+def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_nothing_is_left_in_the_sums() -> None:
+    leader = Stepped("a", SMALL).leads()
+    node = leader.replica._shared.intake
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(4):
+        publish(leader)
+    assert (node.unreplicated_bytes, node.held_bytes) == (3 * BATCH_BYTES, BATCH_BYTES)
+    leader.told(state("b", leader_epoch=3, epoch=2))
+    assert leader.only(do.DropPublishes) == do.DropPublishes(leader.tokens, do.RejectReason.NOT_LEADER)
+    assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
+
+
+def test_a_nodes_bound_leaves_every_partition_one_batch() -> None:
+    node = NodeIntake()
+    busy, quiet = Intake(node, SMALL), Intake(node, SMALL)
+    others = [Intake(node, SMALL) for _ in range(5)]
+    for number, intake in enumerate(others):
+        assert intake.may_append()
+        intake.appended(number, BATCH_BYTES)
+    assert busy.may_append()
+    busy.appended(0, BATCH_BYTES)
+    assert node.unreplicated_bytes > SMALL.node_unreplicated_bytes
+    assert not busy.may_append()
+    assert quiet.may_append(), "nothing of it is uncommitted"
+    busy.committed(0)
+    assert busy.may_append()
+
+
+def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, now_ns: int) -> Progress:
+    found = Progress(now_ns - round(caught_up_ago_s * S), incarnation=1, live=True, position=position, was_caught_up=True)
+    found.progressed_ns = now_ns - round(progressed_ago_s * S)
+    return found
+
+
+def wanted(followers: dict[str, Progress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
+    found = wanted_isr(
+        "a",
+        frozenset(isr),
+        followers,
+        {"a": 1, "b": 1, "c": 1},
+        high_watermark=5,
+        epoch_start_offset=0,
+        log_end_offset=1000,
+        now_ns=now_ns,
+        max_lag_ns=5 * S,
+        max_lag_records=0,
+        min_isr=min_isr,
+    )
+    return "".join(sorted(found))
+
+
+def test_lag_alone_takes_nobody_away_who_gets_on() -> None:
+    now_ns = 100 * S
+    slow = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
+    assert wanted(slow, now_ns) == "abc"
+    stuck = {**slow, "c": progress(10, caught_up_ago_s=20, progressed_ago_s=6, now_ns=now_ns)}
+    assert wanted(stuck, now_ns) == "ab"
+    slower = {r: progress(10, caught_up_ago_s=31 + (r == "c"), progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
+    assert wanted(slower, now_ns) == "ab", "too slow for too long, and min.isr can do without it"
+    assert wanted(slower, now_ns, min_isr=3) == "abc"
+    assert wanted(slower, now_ns, isr="ab") == "ab", "nobody joins by it"
+    gone = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=20, now_ns=now_ns) for r in "bc"}
+    assert wanted(gone, now_ns) == "a"
+
+
+def test_a_follower_is_as_far_behind_in_time_as_the_log_end_that_it_has_reached() -> None:
+    follower = Progress(caught_up_ns=0)
+    for second in range(1, 11):  # the leader appends 100 a second, the follower gets 50 of them
+        follower.fetched(50 * second, second, 100 * second, second * S)
+    assert follower.caught_up_ns == 4 * S, "at 10 s it has what the leader had at 5 s; it was looked at before"
+    assert follower.progressed_ns == 10 * S
+    follower.fetched(500, 11, 1100, 11 * S)
+    assert follower.progressed_ns == 10 * S
+
+
+def full(node: NodeIntake) -> Gate:
+    node.full_count = 1
+    return Gate(node)
+
+
+def test_the_gate_waits_while_room_is_made_and_the_bus_is_read() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    for tenths in range(100):
+        node.released_bytes += MIB
+        assert not gate.may_take(0, False, S + tenths * S // 10)
+    node.full_count = 0
+    assert gate.may_take(0, True, 12 * S)
+
+
+def test_once_reading_is_blocked_a_least_rate_is_taken_so_that_the_server_does_not_cut() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    taken, now_ns = 0, S
+    for _ in range(1000):
+        now_ns += S // 100
+        node.released_bytes += 1
+        while gate.may_take(taken, True, now_ns):
+            taken += 64 * KIB
+    least = gate.least_rate_bytes
+    assert 8 * least < taken < 11 * least
+    gate.cut_off()
+    assert gate.least_rate_bytes == 2 * least
+    node.full_count = 0
+    assert gate.may_take(taken, False, now_ns + 60 * S)
+    assert gate.least_rate_bytes == least, "calm has returned"
+    gate.cut_off()
+    assert gate.least_rate_bytes == least, "it was cut for another reason"
+
+
+def test_where_nothing_moves_the_other_partitions_do_not_wait_for_ever() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    assert not gate.may_take(0, False, S)
+    assert not gate.may_take(0, False, 3 * S - 1)
+    assert gate.may_take(0, False, 3 * S)
+    node.released_bytes += 1
+    assert not gate.may_take(0, False, 3 * S + 1)
