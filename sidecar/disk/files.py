@@ -47,6 +47,7 @@ class OpenMaps:
         self.bound = bound
         self._files: OrderedDict[int, DiskFile] = OrderedDict()
         self._lock = threading.Lock()
+        self._newest: DiskFile | None = None
         self.opened = 0
         """How often a file was mapped."""
 
@@ -55,6 +56,9 @@ class OpenMaps:
 
     def used(self, file: DiskFile, *, opened: bool = False) -> None:
         """``file`` was read through its map just now; ``opened``: which was made for that."""
+        if file is self._newest and not opened:
+            return  # most reads come from the file of the read before
+        self._newest = file
         with self._lock:
             self.opened += opened
             self._files[id(file)] = file
@@ -67,6 +71,7 @@ class OpenMaps:
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
+            self._newest = None
 
     def let_go(self) -> None:
         """Of all of them: the process is short of descriptors."""
