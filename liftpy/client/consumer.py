@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -27,10 +27,8 @@ from liftpy.errors import (
     ConfigError,
     CorruptionError,
     LiftError,
-    NotAllowedError,
-    OutcomeUnknownError,
+    NotFoundError,
     ProtocolError,
-    UnavailableError,
 )
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -85,11 +83,12 @@ class PartitionReader:
         stream: str,
         partition: int,
         options: ReadOptions,
-        exists: Callable[[], Awaitable[None]] | None = None,
+        exists: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """``exists``: asks the metadata group; raises NotFoundError when there is no such stream or partition."""
         self._transport = transport
         self._exists = exists
+        self._existing: asyncio.Task[None] | None = None
         self._ask_at = 0.0
         self._subjects = subjects
         self.stream = stream
@@ -169,6 +168,7 @@ class PartitionReader:
             with attempt:
                 asked, node = node, self.options.node
                 head, _ = frames.decode_read_response(await self._answer(asked, request, 0.0))
+                self.node = self.node or head.node  # it answers: reading begins there
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
@@ -177,44 +177,68 @@ class PartitionReader:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """The first answer. If nobody listens, is there anything to listen for? Asked at most every ``_EXISTS_S``."""
+        """The first answer. If nobody at all listens: is there anything to listen for?"""
         try:
             return await self._ask(node, request, wait_s)
         except NobodyListensError:
-            now = asyncio.get_running_loop().time()
-            if self._exists is not None and now >= self._ask_at:
-                self._ask_at = now + _EXISTS_S
-                with contextlib.suppress(UnavailableError, OutcomeUnknownError, NotAllowedError, TimeoutError):
-                    async with asyncio.timeout(self.options.answer_timeout_s):
-                        await self._exists()
+            if not node or self.options.node:
+                await self._must_exist()
             raise
+
+    async def _must_exist(self) -> None:
+        """Raise NotFoundError if the metadata group says so; asked at most every ``_EXISTS_S``, waited for no longer than a hedge."""
+        now = asyncio.get_running_loop().time()
+        if self._exists is None:
+            return
+        if self._existing is None:
+            if now < self._ask_at:
+                return
+            self._ask_at = now + _EXISTS_S
+            self._existing = asyncio.create_task(self._exists(), name=f"does {self.stream} exist")
+            self._existing.add_done_callback(_looked_at)
+        asking = self._existing
+        await asyncio.wait([asking], timeout=_HEDGE_S)
+        if asking.done():
+            self._existing = None
+            error = None if asking.cancelled() else asking.exception()
+            if isinstance(error, NotFoundError):
+                raise error
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """The first answer. A replica that is silent for ``_HEDGE_S`` longer than it may be, or whose answer was lost, is not waited
-        for: the request goes out again, to whoever takes it, at most ``_MOST_HEDGES`` times."""
+        for: the request goes out again, twice to whoever takes it (one of the two may be as silent), at most ``_MOST_HEDGES`` times."""
         payload, timeout_s = frames.encode(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
         named = self._subjects.read_from(self.stream, self.partition, node) if node else group
-        elsewhere = named if self.options.node else group
-        asked: set[asyncio.Task[bytes]] = set()
+        elsewhere = (named,) if self.options.node else (group, group)
+        asked: set[asyncio.Future[Any]] = set()
         patience_s: float | None = wait_s + _HEDGE_S
         try:
-            for subject in (named, *[elsewhere] * _MOST_HEDGES):
-                asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
-                if len(asked) > _MOST_HEDGES:
+            for hedge in range(_MOST_HEDGES + 1):
+                for subject in elsewhere if hedge else (named,):
+                    asked.add(asyncio.create_task(self._transport.request(subject, payload, timeout_s), name=f"ask {subject}"))
+                if hedge == _MOST_HEDGES:
                     patience_s = None
-                done, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                again = self._transport.reconnected  # then what was asked, or its answer, may be lost
+                waiting = {*asked, again}
+                done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                done.discard(again)
                 if done:
                     break
                 patience_s = _HEDGE_S
-            return done.pop().result()
+            answer: bytes = (done or await _first(asked)).pop().result()
+            return answer
         finally:
             for task in asked:
                 task.cancel()  # of no use any more; nobody waits for its end
                 task.add_done_callback(_looked_at)
 
 
-def _looked_at(task: asyncio.Task[bytes]) -> None:
+async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    return (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+def _looked_at(task: asyncio.Future[Any]) -> None:
     """An error that comes too late is nobody's."""
     if not task.cancelled():
         task.exception()

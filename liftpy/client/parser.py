@@ -241,12 +241,13 @@ class StrictParser(Parser):
 
 
 class StrictConnection(Client):
-    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken."""
+    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken. ``on_reconnected``: called then."""
 
     read_bytes = READ_BYTES
 
     def __init__(self, errors: Counter[str] | None = None) -> None:
         super().__init__()
+        self.on_reconnected: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
 

@@ -65,6 +65,15 @@ async def open_connection(
     }
     connection = StrictConnection()
     seen = _ErrorsSeen()
+    also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
+
+    async def reconnected() -> None:
+        for callback in list(connection.on_reconnected):
+            callback()
+        if also is not None:
+            await also()
+
+    options["reconnected_cb"] = reconnected
     try:
         await _first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s)
     except (OSError, nats.errors.Error, TimeoutError) as error:
@@ -109,6 +118,10 @@ class Transport:
         self._on_close: set[Callable[[], None]] = set()
         self._on_denial: set[Denied] = set()
         self._unwatch = watch_denials(connection, self._denied)
+        self.reconnected: asyncio.Future[None] = self._loop.create_future()
+        """Done when the connection has been renewed; then there is another one. Only of a connection of our own making."""
+        if isinstance(connection, StrictConnection):
+            connection.on_reconnected.append(self._renewed)
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
@@ -138,6 +151,10 @@ class Transport:
         self._answers.refused(is_publish, subject)
         for callback in list(self._on_denial):
             callback(is_publish, subject)
+
+    def _renewed(self) -> None:
+        self.reconnected.set_result(None)
+        self.reconnected = self._loop.create_future()
 
     @property
     def max_payload_bytes(self) -> int:
@@ -296,6 +313,8 @@ class Transport:
         self.closed = True
         self._unwatch()
         self._unwatch = _nothing
+        if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
+            self.connection.on_reconnected.remove(self._renewed)
         self._answers.end(ClientClosedError("the client was closed before the answer came"))
         for callback in list(self._on_close):
             callback()

@@ -127,6 +127,11 @@ class FollowerRole(Role):
         self._now(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF, out)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
+    def data_path_restored(self, now_ns: int, out: Effects) -> None:
+        """Ask again at once: a request that was lost would cost its time-out, and an idle wait that nobody ends its whole length."""
+        if self._request_id or self.following is Following.IDLE:
+            self._failed(now_ns, out)
+
     # ---- reconcile -------------------------------------------------------------------------------------------------
     def _ask(self, now_ns: int, out: Effects) -> None:
         self._now(Following.RECONCILING, out)

@@ -193,6 +193,8 @@ class Replica:
                 role.metadata_heard(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns)
+                if event.is_up:
+                    role.data_path_restored(now_ns, out)
             case ev.DeadlineReached():
                 late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
                 if late_ns is not None:

@@ -158,6 +158,9 @@ class Role:
     def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
         """An answer to an epoch query."""
 
+    def data_path_restored(self, now_ns: int, out: Effects) -> None:
+        """The connection is back; what was asked, and answers to it, may be lost."""
+
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """The leader says that there is more."""
 

@@ -47,6 +47,16 @@ def test_three_nodes() -> None:
     assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
 
 
+@pytest.mark.processes
+def test_readers_of_silent_and_killed_nodes() -> None:
+    lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
+    assert [line.rpartition(":")[0] for line in lines] == [
+        "fresh reads, one follower paused",
+        "a reader's gap after its follower was killed",
+        "a reader's gap after the nats-server came back",
+    ]
+
+
 def test_the_control_plane() -> None:
     figures: dict[str, Any] = json.loads(
         printed("tests/bench/cluster/bench_image.py", "--nodes", "20", "--partitions", "400", "--streams", "4", "--json")

@@ -464,3 +464,18 @@ def test_without_one_nothing_is_cut_that_is_known_to_be_committed() -> None:
     follower.step(ev.DeadlineReached(ev.Deadline.FETCH), 2)
     follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 12, 5, 0))
     assert follower.only(do.TruncateLog).end_offset == 13, "what lies above HW may go"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_connection_that_is_back_has_lost_what_was_asked_so_it_asks_again_without_waiting_for_a_time_out(waits: bool) -> None:
+    follower = idle() if waits else Stepped("b").follows()
+    follower.step(ev.DataPathChanged(False))
+    follower.step(ev.DataPathChanged(True), 0.2)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+    answered = Stepped("b").follows()
+    answered.answered([(0, 2, 1)], -1)
+    phase = answered.replica.phase
+    answered.step(ev.DataPathChanged(True))
+    assert answered.replica.phase == phase, "it asked for nothing that could be lost"
