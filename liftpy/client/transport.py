@@ -77,9 +77,11 @@ async def open_connection(
     try:
         await _first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s)
     except (OSError, nats.errors.Error, TimeoutError) as error:
-        with contextlib.suppress(Exception):
-            await connection.close()
+        await _close(connection)
         raise UnavailableError(f"no NATS server lets us in at {', '.join(urls)}: {seen.last or error}") from error
+    except asyncio.CancelledError:
+        await _close(connection)  # half connected, it would stay so
+        raise
     except ValueError as error:
         raise ConfigError(f"{servers!r} is not a NATS URL (nats://host:port): {error}") from error
     return connection
@@ -335,12 +337,29 @@ class Transport:
         except Exception:  # not connected, or blocked: there is nobody to wait for
             cut_off(self.connection)
         finally:
-            closing = asyncio.create_task(self.connection.close(), name="closing of a connection")
-            closing.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait([closing], timeout=_CLOSE_S)
-            if not closing.done():
-                cut_off(self.connection)
-                await end_tasks([closing])
+            await _close(self.connection)
+
+
+async def _close(connection: NatsConnection) -> None:
+    """Close it within 2 x ``_CLOSE_S``, also if this is cancelled: then it goes on by itself."""
+    closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
+    _closings.add(closing)
+    closing.add_done_callback(_closings.discard)
+    await asyncio.shield(closing)
+
+
+_closings: set[asyncio.Task[None]] = set()
+
+
+async def _close_bounded(connection: NatsConnection) -> None:
+    """nats-py waits for as long as a blocked socket takes."""
+    closing = asyncio.create_task(connection.close(), name="nats-py's close")
+    closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([closing], timeout=_CLOSE_S)
+    if not closing.done():
+        cut_off(connection)
+        await asyncio.wait([closing], timeout=_CLOSE_S)
+        await end_tasks([closing])
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 
@@ -33,7 +34,8 @@ class Window:
             await place[0]
         except asyncio.CancelledError:
             if place[0].cancelled():
-                self._waiting.remove(place)
+                with contextlib.suppress(ValueError):  # passed over already
+                    self._waiting.remove(place)
                 self._wake()
             else:  # the room was given in the same turn of the loop
                 self.leave(size_bytes)

@@ -57,6 +57,11 @@ def test_readers_of_silent_and_killed_nodes() -> None:
     ]
 
 
+@pytest.mark.processes
+def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+    assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
+
+
 def test_the_control_plane() -> None:
     figures: dict[str, Any] = json.loads(
         printed("tests/bench/cluster/bench_image.py", "--nodes", "20", "--partitions", "400", "--streams", "4", "--json")

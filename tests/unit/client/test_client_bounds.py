@@ -179,6 +179,14 @@ async def test_the_window_is_first_come_first_served_and_loses_no_room() -> None
     await asyncio.gather(*tasks, return_exceptions=True)
     window.leave(40)
     assert (entered[-1], window.count, window.size_bytes) == (6, 0, 0)
+    await window.enter(100)
+    last = asyncio.create_task(window.enter(100))
+    await asyncio.sleep(0)
+    last.cancel()
+    window.leave(100)  # in the same turn: it is passed over before it knows
+    with pytest.raises(asyncio.CancelledError):
+        await last
+    assert (window.count, window.size_bytes) == (0, 0)
 
 
 # ---- what plain NATS can't carry ---------------------------------------------------------------------------------------------

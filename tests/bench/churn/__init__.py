@@ -1,0 +1,1 @@
+"""Clients that come, go and are broken off, for a long time: nothing may grow."""
