@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 import nats.errors
@@ -21,6 +21,7 @@ from liftpy.client.ending import end_tasks
 from liftpy.client.parser import Denied, StrictConnection, cut_off, watch_denials
 from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
 
+_T = TypeVar("_T")
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
 _CLOSE_S = 2.0
@@ -75,7 +76,7 @@ async def open_connection(
 
     options["reconnected_cb"] = reconnected
     try:
-        await _first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s)
+        await _not_swallowed(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
         raise UnavailableError(f"no NATS server lets us in at {', '.join(urls)}: {seen.last or error}") from error
@@ -85,6 +86,17 @@ async def open_connection(
     except ValueError as error:
         raise ConfigError(f"{servers!r} is not a NATS URL (nats://host:port): {error}") from error
     return connection
+
+
+async def _not_swallowed(work: Awaitable[_T]) -> _T:
+    """What ``work`` gives; a cancellation that nats-py, or ``wait_for`` within it, has swallowed meanwhile is raised after all."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    result = await work
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 class _ErrorsSeen:
@@ -233,7 +245,7 @@ class Transport:
         unwatch = self.tell_of_denials(lambda is_publish, where: None if is_publish else denied.append(where))
         try:
             await self.room(self._loop.time() + timeout_s)
-            subscription = await self.connection.subscribe(subject, cb=callback)
+            subscription = await _not_swallowed(self.connection.subscribe(subject, cb=callback))
             if self.connection.is_connected:
                 with contextlib.suppress(UnavailableError):
                     await self.settle(timeout_s)
@@ -288,14 +300,9 @@ class Transport:
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
     ) -> None:
         """nats-py may wait until it is written, and swallows a cancellation while it does."""
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled_before = task.cancelling()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
-                await self.connection.publish(subject, payload, reply=reply, headers=headers)
-        if task.cancelling() > cancelled_before:
-            raise asyncio.CancelledError
+                await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
         """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
@@ -305,7 +312,7 @@ class Transport:
         """
         try:
             for _ in range(2):
-                await self.connection.flush(timeout=timeout_s)  # type: ignore[arg-type]
+                await _not_swallowed(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise UnavailableError(f"the NATS connection fails: {error or type(error).__name__}") from error
 
@@ -333,7 +340,7 @@ class Transport:
         try:
             await end_tasks([self._opening])
             async with asyncio.timeout(_CLOSE_S):
-                await self.connection.flush(timeout=_CLOSE_S)  # type: ignore[arg-type]
+                await _not_swallowed(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
         except Exception:  # not connected, or blocked: there is nobody to wait for
             cut_off(self.connection)
         finally:

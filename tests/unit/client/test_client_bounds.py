@@ -118,6 +118,26 @@ async def test_a_large_request_that_was_handed_over_ends_in_time(monkeypatch: py
         await stuck.close()
 
 
+async def test_a_cancellation_that_nats_py_swallows_is_raised_all_the_same(transport: Transport) -> None:
+    """``asyncio.wait_for`` gives its result when it is cancelled in the turn in which that comes: a PONG, say."""
+    connection, met = transport.connection, 0
+    pongs = connection._pongs
+
+    async def settling() -> None:
+        await transport.settle()
+
+    for _ in range(20):
+        task = asyncio.create_task(settling())
+        while not pongs:
+            await asyncio.sleep(0)
+        pongs[0].add_done_callback(lambda _, task=task: task.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        met += 1
+        await connection.flush()
+    assert met == 20
+
+
 async def test_what_is_in_flight_is_bounded_in_bytes(transport: Transport, server_side: Transport) -> None:
     kept: list[Any] = []
     await server_side.connection.subscribe("data.bytes", cb=keeper(kept))
