@@ -265,7 +265,8 @@ class Ingest:
 
     def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
         self._count_refused(publishers, reason)
-        if self._may_answer():  # another node may lead by now, and have stored it [A2]
+        # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
+        if reason is RejectReason.WRONG_STREAM or self._may_answer():
             self._acks.reject(publishers, reason, detail, "", 0)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:

@@ -23,14 +23,14 @@ Header = client_pb2.Header
 class Bench:
     """Partition 1 of the stream s, whose uid is u1; everything that is taken is appended and committed at once."""
 
-    def __init__(self, policy: AckPolicy = AckPolicy.ALL) -> None:
+    def __init__(self, policy: AckPolicy = AckPolicy.ALL, may_answer: bool = True) -> None:
         self.records: list[Record] = []
         self.lines: list[bytes] = []
         self.sink: Any = None
         self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
         self.ingest = Ingest(
             self, "ev.1", ReplicationConfig(), policy, Codec.NONE, InboxRule(("_INBOX.",)), self.acks, self.append,  # type: ignore[arg-type]
-            log_end_offset=lambda: len(self.records), may_answer=lambda: True,
+            log_end_offset=lambda: len(self.records), may_answer=lambda: may_answer,
         )  # fmt: skip
         self.ingest.start()
 
@@ -100,6 +100,15 @@ async def test_what_is_addressed_elsewhere_is_refused_and_stored_by_nobody(addre
     ours = bench.publish(value=b"ours", stream="s", partition=1, streamUid="u1")
     assert ours is not None
     assert ours.offset == 0
+
+
+async def test_what_is_addressed_elsewhere_is_refused_by_a_leader_that_may_not_say_no_to_its_own_publishers_yet() -> None:
+    """Whoever else may lead this stream refuses it, too: the answer is the same from everybody [A2]."""
+    bench = Bench(may_answer=False)
+    ack = bench.publish(value=b"v", stream="other")
+    assert ack is not None
+    assert ack.ackError == _Ack.WRONG_STREAM
+    assert bench.publish(value=b"v", headers=[Header(name="Lift-Key")]) is None
 
 
 async def test_a_stream_that_answers_nobody_keeps_what_others_are_told() -> None:
