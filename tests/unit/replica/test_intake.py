@@ -108,6 +108,16 @@ def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_l
     assert appended(leader) == held
 
 
+def test_who_may_not_be_told_no_waits_behind_what_is_held() -> None:
+    leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
+    first = publish(leader)
+    leader.now_ns += 30 * S
+    second = publish(leader, plain=False)
+    assert leader.sent() == [], "no lease: it can't be refused, and it may not overtake [A4]"
+    leader.told(state(isr="ab", leader_epoch=2, epoch=2))
+    assert appended(leader) == [first, second]
+
+
 def test_when_the_isr_gets_short_those_held_who_wait_are_told() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
