@@ -145,14 +145,28 @@ class Admin:
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
-        request = cluster_pb2.ControlRequest(linearizable=linearizable)
-        request.describeCluster.SetInParent()
-        cluster = (await self._ask(request)).cluster
+        request = cluster_pb2.ControlRequest(linearizable=linearizable, describeCluster=cluster_pb2.DescribeCluster(paged=True))
+        cluster = page = (await self._ask(request)).cluster
+        while page.more:
+            request.describeCluster.afterStream = page.image.streams[-1].name
+            page = (await self._ask(request)).cluster
+            cluster.image.streams.extend(page.image.streams)
         controllers = tuple(
             Controller(c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected)
             for c in cluster.controllers
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
+
+    async def stream(self, name: str) -> StreamImage:
+        """One stream, without the rest of the cluster; raises NotFoundError."""
+        request = cluster_pb2.ControlRequest(describeStream=cluster_pb2.DescribeStream(name=name))
+        try:
+            response = await self._ask(request)
+        except ConfigError:  # of a version that knows no such question
+            return (await self.describe()).stream(name)
+        if response.HasField("cluster"):
+            return ClusterState(codec.image_from_pb(response.cluster.image), "", ()).stream(name)
+        return codec.stream_from_pb(response.stream)
 
     async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         request.sender = "client"

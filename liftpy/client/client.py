@@ -124,7 +124,7 @@ class Client:
 
     async def stream(self, name: str) -> StreamImage:
         """One stream; raises NotFoundError."""
-        return (await self._admin.describe()).stream(check_name(name, "stream"))
+        return await self._admin.stream(check_name(name, "stream"))
 
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
@@ -138,7 +138,17 @@ class Client:
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
-        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), _STATUS_REQUEST, timeout_s)
+        status = page = await self._status_page(node_id, _STATUS_REQUEST, timeout_s)
+        while page.get("more") and page["partitions"]:
+            last = page["partitions"][-1]
+            after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
+            page = await self._status_page(node_id, after, timeout_s)
+            status["partitions"] += page["partitions"]
+            status["more"] = page.get("more", False)
+        return status
+
+    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), question, timeout_s)
         try:
             status = json.loads(answer)
         except ValueError as error:

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, Question, Said
 from liftpy.cluster.batches import MAX_REQUESTS, answer_of, batch_of
-from liftpy.cluster.controller import describe
+from liftpy.cluster.controller import describe, describe_stream
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.preferred import PreferredLeaders
@@ -109,7 +109,9 @@ class MetadataDuties:
             case "reportLeader" if self._accusations.reported(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
             case "describeCluster" if not request.linearizable:
-                response = describe(image)
+                response = describe(image, request.describeCluster)
+            case "describeStream" if not request.linearizable:
+                response = describe_stream(image, request.describeStream.name)
             case _:
                 return None
         response.operationId, response.index = request.operationId, image.index

@@ -92,6 +92,14 @@ class ControlDesk:
         await self._reply(reply, await self._decide(request, _TIMEOUT_S))
 
     async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
-        if response is not None:
-            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
-                await self._connection.publish(reply, frames.encode(response))
+        if response is None:
+            return
+        try:
+            await self._connection.publish(reply, frames.encode(response))
+        except nats.errors.MaxPayloadError:
+            detail = "the answer is larger than one message may be: ask in pages, or for one stream"
+            refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._connection.publish(reply, frames.encode(refusal))
+        except (nats.errors.Error, OSError):
+            pass  # not connected: who asked asks again

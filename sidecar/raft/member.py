@@ -20,7 +20,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from liftpy.cluster.controller import describe
+from liftpy.cluster.controller import describe, describe_stream
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -420,8 +420,11 @@ class RaftMember:
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Without a leader every member says what it knows: better than silence for an operator."""
-        if self._core.leader_id or request.WhichOneof("request") != "describeCluster" or request.linearizable:
+        kind = request.WhichOneof("request")
+        if self._core.leader_id or kind not in ("describeCluster", "describeStream") or request.linearizable:
             return None
-        response = describe(self._fsm.image)
+        image = self._fsm.image
+        alone = kind == "describeStream"
+        response = describe_stream(image, request.describeStream.name) if alone else describe(image, request.describeCluster)
         response.operationId, response.index = request.operationId, self._fsm.image.index
         return self._with_members(response)

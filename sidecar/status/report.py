@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Any
 
 from liftpy import __version__
@@ -49,9 +50,16 @@ class Reporter:
         self._descriptors = descriptors
         self._started = time.monotonic()
 
-    def report(self) -> dict[str, Any]:
-        """The whole node."""
+    def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """The node with at most ``count`` of its partitions, by (stream, partition) behind ``after``; ``more``: there are others."""
+        behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
+        chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
+        return {**self.report(chosen), "more": len(behind) > len(chosen)}
+
+    def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
+        """The whole node; with ``only`` these of its partitions."""
         now_ns = clock.now_ns()
+        workers = self._partitions if only is None else only
         return {
             "node": self._settings.node_id,
             "version": __version__,
@@ -65,7 +73,7 @@ class Reporter:
             "nats": self.nats(),
             "connections": self._connections(),
             "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
-            "partitions": [self._partition(worker, now_ns) for worker in self._partitions],
+            "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},

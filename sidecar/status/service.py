@@ -6,6 +6,7 @@ The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for pe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import json
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from sidecar.status.report import Reporter
 _HOST = "127.0.0.1"
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
+PAGE_PARTITIONS = 500
+"""In one answer over NATS; the page of the status port shows all."""
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -56,11 +59,7 @@ class StatusService:
             if payload == QUESTION and inboxes.allows(reply):
                 bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
             elif self.reporter is not None and inboxes.allows(reply):
-                report = self.reporter.report()
-                body = json.dumps(report).encode()
-                if len(body) > bus.max_payload:
-                    body = json.dumps({**report, "partitions": [], "truncated": True}).encode()
-                bus.send(reply.decode(), (body,))
+                bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
         bus.listen(subjects.status(self._settings.node_id), asked)
 
@@ -99,6 +98,25 @@ class StatusService:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
+    """As much of the list of partitions as goes into one message, and into few milliseconds, behind where the question says."""
+    after = _asked_after(payload)
+    count = PAGE_PARTITIONS
+    while True:
+        body = json.dumps(reporter.page(after, count)).encode()
+        if len(body) <= limit_bytes or not count:
+            return body
+        count //= 2
+
+
+def _asked_after(payload: bytes) -> tuple[str, int]:
+    """``{"after": [stream, partition]}``; anything else asks for the first page."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        stream, partition = json.loads(payload)["after"]
+        return str(stream), int(partition)
+    return "", -1
 
 
 def _http(status: str, kind: str, body: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import nats.errors
 import pytest
 
 from liftpy.wire import frames
@@ -117,3 +118,24 @@ async def test_a_stream_among_the_inboxes_is_refused(controller: Controller, sub
     [(_, response)] = controller.replies
     assert (response.error == pb.ControlResponse.INVALID) is taken
     assert ("inboxes under acme.box." in response.detail) is taken
+
+
+async def test_an_answer_larger_than_a_message_is_refused_with_the_way_to_ask(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = controller.publish
+    tries: list[int] = []
+
+    async def publish(subject: str, payload: bytes) -> None:
+        tries.append(len(payload))
+        if len(tries) == 1:
+            raise nats.errors.MaxPayloadError
+        await real(subject, payload)
+
+    monkeypatch.setattr(controller, "publish", publish)
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert response.error == pb.ControlResponse.INVALID
+    assert response.operationId == b"o" * 16
+    assert "ask in pages" in response.detail
