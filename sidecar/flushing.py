@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from liftpy.errors import LiftError, StorageError
 from liftpy.log.flush import Flush
 from liftpy.log.log import Log
 from sidecar import clock
+from sidecar.flush_times import FlushTimes
 from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
@@ -26,7 +28,7 @@ Future = concurrent.futures.Future[Any]
 
 
 class Flusher:
-    """The background work of one log. ``flushed(end_offset)`` and ``failed(error)`` are called on the loop."""
+    """The background work of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Flusher:
         timers: Timers,
         flushed: Callable[[int], None],
         failed: Callable[[StorageError], None],
+        took: Callable[[float], None] | None = None,
     ) -> None:
         self._log = log
         self._policy = policy
@@ -43,6 +46,10 @@ class Flusher:
         self._timers = timers
         self._flushed = flushed
         self._failed = failed
+        self._took = took
+        self.times = FlushTimes()
+        self._began_s = 0.0
+        """Monotonic: when the flush that runs was wanted."""
         self._loop = asyncio.get_running_loop()
         self._flush: tuple[Flush, Future] | None = None
         self._checkpoint: Future | None = None
@@ -75,6 +82,7 @@ class Flusher:
         flush = self._log.begin_flush()
         if flush is None:
             return
+        self._began_s = time.monotonic()
         future = self._pool.submit(flush.run)
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
         self._flush = (flush, future)
@@ -97,6 +105,10 @@ class Flusher:
             self._failed(failure)
             return
         self.count += 1
+        took_s = time.monotonic() - self._began_s
+        self.times.add(took_s)
+        if self._took is not None:
+            self._took(took_s)
         if self._policy.mode is FlushMode.ALWAYS:
             self._flushed(end_offset)
 

@@ -36,6 +36,7 @@ from sidecar.disk.descriptors import open_count, raise_limit
 from sidecar.disk.files import OpenMaps
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
+from sidecar.flush_times import NodeFlushTimes
 from sidecar.housekeeping import Housekeeping
 from sidecar.identity import Identity, unknown_folders
 from sidecar.joining import GroupLink
@@ -98,6 +99,7 @@ class Node:
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._timers = Timers()
+        self._flush_times = NodeFlushTimes(self.counters)
         self._unwatch: Callable[[], None] = lambda: None
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
@@ -172,6 +174,7 @@ class Node:
             timers=self._timers,
             pool=self._pool,
             counters=self.counters,
+            flush_times=self._flush_times,
             fatal=self.fatal,
             repair=self.repair,
             folder=folder,
@@ -184,7 +187,15 @@ class Node:
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = Reporter(
-            settings, self.incarnation, group, links, self.partitions, self.counters, self._scrub, self._descriptors
+            settings,
+            self.incarnation,
+            group,
+            links,
+            self.partitions,
+            self.counters,
+            self._scrub,
+            self._descriptors,
+            self._flush_times,
         )
         self.status.listen(bus, self.subjects, self._inboxes)
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)

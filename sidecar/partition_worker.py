@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
+from functools import partial
 
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
@@ -40,6 +41,7 @@ from sidecar.chatter import CHATTER
 from sidecar.disk.data_folder import DataFolder
 from sidecar.driver import Driver
 from sidecar.executor import Executor, Tools
+from sidecar.flush_times import NodeFlushTimes
 from sidecar.flushing import Flusher
 from sidecar.identity import Identity
 from sidecar.proposals import Proposals
@@ -69,6 +71,7 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
+    flush_times: NodeFlushTimes
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
@@ -118,7 +121,8 @@ class PartitionWorker:
         )
         self.service = ReplicationService(node.links.replication, node.subjects, key, node.inboxes, self.feed, node.counters)
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
-        self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed)
+        took = partial(node.flush_times.flushed, key)
+        self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took)
         self.services = PartitionServices(
             node.links.replication,
             key,

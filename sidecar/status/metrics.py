@@ -68,6 +68,7 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
+        yield from self._flushes(report["flush_times"])
         if scrub := report["scrub"]:
             text = "Bytes of logs read back from the disk and checked."
             yield CounterMetricFamily("liftpy_scrub_bytes", text, value=scrub["checked_bytes"])
@@ -84,6 +85,14 @@ class NodeCollector(Collector):
         for kind, count in sorted(report["counters"].items()):
             events.add_metric([kind], count)
         yield events
+
+    def _flushes(self, times: dict[str, float]) -> Iterator[Metric]:
+        flushes = GaugeMetricFamily(
+            "liftpy_log_flush_seconds", "Of this node's last flushes, as publishers wait for them.", labels=["of"]
+        )
+        for name, milliseconds in times.items():
+            flushes.add_metric([name.removesuffix("_ms")], milliseconds / 1000)
+        yield flushes
 
     def _nats(self, nats: dict[str, Any]) -> Iterator[Metric]:
         yield GaugeMetricFamily("liftpy_nats_connected", "1 while connected to NATS.", value=int(nats["connected"]))

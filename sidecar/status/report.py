@@ -17,6 +17,7 @@ from liftpy.replica.snapshot import ReplicaSnapshot
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
+from sidecar.flush_times import FlushTimes
 from sidecar.partition_worker import PartitionWorker
 from sidecar.partitions import Partitions
 from sidecar.raft.group import Group
@@ -39,6 +40,7 @@ class Reporter:
         counters: Any,
         scrub: Scrub | None = None,
         descriptors: Callable[[], dict[str, int]] = dict,
+        flush_times: FlushTimes | None = None,
     ) -> None:
         self._settings = settings
         self._incarnation = incarnation
@@ -48,6 +50,7 @@ class Reporter:
         self._counters = counters
         self._scrub = scrub
         self._descriptors = descriptors
+        self._flush_times = flush_times or FlushTimes()
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class Reporter:
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
+            "flush_times": self._flush_times.report(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
 
@@ -110,6 +114,7 @@ class Reporter:
             "waiting_acks": worker.acks.count,
             "waiting_readers": worker.reads.waiting_count,
             "flushes": worker.flusher.count,
+            "flush_times": worker.flusher.times.report(),
             "records_in": ingest.records,
             "batches_in": ingest.batches,
             "bytes_in": ingest.size_bytes,

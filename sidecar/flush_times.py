@@ -1,0 +1,77 @@
+"""How long flushes take: of a node, and of each of its partitions; a disk that slows down governs nobody in silence.
+
+A flush counts from when it was wanted until the loop knows that it is done, its wait for a thread of the pool included: that is what a
+publisher waits for. The last ones are kept, and told as medians and 99th percentiles; one that takes a second is warned of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections import Counter
+
+logger = logging.getLogger("liftpy.disk")
+
+SLOW_S = 1.0
+"""A flush from here on is warned of: publishers begin to give up, and commits of every stream with this replica in its ISR wait."""
+WARN_EVERY_S = 10.0
+KEPT_OF_NODE = 2048
+KEPT_OF_PARTITION = 128
+
+
+class FlushTimes:
+    """The last ``kept`` durations, in s."""
+
+    __slots__ = ("_at", "_kept", "_ring", "count")
+
+    def __init__(self, kept: int = KEPT_OF_PARTITION) -> None:
+        self._kept = kept
+        self._ring = array("f")
+        self._at = 0
+        self.count = 0
+        """All that there were."""
+
+    def add(self, took_s: float) -> None:
+        """One more."""
+        self.count += 1
+        if len(self._ring) < self._kept:
+            self._ring.append(took_s)
+            return
+        self._ring[self._at] = took_s
+        self._at = (self._at + 1) % self._kept
+
+    def report(self) -> dict[str, float]:
+        """``p50_ms``, ``p99_ms`` and ``max_ms`` of those that are kept; all 0 where there are none."""
+        if not self._ring:
+            return {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+        ordered = sorted(self._ring)
+        last = len(ordered) - 1
+        shares = {"p50_ms": ordered[last // 2], "p99_ms": ordered[round(last * 0.99)], "max_ms": ordered[-1]}
+        return {name: round(seconds * 1000, 3) for name, seconds in shares.items()}
+
+
+class NodeFlushTimes(FlushTimes):
+    """Of all partitions of a node. ``counters``: where slow ones are counted."""
+
+    __slots__ = ("_counters", "_slow", "_warn_at")
+
+    def __init__(self, counters: Counter[str]) -> None:
+        super().__init__(KEPT_OF_NODE)
+        self._counters = counters
+        self._warn_at = 0.0
+        self._slow = 0
+
+    def flushed(self, what: object, took_s: float) -> None:
+        """A flush of ``what`` is done; a slow one is warned of, at most once in ``WARN_EVERY_S``, with how many there were."""
+        self.add(took_s)
+        if took_s < SLOW_S:
+            return
+        self._counters["slow flushes"] += 1
+        self._slow += 1
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            text = "%s: a flush took %.1f s; slow ones since the last such line: %d. The disk of this node is slow, and publishers wait"
+            logger.warning(text, what, took_s, self._slow)
+            self._slow = 0
