@@ -99,8 +99,8 @@ class Membership:
         sent_ns = 0
         while self._waiting and self._waiting[0][1] <= new.index:
             sent_ns, _ = self._waiting.popleft()
-        if sent_ns:
-            self._heard(sent_ns)
+        if sent_ns:  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
+            asyncio.get_running_loop().call_soon(self._heard, sent_ns)
 
     async def _image_at(self, index: int) -> None:
         """Wait until the watchers have been shown an image at or past ``index``."""

@@ -134,9 +134,12 @@ async def test_an_answer_counts_when_the_image_that_it_was_made_on_was_shown() -
     membership._image_changed(ClusterImage(), ClusterImage(index=4))
     assert heard == [1]
     membership._image_changed(ClusterImage(), ClusterImage(index=7))
+    assert heard == [1], "the watchers after this one have not been shown it yet"
+    await asyncio.sleep(0)
     assert heard == [1, 3], "the newest of those that count"
     membership._answered(5, pb.ControlResponse(index=9, error=pb.ControlResponse.UNAVAILABLE))
     membership._image_changed(ClusterImage(), ClusterImage(index=9))
+    await asyncio.sleep(0)
     assert heard == [1, 3, 4]
 
 
