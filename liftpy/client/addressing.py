@@ -33,7 +33,8 @@ class Addressing:
         """Asks, in the background; to be ended with its owner."""
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
-        self._unknown = False
+        self.unknown = False
+        """There was no such stream or partition when it was asked last: ``look`` before anything is sent."""
 
     def sure(self) -> None:
         """Who was addressed has answered."""
@@ -47,27 +48,23 @@ class Addressing:
         self._ask_at, self._wait_s = now + self._wait_s, min(self._wait_s * 2, _LONGEST_WAIT_S)
         self.task = asyncio.create_task(self._doubted(), name="address of a stream")
 
-    async def must_be_known(self) -> None:
-        """Ask now if there was no such stream when it was asked last; raises NotFoundError, ConfigError, and as requests do."""
-        if self._unknown:
-            await self._look()
-
     async def _doubted(self) -> None:
         try:
-            await self._look()
+            await self.look()
         except (NotFoundError, ConfigError) as error:
             self._lost(error)
         except LiftError:
             pass  # nobody is there to ask, or it is not for us: it stays as it is
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Ask now; raises NotFoundError, ConfigError, and as requests do."""
         assert self._find is not None
         try:
             address = await self._find()
         except (NotFoundError, ConfigError):
-            self._unknown = True
+            self.unknown = True
             raise
-        self._unknown = False
+        self.unknown = False
         if address != self.address:
             self.address = address
             self._moved()

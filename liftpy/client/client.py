@@ -66,6 +66,7 @@ class Client:
         self._admin = Admin(transport, subjects)
         self._streams: dict[str, StreamImage] = {}
         """As they were last described; whoever finds that they are not like this any more asks anew."""
+        self._closing: asyncio.Task[None] | None = None
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
@@ -83,7 +84,12 @@ class Client:
         Whoever still reads, or waits to send, is told by ClientClosedError, at once, and so is every later call.
         """
         self._transport.end()
-        publishers, self._publishers = list(self._publishers.values()), {}
+        if self._closing is None:
+            publishers, self._publishers = list(self._publishers.values()), {}
+            self._closing = asyncio.create_task(self._close(publishers), name="closing of a client")
+        await asyncio.shield(self._closing)  # who is cancelled here leaves nothing half closed
+
+    async def _close(self, publishers: list[Publisher]) -> None:
         try:
             await asyncio.gather(*(publisher.close() for publisher in publishers))
         finally:

@@ -42,7 +42,7 @@ def enveloped(
     stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy
 ) -> bytes:
     """The envelope of a message for that stream, uid and partition; ConfigError for what is no message."""
-    pairs = pairs_of(headers)
+    pairs = pairs_of(headers) if headers else ()
     try:
         message = client_pb2.Message(
             offset=-1,
@@ -53,7 +53,7 @@ def enveloped(
             stream=stream,
             streamUid=uid,
             partition=partition,
-            headers=[client_pb2.Header(name=name, value=content) for name, content in pairs],
+            headers=[client_pb2.Header(name=name, value=content) for name, content in pairs] if pairs else None,
             ackPolicy=_POLICIES[ack],
         )
     except (TypeError, ValueError, KeyError) as error:

@@ -166,7 +166,8 @@ class Publisher:
         if ack is AckPolicy.NONE:
             raise ConfigError("a message without an ack has no future: use post()")
         self._must_be_open()
-        await self._addressing.must_be_known()
+        if self._addressing.unknown:
+            await self._addressing.look()
         if not self._addressing.address.answers:
             raise ConfigError(
                 f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
@@ -191,9 +192,8 @@ class Publisher:
         number = self._next_id
         self._next_id += 1
         self._in_flight[number] = message
-        if not self._transport.has_room:
-            await self._room(number, message)
-        await self._put_on_the_wire(number, message)
+        if self._transport.has_room or await self._room(number, message):
+            await self._put_on_the_wire(number, message)
         return message.answer
 
     async def post(self, value: bytes | None, *, key: bytes | None = None, headers: HeadersLike | None = None) -> None:
@@ -203,7 +203,8 @@ class Publisher:
         sent), NotAllowedError when NATS has refused an earlier one.
         """
         self._must_be_open()
-        await self._addressing.must_be_known()
+        if self._addressing.unknown:
+            await self._addressing.look()
         self._raise_denied()
         self._posted = True
         address, give_up_at = self._addressing.address, asyncio.get_running_loop().time() + self._options.timeout_s
@@ -297,22 +298,20 @@ class Publisher:
             self._window.leave(size_bytes)
             self._must_be_open()
 
-    async def _room(self, number: int, message: _InFlight) -> None:
-        """Wait until the connection takes it. If it does not in time, or the wait is cancelled, it is certainly not sent."""
+    async def _room(self, number: int, message: _InFlight) -> bool:
+        """Wait until the connection takes it; whether it is to be sent then. If this is cancelled, nothing was sent."""
         try:
-            with contextlib.suppress(UnavailableError):  # the sweeper tries on, for as long as the patience lasts
-                await self._transport.room(message.deadline)
+            await self._transport.room(message.deadline)
+        except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts
+            self._send_again(number, message, error)
+            return False
         except BaseException:
             if number in self._in_flight:
                 self._done(number).cancel()
             raise
+        return number in self._in_flight  # not closed or given up meanwhile
 
     async def _put_on_the_wire(self, number: int, message: _InFlight) -> None:
-        if number not in self._in_flight:  # closed, or given up, while it waited for room
-            return
-        if not self._transport.has_room:
-            self._send_again(number, message, UnavailableError("the NATS server takes nothing from this connection: not sent"))
-            return
         address = self._addressing.address
         if message.uid not in ("", address.uid):
             message.payload, message.uid = readdressed(message.payload, address.uid), address.uid

@@ -139,8 +139,8 @@ class Transport:
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
-        self.must_be_at_home()
-        if self.closed:
+        if self.closed or asyncio.get_running_loop() is not self._loop:
+            self.must_be_at_home()
             raise ClientClosedError("the client is closed")
 
     def must_be_at_home(self) -> None:

@@ -85,7 +85,7 @@ async def test_a_message_that_can_not_be_written_is_answered_in_time_and_bounded
     publisher = Publisher(stuck, "s", 0, "data", PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
     publisher._subscription, publisher._inbox = contextlib.nullcontext(), "_INBOX.p"
     publisher._sweeper = asyncio.create_task(publisher._sweep())
-    with pytest.raises(UnavailableError, match="not sent"):
+    with pytest.raises(UnavailableError, match="nothing was sent"):
         await publisher.publish(b"x")
     sending = asyncio.create_task(publisher.send(b"cancelled"))
     await asyncio.sleep(0.05)
@@ -377,6 +377,19 @@ async def test_every_way_in_is_of_the_loop_that_made_the_client(transport: Trans
 
 async def _first(items: Any) -> Any:
     return await anext(aiter(items))
+
+
+async def test_a_close_that_is_cancelled_goes_on_by_itself(transport: Transport) -> None:
+    client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
+    own = client._publishers["s", 0] = await client.publisher("s", subject="data.cancelled")
+    own._sweeper = asyncio.create_task(own._sweep(), name="acks of s/0")
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    async with asyncio.timeout(5):
+        await client.close()
+    assert own._sweeper.done()
 
 
 async def test_a_request_in_flight_is_told_of_the_close(transport: Transport, server_side: Transport) -> None:
