@@ -238,8 +238,9 @@ class PartitionWorker:
 
     @property
     def may_answer_latest(self) -> bool:
-        """Whether HW is the partition's latest: never asked of a leader whose HW is still below its epoch's start [D8]."""
-        return not self.leads or self.replica.may_answer_latest(clock.now_ns())
+        """Whether HW is the partition's latest: never asked of a leader whose HW is still below its epoch's start [D8], or that a
+        publish can't reach yet: who made a stream and hears of it here publishes next."""
+        return not self.leads or (self.ingest.heard and self.replica.may_answer_latest(clock.now_ns()))
 
     @property
     def may_serve_reads(self) -> bool:

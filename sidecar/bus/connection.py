@@ -82,6 +82,8 @@ class BusConnection(StrictConnection):
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
         self._retiring: asyncio.Task[None] | None = None
+        self._unheard: list[Callable[[], None]] = []
+        self._hearing: asyncio.Task[None] | None = None
         self.last_problem = ""
         self.inbox = f"_INBOX.{secrets.token_hex(11)}"
         """This connection's own inbox prefix, without the last dot; unguessable."""
@@ -180,6 +182,25 @@ class BusConnection(StrictConnection):
                 await self.settled(_RETIRE_TIMEOUT_S)
             for listener in leaving:
                 listener.close()
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """Call ``heard`` once the server has handled all that was sent until now: what was listened to is listened to, also for who
+        speaks to the server over another connection. All who ask together share two round trips; a reconnect begins anew."""
+        self._unheard.append(heard)
+        if self._hearing is None or self._hearing.done():
+            self._hearing = spawn(self._hear(), "subscriptions being confirmed")
+
+    async def _hear(self) -> None:
+        while self._unheard and not self.is_closed:
+            asking, self._unheard = self._unheard, []
+            try:
+                await self.settled(_RETIRE_TIMEOUT_S)
+            except (nats.errors.Error, TimeoutError, OSError):
+                self._unheard = asking + self._unheard
+                await asyncio.sleep(_RECONNECT_WAIT_S)
+                continue
+            for heard in asking:
+                heard()
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""

@@ -78,6 +78,8 @@ class Ingest:
         self.reader = Reader(acks.key, subject, policy, inboxes)
         self.counters = IngestCounters()
         self._listener: Listener | None = None
+        self.heard = False
+        """The server knows of the subscription: a publish that is sent from now on arrives."""
         self._left = False
         """Nothing more is taken, but what is on its way is stored."""
         self._raw: list[RawMessage] = []
@@ -101,7 +103,15 @@ class Ingest:
     def start(self) -> None:
         """Subscribe to the data subject."""
         if self._listener is None:
-            self._listener = self._bus.listen(self._subject, self._arrived)
+            self._listen()
+
+    def _listen(self) -> None:
+        self._listener = listener = self._bus.listen(self._subject, self._arrived)
+        self.heard = False
+        self._bus.when_heard(lambda: self._is_heard(listener))
+
+    def _is_heard(self, listener: Listener) -> None:
+        self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
         """Unsubscribe, but store what is on its way; ``stop`` or ``come_back`` must follow."""
@@ -114,7 +124,8 @@ class Ingest:
         if self._left:
             assert self._listener is not None
             self._listener.close()
-            self._left, self._listener = False, self._bus.listen(self._subject, self._arrived)
+            self._left = False
+            self._listen()
 
     @property
     def idle(self) -> bool:

@@ -44,6 +44,9 @@ class FakeBus:
         self.sinks[subject] = sink
         return FakeListener(self, subject)
 
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        heard()
+
     def deliver(self, subject: str, payload: bytes, reply: str = "", headers: bytes = b"") -> bool:
         sink = self.sinks.get(subject)
         if sink is not None:

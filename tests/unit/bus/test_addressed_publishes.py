@@ -39,6 +39,9 @@ class Bench:
     def listen(self, subject: str, sink: Any) -> Any:
         self.sink = sink
 
+    def when_heard(self, heard: Any) -> None:
+        heard()
+
     def send_lines(self, lines: list[bytes]) -> None:
         self.lines += lines
 

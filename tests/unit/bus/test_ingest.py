@@ -30,6 +30,7 @@ class FakeBus:
 
     def __init__(self) -> None:
         self.sink: Callable[..., None] | None = None
+        self.unheard: list[Callable[[], None]] = []
         self.lines: list[bytes] = []
         self.failed: list[Exception] = []
         self.left = self.listened = 0
@@ -38,6 +39,9 @@ class FakeBus:
         self.sink = sink
         self.listened += 1
         return self
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        self.unheard.append(heard)
 
     def close(self) -> None:
         self.sink = None
@@ -99,6 +103,21 @@ async def test_what_has_arrived_together_becomes_one_batch() -> None:
     await turn()
     assert bench.counts() == [5, 1]
     assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_it_is_heard_of_when_the_server_knows_of_the_subscription_of_now() -> None:
+    bench = Bench()
+    (first,) = bench.bus.unheard
+    bench.ingest.stop()
+    bench.ingest._bus = bench.bus = FakeBus()
+    bench.ingest.start()
+    first()
+    assert not bench.ingest.heard, "that was the subscription before"
+    bench.bus.unheard[0]()
+    assert bench.ingest.heard
+    bench.ingest.leave()
+    bench.ingest.come_back()
+    assert not bench.ingest.heard
 
 
 async def test_who_leaves_stores_what_is_on_its_way_and_is_idle_when_all_is_answered() -> None:
