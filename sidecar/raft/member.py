@@ -39,6 +39,7 @@ from sidecar.raft.forwarding import Forwarder, error_response
 from sidecar.raft.group import Watcher
 from sidecar.raft.inquiry import Inquiry
 from sidecar.raft.journal import GroupJournal
+from sidecar.raft.leaderless import Leaderless
 from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, check_library, settings
 from sidecar.raft.outgoing import Outgoing
 from sidecar.raft.presence import Presence
@@ -100,6 +101,7 @@ class RaftMember:
         self._forwarder = Forwarder(connection, subjects)
         self._outgoing = Outgoing(connection)
         self._feed = FeedPublisher(connection, subjects, self._outgoing, may_answer, lambda: self._fsm.image)
+        self._leaderless = Leaderless()
         self._watchers: list[Watcher] = []
         self._shown = self._fsm.image
         """The image that the watchers have seen."""
@@ -204,6 +206,7 @@ class RaftMember:
             self._catching_up = True
             self._spawn(self._catch_up())
         self._forwarder.leader_is(self._core.leader_id)
+        self._leaderless.ticked(self._core.leader_id != "", clock.now_ns())
         image, before = self._fsm.image, self._shown
         if image is not before:
             self._shown = image
@@ -419,9 +422,10 @@ class RaftMember:
         self._driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Without a leader every member says what it knows: better than silence for an operator."""
+        """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
+        sight of the leader, or woken up: what it knows may be old, and others know better."""
         kind = request.WhichOneof("request")
-        if self._core.leader_id or kind not in ("describeCluster", "describeStream") or request.linearizable:
+        if not self._leaderless.for_long or kind not in ("describeCluster", "describeStream") or request.linearizable:
             return None
         image = self._fsm.image
         alone = kind == "describeStream"
