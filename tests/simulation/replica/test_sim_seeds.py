@@ -17,9 +17,9 @@ from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.worker import run_job
 
 ROOT = Path(__file__).parents[3]
-SEEDS = range(1, 121)
+SEEDS = range(1, 81)
 EVENTS = 20_000
-"""As many as two cores run in about two minutes: the rest of the suite needs its time too."""
+"""As many as two cores run in about a minute: the rest of the suite needs its time too."""
 
 CORPUS = (
     5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300,
