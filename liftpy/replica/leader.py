@@ -166,7 +166,7 @@ class LeaderRole(Role):
 
     def _append(self, event: PublishesReceived, out: Effects) -> None:
         base_offset = self.log.append(event.record_count, self.leader_epoch)
-        self.intake.appended(self.log.newest_offset, size_in_memory(event))
+        self.intake.appended(self.log.newest_offset, event.size_bytes)
         out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
         self.service.appended(out)
 

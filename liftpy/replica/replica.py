@@ -109,7 +109,7 @@ class Replica:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """What a leader has appended in its epoch that is not committed, about."""
+        """What a leader has appended in its epoch that is not committed, as it is stored."""
         return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:

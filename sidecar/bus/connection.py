@@ -34,6 +34,7 @@ _KEPT_BYTES = 2 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
+_LONGEST_HEARING_S = 16.0
 _PING_INTERVAL_S = 2
 _PRIVATE = ("_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport")
 
@@ -191,11 +192,13 @@ class BusConnection(StrictConnection):
             self._hearing = spawn(self._hear(), "subscriptions being confirmed")
 
     async def _hear(self) -> None:
+        wait_s = _RETIRE_TIMEOUT_S
         while self._unheard and not self.is_closed:
             asking, self._unheard = self._unheard, []
             try:
-                await self.settled(_RETIRE_TIMEOUT_S)
+                await self.settled(wait_s)
             except (nats.errors.Error, TimeoutError, OSError):
+                wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may wait behind a burst that is read before it
                 self._unheard = asking + self._unheard
                 await asyncio.sleep(_RECONNECT_WAIT_S)
                 continue

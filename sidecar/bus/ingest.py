@@ -196,7 +196,7 @@ class Ingest:
                 self._refuse(columns.publishers, *columns.unfit)
             return
         replies = columns.publishers.replies
-        plain_count = sum(1 for reply in replies if not reply) if any(replies) else len(replies)
+        plain_count = replies.count(b"")
         acks_are_full = plain_count < len(messages) and self._acks.count + len(messages) > self._config.ingest_queue_records
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
             self._submit_apart(messages, columns.publishers)
@@ -263,7 +263,7 @@ class Ingest:
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
             columns = self.reader.read(messages, time.time_ns())
-            plain = sum(1 for reply in columns.publishers.replies if not reply)
+            plain = columns.publishers.replies.count(b"")
             if self._may_answer():
                 self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
         self._count_dropped(RejectReason.OVERLOADED, plain)
@@ -281,7 +281,7 @@ class Ingest:
             self._acks.reject(publishers, reason, detail, "", 0)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
-        plain = sum(1 for reply in publishers.replies if not reply)
+        plain = publishers.replies.count(b"")
         self._count_dropped(reason, plain)
         if reason is RejectReason.OVERLOADED:
             self.counters.overloaded += len(publishers.replies)
@@ -305,7 +305,7 @@ class Ingest:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
         body, publishers = self._tokens.pop(token, (None, None))
         if body is not None and publishers is not None and reason is not None:
-            self._count_dropped(reason, sum(1 for reply in publishers.replies if not reply))
+            self._count_dropped(reason, publishers.replies.count(b""))
             self.counters.overloaded += body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:

@@ -51,7 +51,7 @@ class Follower:
         self.node = node
         self.delays: list[tuple[float, float]] = []
         self._acked = acked
-        self._next = -1
+        self._arrived = asyncio.Event()
         self.reader = consumer._reader
         self._fetch = self.reader.fetch
         self.reader.fetch = self._noted  # type: ignore[method-assign]
@@ -70,19 +70,24 @@ class Follower:
             now = time.monotonic()
             oldest = min((self._acked.get(offset, now) for offset in piece.offsets().tolist()), default=now)
             self.delays.append((now, now - oldest))
+            self._arrived.set()
 
     async def steady(self) -> None:
         """Wait until records come all the time."""
         while len(self.delays) < 30:
-            await asyncio.sleep(0.01)
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def gap(self, since: float, observed_s: float = 2.0) -> float:
         """The longest that a committed record was not there, from ``since`` on, looked at for ``observed_s`` after the next one."""
-        while self.delays[-1][0] <= since + 0.1:
-            if time.monotonic() - since > 30:
-                return 30.0
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(observed_s)
+        try:
+            async with asyncio.timeout(30):
+                while self.delays[-1][0] <= since + 0.1:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            return 30.0
+        await asyncio.sleep(observed_s)  # not for a condition: what is measured is what happens meanwhile
         return max(delay for moment, delay in self.delays if moment > since)
 
 

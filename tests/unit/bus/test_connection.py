@@ -99,6 +99,34 @@ async def test_listeners_retire_when_nothing_is_on_its_way(bus: BusConnection) -
     await until(lambda: not bus._sinks, "both have closed")
 
 
+async def test_who_is_told_that_a_subscription_is_heard_is_told_so_by_the_server(
+    bus: BusConnection, server: NatsServer
+) -> None:
+    """Whoever publishes over another connection after that is heard; one answer that is late is asked for again."""
+    other, settled, tries = await nats.connect(server.url), bus.settled, 0
+
+    async def late_once(timeout_s: float) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise TimeoutError
+        await settled(timeout_s)
+
+    bus.settled = late_once  # type: ignore[method-assign]
+    got: list[bytes] = []
+    heard: list[int] = []
+    for number in range(3):
+        bus.listen(f"heard.{number}", lambda subject, *_: got.append(subject))
+        bus.when_heard(lambda number=number: heard.append(number))
+    assert heard == [], "not before the server says so"
+    await until(lambda: len(heard) == 3, "all that asked together are told")
+    assert (heard, tries) == ([0, 1, 2], 2)
+    for number in range(3):
+        await other.publish(f"heard.{number}", b"")
+    await until(lambda: len(got) == 3, "all are heard")
+    await other.close()
+
+
 async def test_a_queue_group_shares(bus: BusConnection) -> None:
     first: list[bytes] = []
     second: list[bytes] = []

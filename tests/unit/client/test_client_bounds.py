@@ -88,7 +88,8 @@ async def test_a_message_that_can_not_be_written_is_answered_in_time_and_bounded
     with pytest.raises(UnavailableError, match="nothing was sent"):
         await publisher.publish(b"x")
     sending = asyncio.create_task(publisher.send(b"cancelled"))
-    await asyncio.sleep(0.05)
+    while not publisher.in_flight:
+        await asyncio.sleep(0)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
@@ -111,7 +112,9 @@ async def test_a_large_request_that_was_handed_over_ends_in_time(monkeypatch: py
                 await stuck.request("anybody", bytes(8 << 20), 0.3)
         assert asyncio.get_running_loop().time() - began < 4
         writing = asyncio.create_task(stuck.write("x", bytes(4 << 20), "", None, began + 60))
-        await asyncio.sleep(0.05)
+        for _ in range(10):  # turns of the loop, until it waits for the socket
+            await asyncio.sleep(0)
+        assert not writing.done()
         writing.cancel()  # which nats-py would swallow
         with pytest.raises(asyncio.CancelledError):
             await writing

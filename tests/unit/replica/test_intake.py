@@ -17,12 +17,14 @@ SMALL = ReplicationConfig(
     unreplicated_bytes=1000, node_unreplicated_bytes=2000, ingest_queue_bytes=1000, ingest_buffer_bytes=8192
 )
 BATCH_BYTES = 400
-"""In memory: two of them are below the bound, with three it is reached."""
+"""In memory."""
+STORED_BYTES = BATCH_BYTES - RECORD_OVERHEAD_BYTES
+"""In the log: two of them are below the bound, with three it is reached."""
 
 
 def publish(leader: Stepped, *, plain: bool = True, flush: bool = True) -> int:
     leader.tokens += 1
-    leader.step(ev.PublishesReceived(leader.tokens, 1, BATCH_BYTES - RECORD_OVERHEAD_BYTES, 0, 1 if plain else 0))
+    leader.step(ev.PublishesReceived(leader.tokens, 1, STORED_BYTES, 0, 1 if plain else 0))
     token = leader.tokens
     if flush and leader.has(do.AppendBatch):
         leader.step(ev.LogFlushed(leader.replica.log.log_end_offset))
@@ -140,7 +142,7 @@ def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_noth
     leader.fetch("c", -1)
     for _ in range(4):
         publish(leader)
-    assert (node.unreplicated_bytes, node.held_bytes) == (3 * BATCH_BYTES, BATCH_BYTES)
+    assert (node.unreplicated_bytes, node.held_bytes) == (3 * STORED_BYTES, BATCH_BYTES)
     leader.told(state("b", leader_epoch=3, epoch=2))
     assert leader.only(do.DropPublishes) == do.DropPublishes(leader.tokens, do.RejectReason.NOT_LEADER)
     assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
