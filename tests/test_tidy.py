@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ONE_AT_A_TIME
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70
@@ -202,6 +204,16 @@ def test_ruff_and_mypy_are_content() -> None:
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
         done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
+
+
+def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(r"pytest\.mark\.(processes|spark)\b", path.read_text(encoding="utf-8")) and path.name != "test_tidy.py"
+    ]
+    assert marked
+    assert not [path for path in marked if not path.startswith(ONE_AT_A_TIME)]
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

@@ -21,6 +21,9 @@ SEEDS = range(1, 81)
 EVENTS = 20_000
 """As many as two cores run in about a minute: the rest of the suite needs its time too."""
 
+WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+"""The other core has another half of the suite then."""
+
 CORPUS = (
     5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300,
     302, 307, 357, 1134, 1557, 3046, 10303, 11455, 12280, 12359, 14132, 15603, 22601, 30011, 30816, 31907, 31962,
@@ -53,7 +56,7 @@ def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
     jobs += [(seed, 8000, "lasting") for seed in LASTING]
     seen: Counter[str] = Counter()
     failures = []
-    with get_context("spawn").Pool(2) as pool:
+    with get_context("spawn").Pool(WORKERS) as pool:
         for _, _, _, report, counters in pool.imap_unordered(run_job, jobs):
             seen += counters
             failures += [report] if report else []
