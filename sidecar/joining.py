@@ -16,8 +16,8 @@ import nats.errors
 
 from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.disk.data_folder import DataFolder
 from sidecar.raft.feed import FeedSubscriber
 from sidecar.raft.group import Group
@@ -89,6 +89,7 @@ class GroupLink:
                     ping_interval=_PING_INTERVAL_S,
                     max_outstanding_pings=2,
                     pending_size=0,
+                    inbox_prefix=self._subjects.inbox(self._settings.node_id).encode(),
                     **self._settings.credentials.nats_options(),
                 )
                 self._connection.options["max_reconnect_attempts"] = -1

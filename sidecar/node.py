@@ -23,10 +23,10 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.absence import Probes
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
@@ -79,6 +79,7 @@ class Node:
         self.group: GroupThread | None = None
         self.status = StatusService(settings)
         self._inboxes = InboxRule(settings.inbox_prefixes)
+        self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._hand_over = False
@@ -153,7 +154,7 @@ class Node:
             bus,
             self.subjects,
             settings.node_id,
-            self._inboxes,
+            self._node_inboxes,
             self._deliver,
             self._step_aside,
             self._testify,
@@ -167,6 +168,7 @@ class Node:
             drops=self._drops,
             subjects=self.subjects,
             inboxes=self._inboxes,
+            node_inboxes=self._node_inboxes,
             router=AnswerRouter(bus),
             notifications=notifications,
             probes=self._probes,
@@ -197,7 +199,7 @@ class Node:
             self._descriptors,
             self._flush_times,
         )
-        self.status.listen(bus, self.subjects, self._inboxes)
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()

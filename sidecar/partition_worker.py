@@ -27,10 +27,11 @@ from liftpy.replica.intake import NodeIntake
 from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
 from liftpy.replica.replica import Replica
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
 from sidecar.bus.absence import Probes
-from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.acks import PendingAcks
 from sidecar.bus.drops import Drops
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.links import Links
@@ -64,6 +65,8 @@ class NodeTools:
     drops: Drops
     subjects: Subjects
     inboxes: InboxRule
+    """Of applications."""
+    node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
     probes: Probes
@@ -119,7 +122,9 @@ class PartitionWorker:
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
         )
-        self.service = ReplicationService(node.links.replication, node.subjects, key, node.inboxes, self.feed, node.counters)
+        self.service = ReplicationService(
+            node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
+        )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
         took = partial(node.flush_times.flushed, key)
         self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took)

@@ -22,9 +22,9 @@ from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessio
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 from sidecar.timers import Timer, Timers
 

@@ -14,7 +14,7 @@ The file::
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
-    inbox_prefixes = ["_INBOX."]            # LIFTPY_INBOX_PREFIXES; only these are answered
+    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
@@ -34,9 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client.credentials import Credentials
+from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
@@ -84,7 +86,7 @@ class NodeSettings:
     bootstrap_majority: bool = False
     log_level: str = "info"
     scrub_bytes_per_s: int = 1024 * 1024
-    inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
+    inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
@@ -105,8 +107,13 @@ class NodeSettings:
             raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
-        if not self.inbox_prefixes or not all(p.endswith(".") and len(p) > 1 for p in self.inbox_prefixes):
-            raise ConfigError("inbox_prefixes: every one ends with a dot, as '_INBOX.' does; at least one")
+        check_inbox_prefixes(self.inbox_prefixes)
+        if any(begins_under(f"{self.namespace}.>", 1, prefix) for prefix in self.inbox_prefixes):
+            raise ConfigError(f"inbox_prefixes: applications are not answered under {self.namespace}., where nodes are")
+        if self.credentials.inbox_prefix:
+            raise ConfigError(
+                f"inbox_prefix is for applications; a node is answered under {self.namespace}.inbox.{self.node_id}"
+            )
 
     @property
     def is_controller(self) -> bool:

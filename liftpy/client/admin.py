@@ -1,4 +1,4 @@
-"""Administration: streams and the cluster's state, through ``<ns>.control``.
+"""Administration: streams through ``<ns>.control.admin``, the cluster's state through ``<ns>.info``.
 
 A change carries an operation id: it is repeated with the same id until it is answered or the deadline passes, and the
 metadata group applies an id once. So neither a lost answer nor a change of the metadata leader makes two streams of one.
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
+from liftpy.cluster.doors import READS
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
 from liftpy.errors import (
@@ -117,7 +119,7 @@ class Admin:
                 config=config_to_pb(config or StreamConfig()),
             )
         )
-        return codec.stream_from_pb((await self._ask(request)).stream)
+        return await self._whole(await self._ask(request))
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
@@ -145,12 +147,12 @@ class Admin:
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
-        request = cluster_pb2.ControlRequest(linearizable=linearizable, describeCluster=cluster_pb2.DescribeCluster(paged=True))
-        cluster = page = (await self._ask(request)).cluster
-        while page.more:
-            request.describeCluster.afterStream = page.image.streams[-1].name
-            page = (await self._ask(request)).cluster
-            cluster.image.streams.extend(page.image.streams)
+        request = cluster_pb2.ControlRequest(linearizable=linearizable)
+        pages = ClusterPages()
+        while pages.request is not None:
+            request.describeCluster.CopyFrom(pages.request)
+            pages.add((await self._ask(request)).cluster)
+        cluster = pages.cluster
         controllers = tuple(
             Controller(c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected)
             for c in cluster.controllers
@@ -160,26 +162,28 @@ class Admin:
     async def stream(self, name: str) -> StreamImage:
         """One stream, without the rest of the cluster; raises NotFoundError."""
         request = cluster_pb2.ControlRequest(describeStream=cluster_pb2.DescribeStream(name=name))
-        try:
-            response = await self._ask(request)
-        except ConfigError:  # of a version that knows no such question
-            return (await self.describe()).stream(name)
-        if response.HasField("cluster"):
-            return ClusterState(codec.image_from_pb(response.cluster.image), "", ()).stream(name)
-        return codec.stream_from_pb(response.stream)
+        return await self._whole(await self._ask(request))
+
+    async def _whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
+        """The stream that an answer begins to describe; what did not go into it is asked for."""
+        pages = StreamPages()
+        pages.add(response)
+        while pages.request is not None:
+            pages.add(await self._ask(cluster_pb2.ControlRequest(describeStream=pages.request)))
+        return codec.stream_from_pb(pages.stream)
 
     async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        request.sender = "client"
+        subject = self._subjects.info() if request.WhichOneof("request") in READS else self._subjects.control_admin()
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
         payload = frames.encode(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
         async for attempt in retrying(self._deadline_s):
             with attempt:
                 left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
-                answer = await self._transport.request(self._subjects.control(), payload, min(ATTEMPT_S, left_s))
+                answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
                 response = frames.decode(answer, cluster_pb2.ControlResponse)
                 if response.operationId != request.operationId:
-                    raise ProtocolError("the answer on the control subject is to another request")
+                    raise ProtocolError(f"the answer on {subject} is to another request")
                 if response.error != _Error.OK:
                     raise control_error(response)
                 return response

@@ -48,7 +48,7 @@ async def connect(
     parser (``liftpy.client.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
     ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
     """
-    subjects = Subjects(namespace)
+    subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
     if isinstance(nats, NatsConnection):
         make_strict(nats)
         return Client(Transport(nats), subjects, owns_connection=False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+from liftpy.wire.inboxes import check_inbox_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,8 @@ class Credentials:
 
     ``creds_file``: a JWT with its nkey seed, as ``nsc`` writes it. ``nkey_seed_file``: a bare nkey seed. ``user`` with
     ``password``, or ``token``. ``tls_ca_file``: whom to trust; ``tls_cert_file`` with ``tls_key_file``: who we are.
+    ``inbox_prefix``: under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. ``principal``: the name
+    under which it asks for changes of streams, where NATS's rights tie it to one (``<namespace>.control.admin.<principal>``).
     """
 
     creds_file: str = ""
@@ -25,6 +29,8 @@ class Credentials:
     tls_ca_file: str = ""
     tls_cert_file: str = ""
     tls_key_file: str = ""
+    inbox_prefix: str = ""
+    principal: str = ""
 
     def __post_init__(self) -> None:
         ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
@@ -34,6 +40,10 @@ class Credentials:
             raise ConfigError("user and password belong together; give both or neither")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigError("tls_cert_file and tls_key_file belong together; give both or neither")
+        if self.inbox_prefix:
+            check_inbox_prefixes((f"{self.inbox_prefix}.",))
+        if self.principal:
+            check_name(self.principal, "principal")
 
     def nats_options(self) -> dict[str, Any]:
         """Keyword arguments for ``nats.connect``; raise ConfigError if a TLS file can't be used."""
@@ -45,6 +55,10 @@ class Credentials:
             "token": self.token,
         }
         options = {name: value for name, value in options.items() if value}
+        if self.inbox_prefix:
+            options["inbox_prefix"] = self.inbox_prefix.encode()
+        if self.inbox_prefix:
+            options["inbox_prefix"] = self.inbox_prefix.encode()
         if self.tls_ca_file or self.tls_cert_file:
             options["tls"] = self._tls_context()
         return options

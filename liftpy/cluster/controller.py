@@ -5,22 +5,12 @@ Called inside apply, on every controller, on the same image: a decision reads no
 
 from __future__ import annotations
 
-from dataclasses import replace
-from heapq import nsmallest
-
-from immutables import Map
-
-from liftpy.cluster.codec import image_to_pb, stream_to_pb
 from liftpy.cluster.decisions import elections, isr, nodes, streams
 from liftpy.cluster.draft import Decision, Draft, Rules, refuse
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.pages import describe, describe_stream
 from liftpy.wire._pb import cluster_pb2 as pb
 
-DEFAULT_PAGE_BYTES = 128 * 1024
-"""Of the streams in one page: some 20 ms of the metadata leader's time."""
-MAX_PAGE_BYTES = 512 * 1024
-"""Below what a NATS server lets into a message, with room for nodes and reports."""
-_NAMED = 10
 READ_ONLY = frozenset({"barrier", "describeCluster", "describeStream", "heartbeat"})
 """Requests that change nothing, and so need no deduplication."""
 
@@ -64,39 +54,7 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
         case "describeCluster":
             return draft.done(describe(image, request.describeCluster))
         case "describeStream":
-            return Decision((), describe_stream(image, request.describeStream.name))
+            return Decision((), describe_stream(image, request.describeStream))
         case "heartbeat":
             return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
-
-
-def describe(image: ClusterImage, request: pb.DescribeCluster | None = None) -> pb.ControlResponse:
-    """The answer to DescribeCluster as far as the image goes; the caller adds leader and controllers.
-
-    In pages: whole streams by name, behind the one that is asked for; the first page has everything else of the image.
-    """
-    if request is None or not request.paged:
-        return pb.ControlResponse(index=image.index, cluster=pb.ClusterDescription(image=image_to_pb(image, operations=False)))
-    page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns))
-    if not request.afterStream:
-        page.image.CopyFrom(image_to_pb(replace(image, streams=Map()), operations=False))
-    limit_bytes = min(request.maxBytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES)
-    size_bytes = 0
-    for name in sorted(name for name in image.streams if name > request.afterStream):
-        described = stream_to_pb(image.streams[name])
-        size_bytes += described.ByteSize()
-        if page.image.streams and size_bytes > limit_bytes:
-            page.more = True
-            break
-        page.image.streams.append(described)
-    return pb.ControlResponse(index=image.index, cluster=page)
-
-
-def describe_stream(image: ClusterImage, name: str) -> pb.ControlResponse:
-    """The answer to DescribeStream."""
-    stream = image.streams.get(name)
-    if stream is None:
-        known = ", ".join(nsmallest(_NAMED, image.streams)) or "none"
-        detail = f"there is no stream {name!r}; there are: {known}"
-        return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
-    return pb.ControlResponse(index=image.index, stream=stream_to_pb(stream))

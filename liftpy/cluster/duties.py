@@ -13,9 +13,9 @@ from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, Question, Said
 from liftpy.cluster.batches import MAX_REQUESTS, answer_of, batch_of
-from liftpy.cluster.controller import describe, describe_stream
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
 from liftpy.config import ReplicationConfig
@@ -111,7 +111,7 @@ class MetadataDuties:
             case "describeCluster" if not request.linearizable:
                 response = describe(image, request.describeCluster)
             case "describeStream" if not request.linearizable:
-                response = describe_stream(image, request.describeStream.name)
+                response = describe_stream(image, request.describeStream)
             case _:
                 return None
         response.operationId, response.index = request.operationId, image.index

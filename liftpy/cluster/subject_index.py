@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
+from liftpy.wire.inboxes import token_allows
+
 ANY = "*"
 REST = ">"
 
@@ -119,11 +121,11 @@ def _is_number(token: str, partitions: int) -> bool:
 
 
 def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Whether a stream on ``subject`` would listen to some subject that begins with ``prefix`` (of inboxes; ends with a dot)."""
+    """Whether a stream on ``subject`` would listen to some subject under the inbox prefix ``prefix`` (``liftpy.wire.inboxes``)."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
     for place, token in enumerate(wanted):
-        if place >= len(tokens) or tokens[place] not in (ANY, REST, token):
+        if place >= len(tokens) or not (tokens[place] in (ANY, REST) or token_allows(token, tokens[place])):
             return False
         if tokens[place] == REST:
             return True

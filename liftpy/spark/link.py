@@ -101,6 +101,7 @@ def credentials_of(access: Access) -> Credentials:
         tls_ca_file=access.tls_ca_file,
         tls_cert_file=access.tls_cert_file,
         tls_key_file=access.tls_key_file,
+        inbox_prefix=access.inbox_prefix,
     )
 
 

@@ -44,6 +44,7 @@ OPTIONS = {
     "nats.tlsCa": "file with the certificates to trust",
     "nats.tlsCert": "file with our certificate",
     "nats.tlsKey": "file with its key",
+    "nats.inboxPrefix": "under which NATS's rights let this user be answered (default _INBOX)",
 }
 """Every option and what it means."""
 
@@ -57,6 +58,7 @@ _FILES = {
     "nats.tlsCa": "tls_ca_file",
     "nats.tlsCert": "tls_cert_file",
     "nats.tlsKey": "tls_key_file",
+    "nats.inboxPrefix": "inbox_prefix",
 }
 _NS_PER_MS = 1_000_000
 MAX_PARTITIONS = 100_000
@@ -66,7 +68,8 @@ MAX_PARTITIONS = 100_000
 class Access:
     """How to reach the cluster; hashable (the key of the connection cache), and free of secrets: it is part of plans.
 
-    ``servers``: NATS URLs, comma separated. ``namespace``: the cluster's. The others are file names, except ``user``.
+    ``servers``: NATS URLs, comma separated. ``namespace``: the cluster's. The others are file names, except ``user`` and
+    ``inbox_prefix``.
     """
 
     servers: str = "nats://127.0.0.1:4222"
@@ -79,6 +82,7 @@ class Access:
     tls_ca_file: str = ""
     tls_cert_file: str = ""
     tls_key_file: str = ""
+    inbox_prefix: str = ""
 
 
 _DEFAULT = Access()

@@ -1,6 +1,6 @@
 """A node that serves streams from memory over real NATS: what tests of readers run against when replication is not the point.
 
-It answers the reader's side of the protocol only: describeCluster on ``<ns>.control`` and ReadRequest on ``.read`` and
+It answers the reader's side of the protocol only: describeCluster and describeStream on ``<ns>.info``, and ReadRequest on ``.read`` and
 ``.read.<node>``, by the rules of ``client.proto`` (whole batches, nothing past HW, and its error codes).
 Faults are set by hand: ``log_start_offset`` and ``high_watermark`` are plain fields, and ``silent`` nodes do not answer.
 """
@@ -21,6 +21,8 @@ from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 
 from liftpy.client.transport import open_connection
+from liftpy.cluster.codec import image_from_pb
+from liftpy.cluster.pages import describer
 from liftpy.ids import NO_OFFSET
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
@@ -109,16 +111,20 @@ class FakeNode:
     async def start(self) -> None:
         """Listen; returns when the NATS server knows."""
         namespace = self._subjects.namespace
-        await self._connection.subscribe(self._subjects.control(), cb=self._on_control)
+        await self._connection.subscribe(self._subjects.info(), cb=self._on_control)
         await self._connection.subscribe(f"{namespace}.*.*.read", cb=self._on_read)
         await self._connection.subscribe(f"{namespace}.*.*.read.*", cb=self._on_read)
         await self._connection.flush()
 
     async def _on_control(self, message: Msg) -> None:
         request = frames.decode(message.data, cluster_pb2.ControlRequest)
-        response = cluster_pb2.ControlResponse(operationId=request.operationId, metadataLeader=self.node_ids[0])
-        response.cluster.metadataLeader = self.node_ids[0]
-        response.cluster.image.CopyFrom(self._image())
+        description = describer(request)
+        if description is None:
+            return
+        response = description(image_from_pb(self._image()))
+        response.operationId, response.metadataLeader = request.operationId, self.node_ids[0]
+        if response.HasField("cluster"):
+            response.cluster.metadataLeader = self.node_ids[0]
         await message.respond(frames.encode(response))
 
     def _image(self) -> cluster_pb2.Image:

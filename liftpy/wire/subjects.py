@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.ids import check_name
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,11 +13,15 @@ class Subjects:
     """The subjects of one cluster. ``namespace``: one token, the cluster's own."""
 
     namespace: str = "liftpy"
-    inbox_prefixes: tuple[str, ...] = ("_INBOX.",)
-    """Under which answers arrive; each ends with a dot. No stream may listen there."""
+    inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
+    """Under which applications are answered, as in ``liftpy.wire.inboxes``. No stream may listen there."""
+    principal: str = ""
+    """Under which name this user asks for changes, where NATS's rights tie it to one."""
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
+        if self.principal:
+            check_name(self.principal, "principal")
 
     def replicate(self, stream: str, partition: int) -> str:
         """Followers fetch here; the partition's leader listens."""
@@ -38,9 +43,29 @@ class Subjects:
         """Wakes the idle followers of a node; also the leaders' notices."""
         return f"{self.namespace}.notify.{node_id}"
 
-    def control(self) -> str:
-        """Metadata requests; every node listens, only the metadata leader answers."""
-        return f"{self.namespace}.control"
+    def info(self) -> str:
+        """What only reads the metadata; every controller listens, the metadata leader answers."""
+        return f"{self.namespace}.info"
+
+    def control_admin(self) -> str:
+        """What operators ask for; every controller listens, the metadata leader answers."""
+        return f"{self.namespace}.control.admin" + (f".{self.principal}" if self.principal else "")
+
+    def control_admin_all(self) -> tuple[str, str]:
+        """What controllers listen to for operators."""
+        return f"{self.namespace}.control.admin", f"{self.namespace}.control.admin.*"
+
+    def control_node(self, node_id: str) -> str:
+        """What a node asks for; the id in the subject is the one in the request, so that NATS rights can hold it."""
+        return f"{self.namespace}.control.node.{node_id}"
+
+    def inbox(self, node_id: str) -> str:
+        """Under which a node is answered, without the last dot: by other nodes and by controllers."""
+        return f"{self.namespace}.inbox.{node_id}"
+
+    def inboxes(self) -> str:
+        """Under which all nodes are answered; ends with a dot. Applications are never answered there."""
+        return f"{self.namespace}.inbox."
 
     def raft(self, to: str, sender: str) -> str:
         """A frame of the metadata group; the sender is in the subject so that NATS rights can hold it."""

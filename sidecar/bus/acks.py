@@ -8,7 +8,6 @@ are kept per batch, in offset order, so that a commit frees them from the front 
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,31 +64,6 @@ class _Waiting:
     last_offset: int
     """Inclusive."""
     publishers: Publishers
-
-
-MAX_REPLY_BYTES = 255
-"""Of a reply subject. A server takes lines of 4,096 bytes at most (``max_control_line``) and cuts off who sends a longer one."""
-
-
-class InboxRule:
-    """Which reply subjects may be answered: UTF-8 under an inbox prefix, bounded, without wildcards, blanks, control characters."""
-
-    def __init__(self, prefixes: Sequence[str]) -> None:
-        choices = b"|".join(re.escape(prefix.encode()) for prefix in prefixes)
-        self._pattern = re.compile(rb"(?:%b)[!-)+-=?-~\x80-\xff]+" % choices)
-
-    def allows(self, subject: bytes) -> bool:
-        """Whether a node may publish there."""
-        fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
-        return fits and (subject.isascii() or _is_utf8(subject))
-
-
-def _is_utf8(subject: bytes) -> bool:
-    try:
-        subject.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class PendingAcks:

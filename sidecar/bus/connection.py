@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription
 
 from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
+from liftpy.wire.subjects import Subjects
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
@@ -86,8 +87,8 @@ class BusConnection(StrictConnection):
         self._unheard: list[Callable[[], None]] = []
         self._hearing: asyncio.Task[None] | None = None
         self.last_problem = ""
-        self.inbox = f"_INBOX.{secrets.token_hex(11)}"
-        """This connection's own inbox prefix, without the last dot; unguessable."""
+        self.inbox = ""
+        """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
 
     # ---- out ----------------------------------------------------------------------------------------------------------
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False) -> bool:
@@ -256,8 +257,10 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Co
     """A connection that reconnects for ever; keeps trying at the start too, until cancelled."""
     check_nats_py()
     announced = False
+    inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
         connection = make()
+        connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
         options: dict[str, Any] = settings.credentials.nats_options()
         try:
             await connection.connect(
@@ -271,6 +274,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Co
                 reconnect_time_wait=_RECONNECT_WAIT_S,
                 ping_interval=_PING_INTERVAL_S,
                 max_outstanding_pings=2,
+                inbox_prefix=inbox.encode(),
                 **options,
             )
             connection.options["max_reconnect_attempts"] = -1

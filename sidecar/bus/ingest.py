@@ -20,7 +20,8 @@ from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.wire.envelope import MAGIC
-from sidecar.bus.acks import InboxRule, PendingAcks, Publishers
+from liftpy.wire.inboxes import InboxRule
+from sidecar.bus.acks import PendingAcks, Publishers
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.bus.publishes import Columns, RawMessage, Reader
 

@@ -13,8 +13,8 @@ from liftpy.replica import events
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 
 Deliver = Callable[[str, int, str, events.Event], None]

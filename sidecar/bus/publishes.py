@@ -17,8 +17,9 @@ from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import is_protocol_shaped
-from sidecar.bus.acks import Envelope, InboxRule, Publishers
+from sidecar.bus.acks import Envelope, Publishers
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply or b"", payload, raw NATS header block or b"")"""

@@ -20,10 +20,10 @@ from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.batch import parse_header
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Held, room_bytes
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.timers import Timer, Timers
 

@@ -23,9 +23,9 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import NOTHING, Held, room_bytes
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.bus.publishes import is_status
 
@@ -97,14 +97,20 @@ class ReplicationService:
             del self._tokens[next(iter(self._tokens))]
         return token
 
-    def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        if not self._inboxes.allows(reply):
+    def _is_own(self, reply: bytes, replica: str) -> bool:
+        """Whether ``replica`` is answered under its own inbox: what it is told, nobody else hears."""
+        allowed = self._inboxes.allows(reply) and reply.startswith(f"{self._subjects.inbox(replica)}.".encode())
+        if not allowed:
             self._counters["reply refused"] += 1
-            return
+        return allowed
+
+    def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.ReplicationRequest)
         except ProtocolError:
             self._counters["bad frame"] += 1
+            return
+        if not self._is_own(reply, request.replicaID):
             return
         held = Held(request.position, request.batchCrc) if request.HasField("position") else None
         self._feed(
@@ -124,13 +130,12 @@ class ReplicationService:
         )
 
     def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        if not self._inboxes.allows(reply):
-            self._counters["reply refused"] += 1
-            return
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
         except ProtocolError:
             self._counters["bad frame"] += 1
+            return
+        if not self._is_own(reply, request.replicaID):
             return
         self._feed(
             events.EpochOffsetReceived(

@@ -23,6 +23,8 @@ _CREDENTIALS = {
     "tls_ca_file": ("--tls-ca", "Certificates to trust (PEM)."),
     "tls_cert_file": ("--tls-cert", "Own certificate (PEM)."),
     "tls_key_file": ("--tls-key", "Key of the own certificate (PEM)."),
+    "inbox_prefix": ("--inbox-prefix", "Where NATS's rights let this user be answered.  [default: _INBOX]"),
+    "principal": ("--principal", "Under which name changes are asked for, where NATS's rights tie this user to one."),
 }
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
@@ -38,7 +40,8 @@ def connection_options(function: F) -> F:
         return function(*args, target=target, **kwargs)
 
     for name, (flag, text) in reversed(_CREDENTIALS.items()):
-        command = click.option(flag, name, default=None, metavar="FILE" if name != "user" else "NAME", help=text)(command)
+        metavar = "NAME" if name in ("user", "inbox_prefix", "principal") else "FILE"
+        command = click.option(flag, name, default=None, metavar=metavar, help=text)(command)
     command = click.option("--namespace", default=None, metavar="NS", help="The cluster's namespace.  [default: liftpy]")(
         command
     )

@@ -1,5 +1,5 @@
-"""ControlDesk: control requests that other nodes and clients send on ``<ns>.control``. Every controller hears them; whoever
-leads the group answers."""
+"""ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it (``liftpy.cluster.doors``).
+Every controller hears them; whoever leads the group answers, so that one that stands still keeps nobody waiting."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.subject_index import begins_under
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import DecideHere, error_response
@@ -27,8 +31,9 @@ _MAX_WAITING = 4096
 
 
 class ControlDesk:
-    """``leads``: whether this controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say
-    without a leader, None where nothing."""
+    """``may_answer``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
+    controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say without a leader, None where nothing.
+    """
 
     def __init__(
         self,
@@ -41,8 +46,8 @@ class ControlDesk:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._connection = connection
-        self._subject = subjects.control()
-        self._inbox_prefixes = subjects.inbox_prefixes
+        self._subjects = subjects
+        self._node_inboxes = InboxRule((subjects.inboxes(),))
         self._may_answer = may_answer
         self._leads = leads
         self._decide = decide
@@ -51,24 +56,31 @@ class ControlDesk:
 
     async def open(self) -> None:
         """Listen."""
-        await self._connection.subscribe(self._subject, cb=self._received)
+        doors = {self._subjects.info(): Door.INFO, self._subjects.control_node("*"): Door.NODE}
+        doors |= dict.fromkeys(self._subjects.control_admin_all(), Door.ADMIN)
+        for subject, door in doors.items():
+            await self._connection.subscribe(subject, cb=partial(self._received, door))
 
     async def close(self) -> None:
         """Give up what is under way: who asked asks the next leader."""
         await end_tasks(self._under_way)
 
-    async def _received(self, message: Any) -> None:
-        if not message.reply or not self._may_answer(message.reply.encode()):
+    async def _received(self, door: Door, message: Any) -> None:
+        who = self._asker(door, message.subject)
+        if not self._is_answered(door, who, message.reply.encode()):
             return
         try:
             request = frames.decode(message.data, pb.ControlRequest)
         except LiftError:
             self.counters["control requests refused"] += 1
             return
+        request.sender = who
+        fit_request(request, self._connection.max_payload)
         if not self._leads():
             await self._reply(message.reply, self._alone(request))
-        elif (refusal := self._refusal(request)) is not None:
-            await self._reply(message.reply, refusal)
+        elif (wrong := self._refusal(door, who, request)) is not None:
+            self.counters["control requests refused"] += 1
+            await self._reply(message.reply, wrong)
         elif len(self._under_way) >= _MAX_WAITING:
             self.counters["control requests over the bound"] += 1
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
@@ -78,15 +90,25 @@ class ControlDesk:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    def _refusal(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """A stream among the inboxes would take what others wait for. Asked here and not inside apply: the prefixes are a setting,
-        and controllers whose settings differ must not decide differently."""
+    def _asker(self, door: Door, subject: str) -> str:
+        """The node id or principal in ``subject``, '' where there is none."""
+        return subject.removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
+
+    def _is_answered(self, door: Door, who: str, reply: bytes) -> bool:
+        """Nobody is answered where somebody else listens: a node under its own inboxes, all others under those of applications."""
+        if door is Door.NODE:
+            return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
+        return self._may_answer(reply)
+
+    def _refusal(self, door: Door, who: str, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
+        inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
+        detail = refusal(door, who, request)
         create = request.createStream
-        for prefix in self._inbox_prefixes if request.HasField("createStream") else ():
+        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
             if begins_under(create.subject, create.partitions or 1, prefix):
                 detail = f"subject {create.subject!r} would overlap with the inboxes under {prefix}: choose another"
-                return error_response(request, pb.ControlResponse.INVALID, detail)
-        return None
+        return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
     async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
         await self._reply(reply, await self._decide(request, _TIMEOUT_S))
@@ -94,6 +116,7 @@ class ControlDesk:
     async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
         if response is None:
             return
+        cut_stream(response, page_bytes(0, self._connection.max_payload))
         try:
             await self._connection.publish(reply, frames.encode(response))
         except nats.errors.MaxPayloadError:

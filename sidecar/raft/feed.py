@@ -94,7 +94,7 @@ class FeedSubscriber:
         self._subscription = FeedSubscription(node_id)
         self._connection = connection
         self._subjects = subjects
-        self._forwarder = Forwarder(connection, subjects)
+        self._forwarder = Forwarder(connection, subjects, node_id)
         self._watchers: list[Watcher] = []
         self._leader = ""
         self._refused = 0

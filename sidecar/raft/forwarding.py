@@ -29,11 +29,11 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
 
 
 class Forwarder:
-    """Asks on ``<ns>.control``."""
+    """Asks on ``<ns>.control.node.<node_id>``."""
 
-    def __init__(self, connection: Client, subjects: Subjects) -> None:
+    def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
         self._connection = connection
-        self._subject = subjects.control()
+        self._subject = subjects.control_node(node_id)
         self._leader = ""
         self._changed = asyncio.Event()
 

@@ -1,6 +1,6 @@
 """RaftMember: a controller. It orders control requests in the group's log, applies them, and serves those who ask.
 
-    propose -> (leader? into the log : forwarded on ``<ns>.control``) -> applied on every member -> image -> watchers, feed
+    propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
 The state machine is ``ClusterFsm``; what only the leader does (sessions, election clocks) is ``MetadataDuties``, which begins
 once a barrier of the own term is applied, so that it decides on everything committed before [M12]. Every start ends with a
@@ -20,14 +20,15 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from liftpy.cluster.controller import describe, describe_stream
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.pages import describer
 from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.disk.files import make_folder
@@ -67,9 +68,9 @@ _SAY_EVERY_S = 10.0
 class RaftMember:
     """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
 
-    ``folder``: the node's ``raft`` folder; ``may_answer``: whether a reply subject is an inbox [A5]; ``fatal``: called once
-    when disk or state machine fail: the process must stop. ``bootstrap_majority``: the operator's word that controllers which are
-    missing at the first start have never been members. ``flush`` False is for benchmarks only.
+    ``folder``: the node's ``raft`` folder; ``may_answer``: whether a reply subject is an inbox of applications [A5]; ``fatal``:
+    called once when disk or state machine fail: the process must stop. ``bootstrap_majority``: the operator's word that
+    controllers which are missing at the first start have never been members. ``flush`` False is for benchmarks only.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class RaftMember:
         self._subjects = subjects
         self._fsm = ClusterFsm(subjects.namespace, elections=elections)
         self._duties = MetadataDuties(config)
+        nodes = InboxRule((subjects.inboxes(),))
         self._presence = Presence(connection, subjects, self._duties.gone)
         self._inquiry = Inquiry(connection, subjects, self._duties.testified)
-        self._forwarder = Forwarder(connection, subjects)
+        self._forwarder = Forwarder(connection, subjects, node_id)
         self._outgoing = Outgoing(connection)
-        self._feed = FeedPublisher(connection, subjects, self._outgoing, may_answer, lambda: self._fsm.image)
+        self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, lambda: self._fsm.image)
         self._leaderless = Leaderless()
         self._watchers: list[Watcher] = []
         self._shown = self._fsm.image
@@ -424,11 +426,9 @@ class RaftMember:
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
         sight of the leader, or woken up: what it knows may be old, and others know better."""
-        kind = request.WhichOneof("request")
-        if not self._leaderless.for_long or kind not in ("describeCluster", "describeStream") or request.linearizable:
+        description = describer(request)
+        if not self._leaderless.for_long or description is None or request.linearizable:
             return None
-        image = self._fsm.image
-        alone = kind == "describeStream"
-        response = describe_stream(image, request.describeStream.name) if alone else describe(image, request.describeCluster)
+        response = description(self._fsm.image)
         response.operationId, response.index = request.operationId, self._fsm.image.index
         return self._with_members(response)

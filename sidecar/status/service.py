@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from liftpy.errors import ConfigError
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection
 from sidecar.settings import STATUS_OFF, NodeSettings
 from sidecar.status.metrics import exposition
@@ -52,13 +52,15 @@ class StatusService:
             raise ConfigError(f"status_port {port} can't be used: {error}") from None
         self.url = f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}"
 
-    def listen(self, bus: BusConnection, subjects: Subjects, inboxes: InboxRule) -> None:
-        """Answer requests over NATS."""
+    def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
+        """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
 
         def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-            if payload == QUESTION and inboxes.allows(reply):
+            if not any(rule.allows(reply) for rule in inboxes):
+                return
+            if payload == QUESTION:
                 bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
-            elif self.reporter is not None and inboxes.allows(reply):
+            elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
         bus.listen(subjects.status(self._settings.node_id), asked)

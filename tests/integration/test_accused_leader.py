@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import nats
 import pytest
 
 from liftpy.wire import frames
@@ -21,7 +22,8 @@ async def test_only_the_leader_of_the_epoch_serves(bench: Any, stream_name: str)
 
     async def serves(node: str, leader_epoch: int, uid: str = stream.uid) -> bool:
         question = replication_pb2.LeaderQuestion(stream=stream_name, streamUid=uid, leaderEpoch=leader_epoch)
-        answer = await bench.nc.request(f"liftpy.notify.{node}", frames.encode(question), timeout=TIMEOUT_S)
+        async with await nats.connect(bench.cluster.nats_url, inbox_prefix="liftpy.inbox.another") as as_a_node:
+            answer = await as_a_node.request(f"liftpy.notify.{node}", frames.encode(question), timeout=TIMEOUT_S)
         return frames.decode(answer.data, replication_pb2.LeaderTestimony).serves
 
     async def leader_serves() -> bool:

@@ -196,7 +196,7 @@ async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(frag
     leader = node_id if role == "leader" else next(node for node in NODES if node != node_id)
     stream = await fragile.client.stream(stream_name)
     move = cluster_pb2.ElectLeader(stream=stream_name, uid=stream.uid, partition=0, node=leader)
-    await fragile.nc.request("liftpy.control", frames.encode(cluster_pb2.ControlRequest(electLeader=move)))
+    await fragile.nc.request("liftpy.control.admin", frames.encode(cluster_pb2.ControlRequest(electLeader=move)))
     await fragile.until(lambda: leads(fragile, stream_name, leader), f"{leader} leads")
 
     async def came_back() -> bool:

@@ -48,7 +48,9 @@ class Controllers:
         await asyncio.gather(*(self._start(name) for name in names or self.names))
 
     async def _start(self, name: str) -> None:
-        connection = await nats.connect(self.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+        connection = await nats.connect(
+            self.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, inbox_prefix=Subjects("t").inbox(name)
+        )
         member = RaftMember(
             name,
             self.names,
@@ -211,7 +213,7 @@ async def test_a_member_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> 
 async def test_nodes_that_are_no_controllers_follow_the_feed(controllers: Controllers, url: str) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
-    connection = await nats.connect(url)
+    connection = await nats.connect(url, inbox_prefix=Subjects("t").inbox("d"))
     follower = FeedSubscriber("d", connection, Subjects("t"))
     seen: list[int] = []
     follower.watch(lambda _, image: seen.append(image.index))
@@ -242,7 +244,7 @@ async def test_a_group_of_one(url: str, tmp_path: Path) -> None:
 async def test_a_cluster_is_described_to_clients(controllers: Controllers, url: str) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
-    follower = FeedSubscriber("d", await nats.connect(url), Subjects("t"))
+    follower = FeedSubscriber("d", await nats.connect(url, inbox_prefix=Subjects("t").inbox("d")), Subjects("t"))
     request = pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True)
     response = await follower.propose(request)
     assert response.cluster.metadataLeader == controllers.leader

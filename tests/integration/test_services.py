@@ -126,7 +126,7 @@ class Running:
         """A planned transfer of the leadership to ``node``."""
         request = cluster_pb2.ControlRequest(sender="test", operationId=secrets.token_bytes(16))
         request.electLeader.CopyFrom(cluster_pb2.ElectLeader(stream=self.stream, partition=0, node=node))
-        answer = await self.bench.nc.request("liftpy.control", frames.encode(request), timeout=5)
+        answer = await self.bench.nc.request("liftpy.control.admin", frames.encode(request), timeout=5)
         response = frames.decode(answer.data, cluster_pb2.ControlResponse)
         assert response.error == cluster_pb2.ControlResponse.OK, response
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+import nats
 import nats.errors
 import pytest
 
@@ -83,7 +84,8 @@ async def _asker(bench: Any, stream_name: str) -> Any:
 
     async def ask(node: str, leader_epoch: int) -> None:
         request = replication_pb2.StepAside(stream=stream_name, streamUid=stream.uid, partition=0, leaderEpoch=leader_epoch)
-        answer = await bench.nc.request(f"liftpy.notify.{node}", frames.encode(request), timeout=TIMEOUT_S)
+        async with await nats.connect(bench.cluster.nats_url, inbox_prefix="liftpy.inbox.another") as as_a_node:
+            answer = await as_a_node.request(f"liftpy.notify.{node}", frames.encode(request), timeout=TIMEOUT_S)
         assert frames.decode(answer.data, replication_pb2.StepAside) == request
 
     return stream.partitions[0], ask

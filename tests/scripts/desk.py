@@ -20,8 +20,9 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule, PendingAcks
+from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import ReplicationService
@@ -111,7 +112,9 @@ class Desk:
             shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
             log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
         )  # fmt: skip
-        self.replication = ReplicationService(shell, self.subjects, self.key, inboxes, self.fetches.append, self.counters)
+        self.replication = ReplicationService(
+            shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
+        )
         source: Any = _Source(self)
         self.reads = ReadService(shell, self.subjects, self.key, "n1", source, inboxes, Timers(), self.counters)
         self.ingest.start()

@@ -29,9 +29,9 @@ from liftpy.replica.local_log import LocalLog
 from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.bus import publishes, reads, replication
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.reads import ReadService
 from sidecar.raft.journal import GroupJournal

@@ -33,11 +33,11 @@ def _fetch(desk: Desk, offset: int, held: Held = NOTHING) -> list[bytes]:
         replicaID="n2", offset=offset, leaderEpoch=1, offsetEpoch=1, incarnation=1, requestId=1, maxBytes=1 << 20,
         streamUid=desk.key.uid, position=held.position, batchCrc=held.crc,
     )  # fmt: skip
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "_INBOX.n2.1.1")
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.x.1.1")
     event: FetchReceived = desk.fetches.pop()
     effect = do.SendFetchResponse(event.token, event.offset + 1, event.max_bytes, 1)
     desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-    return desk.bus.take("_INBOX.n2")
+    return desk.bus.take("liftpy.inbox.n2.x")
 
 
 async def test_as_many_whole_batches_as_fit() -> None:

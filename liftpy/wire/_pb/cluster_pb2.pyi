@@ -398,20 +398,32 @@ class Barrier(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeCluster(_message.Message):
-    __slots__ = ("paged", "afterStream", "maxBytes")
+    __slots__ = ("paged", "afterStream", "maxBytes", "uid", "fromPartition", "afterNode")
     PAGED_FIELD_NUMBER: _ClassVar[int]
     AFTERSTREAM_FIELD_NUMBER: _ClassVar[int]
     MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    FROMPARTITION_FIELD_NUMBER: _ClassVar[int]
+    AFTERNODE_FIELD_NUMBER: _ClassVar[int]
     paged: bool
     afterStream: str
     maxBytes: int
-    def __init__(self, paged: _Optional[bool] = ..., afterStream: _Optional[str] = ..., maxBytes: _Optional[int] = ...) -> None: ...
+    uid: str
+    fromPartition: int
+    afterNode: str
+    def __init__(self, paged: _Optional[bool] = ..., afterStream: _Optional[str] = ..., maxBytes: _Optional[int] = ..., uid: _Optional[str] = ..., fromPartition: _Optional[int] = ..., afterNode: _Optional[str] = ...) -> None: ...
 
 class DescribeStream(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "uid", "fromPartition", "maxBytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    FROMPARTITION_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    uid: str
+    fromPartition: int
+    maxBytes: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., fromPartition: _Optional[int] = ..., maxBytes: _Optional[int] = ...) -> None: ...
 
 class BatchedRequest(_message.Message):
     __slots__ = ("number", "request")
@@ -496,7 +508,7 @@ class ControlRequest(_message.Message):
     def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "stream", "node", "partition", "cluster", "batch")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -526,6 +538,7 @@ class ControlResponse(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     METADATALEADER_FIELD_NUMBER: _ClassVar[int]
+    NEXTPARTITION_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -536,24 +549,27 @@ class ControlResponse(_message.Message):
     detail: str
     index: int
     metadataLeader: str
+    nextPartition: int
     stream: Stream
     node: Node
     partition: Partition
     cluster: ClusterDescription
     batch: BatchAnswers
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ...) -> None: ...
 
 class ClusterDescription(_message.Message):
-    __slots__ = ("image", "metadataLeader", "controllers", "more")
+    __slots__ = ("image", "metadataLeader", "controllers", "more", "nextPartition")
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     METADATALEADER_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXTPARTITION_FIELD_NUMBER: _ClassVar[int]
     image: Image
     metadataLeader: str
     controllers: _containers.RepeatedCompositeFieldContainer[ControllerStatus]
     more: bool
-    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+    nextPartition: int
+    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., more: _Optional[bool] = ..., nextPartition: _Optional[int] = ...) -> None: ...
 
 class ControllerStatus(_message.Message):
     __slots__ = ("nodeId", "leader", "term", "commitIndex", "appliedIndex", "lag", "connected")

@@ -308,14 +308,14 @@ class Ground:
     # ---- doing -------------------------------------------------------------------------------------------------------
     async def move_leadership(self, node: str) -> None:
         """A planned transfer to ``node``."""
-        request = cluster_pb2.ControlRequest(sender="client")
+        request = cluster_pb2.ControlRequest()
         elect = cluster_pb2.ElectLeader(stream=STREAM, uid=self.uid, partition=0, node=node)
         request.electLeader.CopyFrom(elect)
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline and self.leader != node:
             request.operationId = secrets.token_bytes(16)
             with contextlib.suppress(LiftError):
-                await self.client._transport.request(Subjects("liftpy").control(), frames.encode(request), 2.0)
+                await self.client._transport.request(Subjects("liftpy").control_admin(), frames.encode(request), 2.0)
                 with contextlib.suppress(TimeoutError):
                     await self.see(f"{node} leads", lambda seen: seen.leader == node, 3.0)
         await self.whole()

@@ -42,7 +42,7 @@ class View:
 
     async def open(self, url: str, namespace: str) -> None:
         """Connect and follow."""
-        self._connection = await nats.connect(url)
+        self._connection = await nats.connect(url, inbox_prefix=Subjects(namespace).inbox("observer"))
         self._feed = FeedSubscriber("observer", self._connection, Subjects(namespace))
         await self._feed.start()
 

@@ -13,7 +13,8 @@ from liftpy.replica.events import PublishesReceived
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record, parse_batch
-from sidecar.bus.acks import InboxRule, PendingAcks
+from liftpy.wire.inboxes import InboxRule
+from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
 
 _Ack = client_pb2.Ack

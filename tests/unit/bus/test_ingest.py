@@ -16,7 +16,8 @@ from liftpy.replica.events import PublishesReceived
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
-from sidecar.bus.acks import InboxRule, PendingAcks
+from liftpy.wire.inboxes import InboxRule
+from sidecar.bus.acks import PendingAcks
 from sidecar.bus.drops import Drops
 from sidecar.bus.ingest import Ingest
 

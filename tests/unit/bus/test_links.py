@@ -13,8 +13,8 @@ import pytest
 
 from liftpy.client.parser import StrictConnection
 from liftpy.replica.intake import NodeIntake
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.links import Links

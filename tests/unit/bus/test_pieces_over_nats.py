@@ -24,11 +24,11 @@ def replicate(desk: Desk, offset: int, assembly: Assembly) -> bytes:
             replicaID="n2", offset=offset, leaderEpoch=EPOCH, requestId=request_id, maxBytes=1 << 20,
             position=assembly.held.position, batchCrc=assembly.held.crc,
         )  # fmt: skip
-        desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "_INBOX.f")
+        desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
         event = desk.fetches.pop()
         effect = do.SendFetchResponse(event.token, event.offset + 1, event.max_bytes, EPOCH)
         desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-        (frame,) = desk.bus.take("_INBOX.f")
+        (frame,) = desk.bus.take("liftpy.inbox.n2.f")
         assert len(frame) <= desk.bus.max_payload
         if frames.is_piece(frame):
             whole = assembly.take(frames.decode_replication_piece(frame).piece)
@@ -98,10 +98,10 @@ async def test_a_follower_that_takes_no_pieces_is_sent_nothing() -> None:
     await stored(desk, (b"x" * 900_000, b""))
     desk.bus.max_payload = 64 * 1024
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "_INBOX.f")
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
     event = desk.fetches.pop()
     desk.replication.send_response(do.SendFetchResponse(event.token, 0, 1 << 20, EPOCH), desk.log, 0)
-    assert desk.bus.take("_INBOX.f") == [], "an empty response would say: you are caught up"
+    assert desk.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
 
 
 async def test_a_small_max_payload_bounds_batches_and_loses_nothing() -> None:

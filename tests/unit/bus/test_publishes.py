@@ -8,8 +8,8 @@ from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, replication_pb2
+from liftpy.wire.inboxes import InboxRule
 from sidecar.bus.absence import QUESTION
-from sidecar.bus.acks import InboxRule
 from sidecar.bus.publishes import Columns, Reader, is_status, parse_headers
 
 KEY = PartitionKey("s", "u1", 0)
@@ -80,7 +80,7 @@ def test_only_inboxes_are_answered() -> None:
     columns, reader = read(
         (b"ev", b"orders.delete", b"a", b""),
         (b"ev", b"_INBOX.*.b", b"b", b""),
-        (b"ev", b"", message(value=b"c", ackInbox="liftpy.control"), b""),
+        (b"ev", b"", message(value=b"c", ackInbox="liftpy.control.admin"), b""),
         (b"ev", b"", message(value=b"d", ackInbox="_INBOX.ok"), b""),
         (b"ev", b"", message(value=b"e", ackInbox="_INBOX.x 5\r\nPUB evil"), b""),
     )
@@ -110,7 +110,12 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
 
 @pytest.mark.parametrize(
     ("own", "subject"),
-    [("other.>", b"other.s.0.replicate"), ("*.s.*.replicate", b"other.s.0.replicate"), ("other.control", b"other.control")],
+    [
+        ("other.>", b"other.s.0.replicate"),
+        ("*.s.*.replicate", b"other.s.0.replicate"),
+        ("other.control", b"other.control"),
+        ("other.control.*", b"other.control.admin"),
+    ],
 )
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
 def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:

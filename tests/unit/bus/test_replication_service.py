@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from liftpy.replica import effects as do
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
@@ -14,18 +16,18 @@ def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
     request = pb.ReplicationRequest(
         replicaID=replica, offset=desk.log.newest_offset, leaderEpoch=1, requestId=1, awaitsMore=True
     )
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"_INBOX.{replica}.1.1")
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
     event = desk.fetches.pop()
     assert event.awaits_more
     effect = do.SendFetchResponse(event.token, event.offset + 1, 1 << 20, 1, kept_for)
     desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
-    (answer,) = desk.bus.take(f"_INBOX.{replica}")
+    (answer,) = desk.bus.take(f"liftpy.inbox.{replica}")
     return answer
 
 
 def more(desk: Desk, replica: str, from_offset: int) -> list[bytes]:
     desk.replication.answer_waiter(do.AnswerWaiter(replica, from_offset, 1 << 20, 1), desk.log, desk.log.high_watermark)
-    return desk.bus.take(f"_INBOX.{replica}")
+    return desk.bus.take(f"liftpy.inbox.{replica}")
 
 
 async def test_the_records_go_the_way_of_the_empty_answer_flushed_or_not() -> None:
@@ -46,7 +48,7 @@ async def test_hw_goes_the_same_way_and_the_way_stays_kept() -> None:
     fetch(desk, "n2", "n2")
     for high_watermark in (4, 5):
         desk.replication.tell_waiter(do.TellWaiter("n2", 1), high_watermark)
-        (answer,) = desk.bus.take("_INBOX.n2")
+        (answer,) = desk.bus.take("liftpy.inbox.n2")
         told = frames.decode_replication_response(answer)
         assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
     desk.publish(b"one")
@@ -54,7 +56,7 @@ async def test_hw_goes_the_same_way_and_the_way_stays_kept() -> None:
     assert more(desk, "n2", 0)
     desk.replication.tell_waiter(do.TellWaiter("n2", 1), 6)
     desk.replication.tell_waiter(do.TellWaiter("n4", 1), 6)
-    assert desk.bus.take("_INBOX.n2") == desk.bus.take("_INBOX.n4") == []
+    assert desk.bus.take("liftpy.inbox.n2") == desk.bus.take("liftpy.inbox.n4") == []
 
 
 async def test_nothing_is_sent_where_nothing_was_kept_or_nothing_is_new() -> None:
@@ -75,3 +77,15 @@ async def test_a_leader_that_stops_forgets_who_waits() -> None:
     desk.publish(b"one")
     await desk.turn()
     assert more(desk, "n2", 0) == []
+
+
+@pytest.mark.parametrize("reply", ["_INBOX.x", "liftpy.inbox.n4.x", "liftpy.inbox.n2", "liftpy.inbox.n20.x", "orders", ""])
+async def test_a_replica_is_answered_under_its_own_inbox_alone(reply: str) -> None:
+    desk = Desk()
+    for subject, request in (
+        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=1)),
+        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2")),
+    ):
+        desk.bus.deliver(subject, frames.encode(request), reply)
+    assert desk.fetches == []
+    assert desk.counters["reply refused"] == 2

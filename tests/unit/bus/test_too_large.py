@@ -13,7 +13,7 @@ from tests.scripts.desk import EPOCH, Desk
 
 def fetch(desk: Desk) -> None:
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "_INBOX.f")
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
     event = desk.fetches.pop()
     assert isinstance(event, FetchReceived)
     desk.replication.send_response(do.SendFetchResponse(event.token, 0, 1 << 20, EPOCH), desk.log, desk.log.high_watermark)

@@ -12,6 +12,8 @@ import pytest
 
 from liftpy.client import Client, PublishOptions, ReadOptions
 from liftpy.client.transport import Transport
+from liftpy.cluster.codec import image_from_pb
+from liftpy.cluster.pages import describer
 from liftpy.config import AckPolicy
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.wire import frames
@@ -36,7 +38,7 @@ class Node:
         self.listening: dict[str, Any] = {}
 
     async def start(self) -> Node:
-        await self.transport.connection.subscribe(Subjects(self.namespace).control(), cb=self.on_control)
+        await self.transport.connection.subscribe(Subjects(self.namespace).info(), cb=self.on_control)
         await self.transport.settle()
         return self
 
@@ -72,8 +74,10 @@ class Node:
     async def on_control(self, message: Any) -> None:
         request = frames.decode(message.data, pb.ControlRequest)
         self.described += 1
-        answer = pb.ControlResponse(operationId=request.operationId)
-        answer.cluster.image.CopyFrom(pb.Image(index=1, streams=list(self.streams.values())))
+        description = describer(request)
+        assert description is not None
+        answer = description(image_from_pb(pb.Image(index=1, streams=list(self.streams.values()))))
+        answer.operationId = request.operationId
         await message.respond(frames.encode(answer))
 
     def values(self, uid: str) -> list[bytes]:

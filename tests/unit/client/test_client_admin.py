@@ -36,7 +36,8 @@ class Controller:
         self.script: list[Answer] = []
 
     async def start(self) -> Controller:
-        await self.transport.connection.subscribe(self.subjects.control(), cb=self.on_request)
+        for subject in (self.subjects.info(), self.subjects.control_admin()):
+            await self.transport.connection.subscribe(subject, cb=self.on_request)
         await self.transport.settle()
         return self
 

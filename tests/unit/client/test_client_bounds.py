@@ -271,7 +271,7 @@ async def test_headers_are_ordered_pairs_on_both_ways(transport: Transport, serv
 RIGHTS = """
 authorization: { users: [
   {user: all, password: all}
-  {user: mute, password: mute, permissions: {publish: ["liftpy.control"], subscribe: ["_INBOX.>"]}}
+  {user: mute, password: mute, permissions: {publish: ["liftpy.control.>", "liftpy.info"], subscribe: ["_INBOX.>"]}}
   {user: deaf, password: deaf, permissions: {publish: [">"], subscribe: ["nothing"]}}
 ] }
 """

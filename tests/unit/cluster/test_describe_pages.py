@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
-from liftpy.cluster.codec import image_from_pb
-from liftpy.cluster.controller import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, describe, describe_stream
+from liftpy.cluster import codec
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.errors import NotFoundError
+from liftpy.cluster.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, ClusterPages, cut_stream, describe, describer
+from liftpy.errors import NotFoundError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -22,54 +23,110 @@ from liftpy.wire.subjects import Subjects
 from sidecar.status.report import Reporter
 from sidecar.status.service import PAGE_PARTITIONS, _page_of
 
-STREAMS, PARTITIONS = 150, 40
+STREAMS, PARTITIONS, WIDE = 150, 40, 10_000
 MESSAGE_BYTES = 1024 * 1024
+
+
+Ask = Callable[[pb.ControlRequest], pb.ControlResponse]
+
+
+def asker(fsm: ClusterFsm) -> Ask:
+    """Applies a request, as the metadata leader does."""
+
+    def ask(request: pb.ControlRequest) -> pb.ControlResponse:
+        index = fsm.image.index + 1
+        request.operationId, request.timeNs = index.to_bytes(16, "big"), index
+        return pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), index))
+
+    return ask
+
+
+def cluster(streams: int, node_name: str = "node-{}") -> ClusterFsm:
+    made = ClusterFsm()
+    ask = asker(made)
+    for number in range(5):
+        ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_name.format(number))))
+    for n in range(streams):
+        ask(pb.ControlRequest(createStream=pb.CreateStream(name=f"stream-{n}", subject=f"subject.{n}", partitions=PARTITIONS)))
+    return made
 
 
 @pytest.fixture(scope="module")
 def fsm() -> ClusterFsm:
-    made = ClusterFsm()
-    requests = [pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=f"node-{n}")) for n in range(5)]
-    requests += [
-        pb.ControlRequest(createStream=pb.CreateStream(name=f"stream-{n}", subject=f"subject.{n}", partitions=PARTITIONS))
-        for n in range(STREAMS)
-    ]
-    for count, request in enumerate(requests, 1):
-        request.operationId, request.timeNs = count.to_bytes(16, "big"), count
-        made.apply(request.SerializeToString(), count)
-    return made
+    return cluster(STREAMS)
 
 
 class Transport:
-    """Answers as the metadata leader does; notes the size of every answer."""
+    """Answers as the metadata leader does, in messages of ``limit_bytes``; notes the size of every answer."""
 
-    def __init__(self, fsm: ClusterFsm, *, old: bool = False) -> None:
-        self.fsm, self.old = fsm, old
+    def __init__(self, fsm: ClusterFsm, limit_bytes: int = DEFAULT_PAGE_BYTES) -> None:
+        self.fsm, self.limit_bytes = fsm, limit_bytes
         self.sizes: list[int] = []
+        self.before: Callable[[int], None] = lambda count: None
+        """Called with the number of the answer before it is made."""
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        self.before(len(self.sizes))
         request = frames.decode(payload, pb.ControlRequest)
-        if request.HasField("describeStream"):
-            response = describe_stream(self.fsm.image, request.describeStream.name)
-            if self.old:
-                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail="a request of a kind that is not known")
+        description = describer(request)
+        if description is None:
+            assert subject == "liftpy.control.admin"
+            response = asker(self.fsm)(request)
+            cut_stream(response, self.limit_bytes)
         else:
-            response = describe(self.fsm.image, None if self.old else request.describeCluster)
-        response.operationId = request.operationId
+            assert subject == "liftpy.info"
+            response = description(self.fsm.image)
+        response.operationId = frames.decode(payload, pb.ControlRequest).operationId
         answer = frames.encode(response)
         self.sizes.append(len(answer))
         return answer
 
 
 async def test_a_cluster_larger_than_a_message_is_described_whole(fsm: ClusterFsm) -> None:
-    whole = describe(fsm.image)
-    assert whole.ByteSize() > DEFAULT_PAGE_BYTES * 2
     transport: Any = Transport(fsm)
     found = await Admin(transport, Subjects()).describe()
-    assert found.image == image_from_pb(whole.cluster.image)
-    assert len(found.streams()) == STREAMS
+    assert (found.image.nodes, found.image.streams, found.image.counters) == (
+        fsm.image.nodes, fsm.image.streams, fsm.image.counters,
+    )  # fmt: skip
     assert len(transport.sizes) > 2
-    assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 64 * 1024
+    assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 1024
+
+
+async def test_one_stream_larger_than_a_message_is_made_and_described_whole() -> None:
+    fsm = cluster(3, node_name="a-node-with-a-name-that-is-rather-long-{}")
+    transport: Any = Transport(fsm)
+    admin = Admin(transport, Subjects())
+    made = await admin.create_stream("wide", "wide", partitions=WIDE)
+    held = fsm.image.streams["wide"]
+    assert made == held
+    assert len(codec.image_to_bytes(fsm.image)) > MESSAGE_BYTES
+    assert await admin.stream("wide") == held
+    assert (await admin.describe()).image.streams == fsm.image.streams
+    assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 1024
+
+
+async def test_what_changes_between_two_pages() -> None:
+    """A stream that is deleted meanwhile is not described by half, and one that was made again is not mixed up with the old one."""
+    for then in ("deleted", "made again"):
+        fsm = cluster(2)
+        ask = asker(fsm)
+        ask(pb.ControlRequest(createStream=pb.CreateStream(name="stream-1x", subject="wide", partitions=WIDE)))
+
+        def change(count: int, ask: Ask = ask, then: str = then) -> None:
+            if count == 2:
+                ask(pb.ControlRequest(deleteStream=pb.DeleteStream(name="stream-1x")))
+                if then == "made again":
+                    ask(pb.ControlRequest(createStream=pb.CreateStream(name="stream-1x", subject="other", partitions=3)))
+
+        transport: Any = Transport(fsm)
+        transport.before = change
+        assert (await Admin(transport, Subjects()).describe()).image.streams == fsm.image.streams
+        transport = Transport(fsm)
+        transport.before = change
+        ask(pb.ControlRequest(deleteStream=pb.DeleteStream(name="stream-1x")))
+        ask(pb.ControlRequest(createStream=pb.CreateStream(name="stream-1x", subject="wide", partitions=WIDE)))
+        with pytest.raises(NotFoundError):
+            await Admin(transport, Subjects()).stream("stream-1x")
 
 
 async def test_one_stream_is_asked_for_alone(fsm: ClusterFsm) -> None:
@@ -81,25 +138,21 @@ async def test_one_stream_is_asked_for_alone(fsm: ClusterFsm) -> None:
         await admin.stream("nobody")
 
 
-async def test_a_metadata_leader_of_an_older_version_is_understood(fsm: ClusterFsm) -> None:
-    transport: Any = Transport(fsm, old=True)
-    admin = Admin(transport, Subjects())
-    assert len((await admin.describe()).streams()) == STREAMS
-    assert (await admin.stream("stream-7")).name == "stream-7"
+@pytest.mark.parametrize("asked", [1, 700, 5000, 1 << 31])
+def test_pages_are_of_the_size_that_was_asked_for(fsm: ClusterFsm, asked: int) -> None:
+    pages = ClusterPages()
+    while (request := pages.request) is not None:
+        request.maxBytes = asked
+        page = describe(fsm.image, request).cluster
+        assert page.ByteSize() < max(min(asked, MAX_PAGE_BYTES), 512) + 512
+        pages.add(page)
+    assert codec.image_from_pb(pages.cluster.image).streams == fsm.image.streams
+    assert codec.image_from_pb(pages.cluster.image).nodes == fsm.image.nodes
 
 
-@pytest.mark.parametrize("asked", [1, 5000, 1 << 31])
-def test_pages_hold_whole_streams_and_at_least_one(fsm: ClusterFsm, asked: int) -> None:
-    names: list[str] = []
-    after, more = "", True
-    while more:
-        page = describe(fsm.image, pb.DescribeCluster(paged=True, afterStream=after, maxBytes=asked)).cluster
-        assert all(len(stream.partitions) == PARTITIONS for stream in page.image.streams)
-        assert bool(page.image.nodes) == (not after)
-        assert page.ByteSize() < max(min(asked, MAX_PAGE_BYTES), 16 * 1024) + 64 * 1024
-        names += [stream.name for stream in page.image.streams]
-        after, more = names[-1], page.more
-    assert names == sorted(fsm.image.streams)
+def test_a_page_that_leads_nowhere_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="is empty"):
+        ClusterPages().add(pb.ClusterDescription(more=True))
 
 
 class Reports(Reporter):

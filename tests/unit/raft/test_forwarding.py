@@ -32,7 +32,7 @@ class Bus:
 
 
 def forwarder(bus: Bus) -> Forwarder:
-    return Forwarder(bus, Subjects("space"))  # type: ignore[arg-type]
+    return Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
 
 
 async def test_a_change_of_the_leader_repeats_what_was_not_answered() -> None:

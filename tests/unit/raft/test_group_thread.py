@@ -16,8 +16,8 @@ import pytest
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.disk.data_folder import DataFolder
 from sidecar.embedded import NatsServer
 from sidecar.heartbeats import Heartbeats

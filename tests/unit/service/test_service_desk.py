@@ -15,8 +15,8 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import InboxRule
 from sidecar.services import PartitionServices, ServiceDesk
 
 

@@ -1,0 +1,79 @@
+"""Where answers may go: by default any user's own inboxes, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.client.credentials import Credentials
+from liftpy.cluster.subject_index import begins_under
+from liftpy.errors import ConfigError
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
+from liftpy.wire.subjects import Subjects
+from sidecar.settings import NodeSettings
+
+
+@pytest.mark.parametrize(
+    ("subject", "allowed"),
+    [
+        (b"_INBOX.x", True),
+        (b"_INBOX_alice.x.y", True),
+        (b"_INBOX-7\xc3\xa9.x", True),
+        (b"_INBOX.x.", True),
+        (b"_INBOX.", False),
+        (b"_INBOX", False),
+        (b"_INBOX_alice", False),
+        (b"_INBOX_alice.", False),
+        (b"_INBOX*.x", False),
+        (b"_INBOX_\xff.x", False),
+        (b"_INBOX_a b.x", False),
+        (b"_INBO.x", False),
+        (b"x._INBOX.y", False),
+        (b"liftpy.inbox.n1.x", False),
+        (b"liftpy.control.admin", False),
+        (b"orders", False),
+        (b"_INBOX_" + b"x" * 250 + b".y", False),
+    ],
+)
+def test_the_default_is_every_users_own_inbox(subject: bytes, allowed: bool) -> None:
+    assert InboxRule(DEFAULT_INBOX_PREFIXES).allows(subject) is allowed
+
+
+def test_a_prefix_without_a_star_is_that_one() -> None:
+    rule = InboxRule(("_INBOX.", "acme.box."))
+    assert [rule.allows(s) for s in (b"_INBOX.x", b"_INBOX_a.x", b"acme.box.x", b"acme.boxes.x", b"acmexbox.x")] == [
+        True, False, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", ".", "_INBOX", "*.", "a.*.", "a*b.", ">.", "a.>.", "a b.", "a..b.", "a\x00.", "_INBOX**."]
+)
+def test_what_is_no_prefix_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="ends with a dot"):
+        check_inbox_prefixes((prefix,))
+    with pytest.raises(ConfigError, match="ends with a dot"):
+        Credentials(inbox_prefix=prefix.removesuffix(".") + ".") if prefix else check_inbox_prefixes(())
+
+
+@pytest.mark.parametrize("prefix", ["liftpy.", "liftpy.inbox.", "liftpy.inbox.n1.", "lift*.", "liftpy.x."])
+def test_a_node_answers_applications_nowhere_in_its_own_namespace(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="where nodes are"):
+        NodeSettings("n1", Path("x"), inbox_prefixes=(prefix,))
+    NodeSettings("n1", Path("x"), namespace="other", inbox_prefixes=(prefix,))
+
+
+def test_no_stream_listens_under_a_prefix_with_a_star() -> None:
+    assert begins_under("acme-box7.x", 1, "acme*.")
+    assert begins_under("*.x", 1, "acme*.")
+    assert not begins_under("other.x", 1, "acme*.")
+    assert not begins_under("acme7", 1, "acme*.")
+
+
+def test_a_principal_is_one_token() -> None:
+    assert Subjects("ns", principal="alice").control_admin() == "ns.control.admin.alice"
+    assert Subjects("ns").control_admin() == "ns.control.admin"
+    for wrong in ("a.b", "*", ">", "a b"):
+        with pytest.raises(ConfigError):
+            Credentials(principal=wrong)
