@@ -137,6 +137,22 @@ class StrictParser(Parser):
         """The subscription is no more."""
         self._patterns.pop(b"%d" % sid, None)
 
+    def feed(self, data: bytes) -> bool:
+        """Dispatch what can be dispatched without waiting; False: ``parse`` has to go on, with what comes next, before more is fed."""
+        self._chunks.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < self._needed_bytes:
+            return True
+        buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._needed_bytes = 0
+        position = self._messages(buffer, 0)
+        if position >= len(buffer):
+            self._chunks, self._held_bytes = [], 0
+            return True
+        rest = buffer[position:] if position else buffer
+        self._chunks, self._held_bytes = [rest], len(rest)
+        return bool(self._needed_bytes) or (len(rest) <= LONGEST_LINE_BYTES and b"\r\n" not in rest)
+
     async def parse(self, data: bytes = b"") -> None:
         """Dispatch every complete message and command in what has come so far; raise only nats-py's errors and OSError."""
         self._chunks.append(bytes(data))
@@ -255,9 +271,7 @@ class StrictConnection(Client):
         """As nats-py's, with larger reads, and nothing that a server sends ends it for good: it reconnects."""
         while not (self.is_closed or self.is_reconnecting or self._transport is None):
             try:
-                if self._transport.at_eof():
-                    raise UnexpectedEOF
-                data = await self._transport.read(self.read_bytes)
+                data = await self._read()
                 self._pings_outstanding = 0  # a PONG may lie behind much else; whoever sends is there
                 await self._taken(data)
             except asyncio.CancelledError:
@@ -269,6 +283,13 @@ class StrictConnection(Client):
                 logger.exception("the NATS stream can't be read; reconnecting")
                 await self._process_op_err(error)
                 return
+
+    async def _read(self) -> bytes:
+        """What the socket gives; raises why it gives no more."""
+        assert self._transport is not None
+        if self._transport.at_eof():
+            raise UnexpectedEOF
+        return await self._transport.read(self.read_bytes)
 
     async def _taken(self, data: bytes) -> None:
         """What was read from the socket."""

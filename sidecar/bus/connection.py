@@ -1,11 +1,12 @@
 """One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
 
-Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each.
-This is the one module (with the parsers) that names private parts of nats-py; ``check_nats_py`` refuses to run where they
-are missing.
+Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
+is sent is given to the transport, which writes once for all of a turn of the event loop, and what comes is parsed where it
+arrives (``receiving.py``). This is the one module (with that one and the parsers) that names private parts of nats-py;
+``check_nats_py`` refuses to run where they are missing.
 
-Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected, replication
-traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
+Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
+replication traffic is dropped and counted (the protocol repeats it), acks are kept up to ``_KEPT_BYTES``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from liftpy.client.parser import StrictConnection
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.parser import Sink, SinkParser
+from sidecar.bus.receiving import Receiver, receive
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
 
@@ -32,6 +34,8 @@ logger = logging.getLogger("liftpy.bus")
 
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
+_LEFT_BYTES = 256 * 1024
+"""Received while the reading task is busy; beyond it the socket is left alone."""
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
@@ -80,6 +84,8 @@ class BusConnection(StrictConnection):
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
+        self._receiver: Receiver | None = None
+        """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads and writes."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
@@ -98,7 +104,7 @@ class BusConnection(StrictConnection):
         until they are sent. ``subject`` must be a checked one: it is written as it is.
         """
         size_bytes = sum(map(len, pieces))
-        connected = self._status == Client.CONNECTED
+        connected = self._is_up
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
             self.errors["send buffer full" if connected else "dropped while disconnected"] += 1
             return False
@@ -112,27 +118,38 @@ class BusConnection(StrictConnection):
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected."""
-        size_bytes = sum(map(len, lines))
-        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._status == Client.CONNECTED else _KEPT_BYTES):
+        joined = b"".join(lines)
+        size_bytes = len(joined)
+        if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
             self.errors["acks dropped"] += len(lines)
             return
-        self._write(lines, size_bytes)
+        self._write((joined,), size_bytes)
         self.stats["out_msgs"] += len(lines)
         self.stats["out_bytes"] += size_bytes
 
     @property
     def unsent_bytes(self) -> int:
         """What waits to be sent, here and in asyncio's buffer."""
-        writer = getattr(self._transport, "_io_writer", None) if self._status == Client.CONNECTED else None
-        return self._pending_data_size + (writer.transport.get_write_buffer_size() if writer is not None else 0)
+        receiver = self._receiver
+        return self._pending_data_size + (receiver.transport.get_write_buffer_size() if receiver is not None else 0)
+
+    @property
+    def _is_up(self) -> bool:
+        receiver = self._receiver
+        return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
+        """To the transport, behind what waits for nats-py's flusher if anything does."""
+        receiver = self._receiver
+        if receiver is not None and not self._pending and self._is_up:
+            receiver.transport.writelines(pieces)
+            return
         self._pending.extend(pieces)
         self._pending_data_size += size_bytes + 1
         self._kick()
 
     def _kick(self) -> None:
-        if self._status == Client.CONNECTED and self._flush_queue is not None and self._flush_queue.empty():
+        if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     # ---- in -----------------------------------------------------------------------------------------------------------
@@ -157,11 +174,25 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """What has arrived together is taken together."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None and hasattr(writer.transport, "max_size"):
-            writer.transport.max_size = self.read_bytes
-        await super()._read_loop()
+        """As the strict one's, for what ``_take`` leaves."""
+        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        try:
+            await super()._read_loop()
+        finally:
+            if receiver is not None:
+                receiver.stop()
+            if self._receiver is receiver:
+                self._receiver = None
+
+    async def _read(self) -> bytes:
+        return await (self._receiver.read() if self._receiver is not None else super()._read())
+
+    def _take(self, data: bytes) -> bytes | None:
+        """What has just arrived; return what is left for the reading task (``receiving.Take``)."""
+        if self.is_closed or self.is_reconnecting:
+            return None  # it belongs to a connection that is given up
+        self._pings_outstanding = 0
+        return None if self._parser.feed(data) else b""
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """A message could not be taken: logged, counted, dropped."""

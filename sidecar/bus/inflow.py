@@ -58,9 +58,6 @@ class InflowParser(SinkParser):
 class Inflow(BusConnection):
     """``node``: the node's sums, for the bound and the gate. ``stop`` ends it."""
 
-    read_bytes = 4 * 1024 * 1024
-    """Once in a turn of the loop: on a busy machine there are few of them."""
-
     def __init__(self, node: NodeIntake, buffer_bytes: int, send_buffer_bytes: int = 0) -> None:
         super().__init__("ingest", send_buffer_bytes)
         self._parser = InflowParser(self, self._sinks, self.errors)
@@ -83,6 +80,12 @@ class Inflow(BusConnection):
         self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
+    def _take(self, data: bytes) -> bytes | None:
+        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
+            return data
+        self.taken_bytes += len(data)
+        return super()._take(data)
+
     async def _taken(self, data: bytes) -> None:
         if not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._may_take():
             self.taken_bytes += len(data)

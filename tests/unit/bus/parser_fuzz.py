@@ -1,7 +1,8 @@
 """A differential fuzzer of the NATS parser: ``python -m tests.unit.bus.parser_fuzz [--count N] [--seed S]``.
 
 Streams of frames with hostile subjects, replies, sizes and separators go, cut at random places and at every byte, through
-``SinkParser``; what arrives where must be what a slow and plain reading of the protocol's document gives [A12].
+``SinkParser``, by way of ``parse`` and by way of ``feed``; what arrives where must be what a slow and plain reading of the protocol's
+document gives [A12].
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Recorder:
             self.got.append(("nats-py", sid, subject, reply, data, headers))
 
 
-def parsed(chunks: list[bytes]) -> tuple[Got, Counter[str], bool]:
-    """As ``strict``, by the parser, of a stream that arrives in pieces."""
+def parsed(chunks: list[bytes], *, at_once: bool = False) -> tuple[Got, Counter[str], bool]:
+    """As ``strict``, by the parser, of a stream that arrives in pieces. ``at_once``: fed, and parsed only where that is not enough."""
     connection = Recorder()
     got = connection.got
 
@@ -146,7 +147,10 @@ def parsed(chunks: list[bytes]) -> tuple[Got, Counter[str], bool]:
     async def feed() -> bool:
         try:
             for chunk in chunks:
-                await parser.parse(chunk)
+                if not at_once:
+                    await parser.parse(chunk)
+                elif not parser.feed(chunk):
+                    await parser.parse()
         except ProtocolError:
             return True
         return False
@@ -202,9 +206,10 @@ def check(seed: int, *, every_byte: bool) -> int:
     if every_byte:
         cuts += [[stream[:at], stream[at:]] for at in range(1, min(len(stream), 300))]
         cuts.append([stream[at : at + 1] for at in range(len(stream))])
-    for chunks in cuts:
-        found = parsed(chunks)
-        assert found == wanted, f"seed {seed}: {chunks}\n  found {found}\n  wanted {wanted}"
+    for number, chunks in enumerate(cuts):
+        for at_once in (False, True) if number < 2 else (bool(number % 2),):
+            found = parsed(chunks, at_once=at_once)
+            assert found == wanted, f"seed {seed}, fed at once {at_once}: {chunks}\n  found {found}\n  wanted {wanted}"
     return len(wanted[0])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.embedded import NatsServer
 from sidecar.settings import NodeSettings
+from tests.unit.bus.fake_server import FakeServer
 
 Message = tuple[bytes, bytes, bytes, bytes]
 
@@ -167,15 +170,93 @@ async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServ
     await bus.close()
 
 
-async def test_bounds_of_what_is_sent(bus: BusConnection) -> None:
+async def test_bounds_of_what_is_sent(bus: BusConnection, server: NatsServer) -> None:
     assert not bus.send("b.x", [b"x" * (bus.max_payload + 1)])
     assert bus.errors["larger than max_payload"] == 1
-    bus._send_buffer_bytes = 10_000
-    sent = sum(bus.send("b.x", [b"x" * 1000]) for _ in range(100))
-    assert sent < 15
-    assert bus.errors["send buffer full"] == 100 - sent
+    bus._send_buffer_bytes = 2_000_000
+    os.kill(server.pid, signal.SIGSTOP)  # it reads no more: what the kernel does not take waits here
+    try:
+        sent = sum(bus.send("b.x", [b"x" * 500_000]) for _ in range(100))
+        assert sent < 50
+        assert bus.errors["send buffer full"] == 100 - sent
+        assert bus.unsent_bytes <= 2_000_000
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
     await bus.flush()
     assert bus.send("b.x", [b"x" * 1000])
+
+
+async def test_what_is_sent_and_what_comes_need_no_task(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither nats-py's flusher nor the reading task has to be woken: what is sent is with the transport when ``send`` returns, and a
+    sink is called where the bytes arrive."""
+    by_a_task: list[bytes] = []
+    parse = bus._parser.parse
+
+    async def noted(data: bytes = b"") -> None:
+        by_a_task.append(data)
+        await parse(data)
+
+    monkeypatch.setattr(bus._parser, "parse", noted)
+    got: list[bytes] = []
+    bus.listen("now.x", lambda s, r, payload, h: got.append(payload))
+    for number in range(20):
+        bus.send("now.x", [b"%d" % number])
+        bus.send_lines([b"PUB now.x  1\r\na\r\n"])
+        assert not bus._pending
+        await until(lambda: len(got) == 2 * number + 2, "both messages")  # noqa: B023
+    assert b"".join(by_a_task) == b"", "but for commands, which it finds in the parser"
+
+
+async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -> None:
+    """nats-py's own commands go by its flusher."""
+    got: list[bytes] = []
+    bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
+    await bus.settled(5)
+    for number in range(0, 30, 3):
+        bus.send("order.x", [b"%d" % number])
+        await bus.publish("order.x", b"%d" % (number + 1))
+        bus.send("order.x", [b"%d" % (number + 2)])
+    await until(lambda: len(got) == 30, "all")
+    assert got == [b"%d" % number for number in range(30)]
+
+
+async def test_nothing_is_sent_on_a_connection_that_is_going_down(bus: BusConnection) -> None:
+    """Before nats-py knows of it: what is kept goes out with the next connection, the rest is counted."""
+    await until(lambda: bus._receiver is not None, "the handshake is done")
+    receiver = bus._receiver
+    assert receiver is not None
+    got: list[bytes] = []
+    bus.listen("down.x", lambda s, r, payload, h: got.append(payload))
+    receiver.transport.abort()
+    assert not bus.send("down.x", [b"lost"])
+    assert bus.send("down.x", [b"kept"], keep=True)
+    assert bus.errors["dropped while disconnected"] == 1
+    await until(lambda: got == [b"kept"], "what was kept")
+
+
+async def test_half_a_message_of_a_connection_that_is_given_up_spoils_nothing() -> None:
+    """What still comes from the old server, while nats-py goes to the next one, is not taken."""
+    first, second = FakeServer(), FakeServer()
+    urls = (await first.start(), await second.start())
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=urls[:1]), lambda: BusConnection("test"))
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    bus.listen("other", lambda s, r, payload, h: got.append(payload))
+    first.says(b"MSG ev 1 1\r\n1\r\nMSG ev 1 500\r\n")
+    await until(lambda: got == [b"1"], "the first one")
+    await until(lambda: bus._receiver is not None, "the handshake is done")
+    old = bus._receiver
+    assert old is not None
+    await bus._process_op_err(OSError("gone"))
+    old.data_received(b"MSG ev 1 900\r\nhalf")
+    await until(lambda: bus._receiver not in (old, None), "another connection")
+    assert old._stopped, "from when nobody reads from it, not only when its transport is closed"
+    old.data_received(b"MSG ev 1 900\r\nhalf")
+    first.says(b"MSG ev 1 1\r\n2\r\n")
+    await until(lambda: got == [b"1", b"2"], "what the new connection brings")
+    await bus.close()
+    first.close()
+    second.close()
 
 
 async def test_hostile_subjects_and_headers_reach_no_other_sink_and_end_nothing(bus: BusConnection, server: NatsServer) -> None:

@@ -22,6 +22,7 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.embedded import NatsServer
 from sidecar.joining import GroupLink
 from sidecar.settings import NodeSettings
+from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 from tests.unit.client.test_client_parser import publish_raw
 
@@ -88,35 +89,6 @@ async def test_subjects_that_are_no_text_cost_a_counter(kind: str, server: NatsS
         assert connection.stats["reconnects"] == 0
 
 
-class FakeServer:
-    """Lets everybody in; ``says`` goes to whoever is connected."""
-
-    def __init__(self) -> None:
-        self.writers: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
-        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-            while await reader.readline():
-                writer.write(b"PONG\r\n")
-                if writer not in self.writers:
-                    self.writers.append(writer)
-
-    def says(self, data: bytes) -> None:
-        self.writers[-1].write(data)
-
-    def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self.writers:
-            writer.close()
-
-
 @pytest.fixture
 async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
     server = FakeServer()
@@ -170,6 +142,25 @@ async def test_what_was_read_before_a_connection_was_lost_is_taken(fake: tuple[F
     assert got == [b"1", b"2", b"3"]
     assert bus.stats["reconnects"] == 1
     assert "server: old word" not in bus.errors
+    await bus.stop()
+
+
+async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, url = fake
+    bus = await inflow(url)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    monkeypatch.setattr(bus, "_may_take", lambda: False)
+    await until(lambda: bus._receiver is not None and bus._receiver._reader is not None, "the reading task is there")
+    receiver = bus._receiver
+    assert receiver is not None
+    receiver.data_received(message(b"1"))
+    await until(lambda: bool(bus.waiting_bytes), "it waits")
+    await until(lambda: receiver._reader is not None, "the reading task is idle again")
+    monkeypatch.undo()
+    receiver.data_received(message(b"2"))
+    await until(lambda: len(got) == 2, "both")
+    assert got == [b"1", b"2"]
     await bus.stop()
 
 

@@ -94,6 +94,25 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(picks: list[int], cuts: li
     assert client.stats["in_msgs"] == len(picks)
 
 
+def test_what_needs_no_waiting_is_dispatched_when_it_is_fed() -> None:
+    got: list[tuple[bytes, bytes, bytes, bytes]] = []
+    client = FakeClient()
+    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
+    large = wire(MESSAGES[5])
+    assert parser.feed(wire(MESSAGES[0]) + large[:7])
+    assert got == [MESSAGES[0]]
+    assert parser.feed(large[7:3000])
+    assert parser.feed(large[3000:] + wire(MESSAGES[1]))
+    assert got == [MESSAGES[0], MESSAGES[5], MESSAGES[1]]
+    assert not parser.feed(b"PING\r\n" + wire(MESSAGES[2])), "somebody has to await the command"
+    assert (len(got), client.calls["ping"]) == (3, 0), "and nothing overtakes it"
+    asyncio.run(parser.parse())
+    assert (got[3:], client.calls["ping"]) == ([MESSAGES[2]], 1)
+    assert not parser.feed(b"M" * 70_000), "a line that is too long is an error, which parse raises"
+    with pytest.raises(ProtocolError):
+        asyncio.run(parser.parse())
+
+
 def test_messages_of_nats_pys_own_subscriptions_go_to_nats_py() -> None:
     got, client = run([wire(MESSAGES[0]) + wire(MESSAGES[0], sid=7) + wire(MESSAGES[3], sid=7) + wire(MESSAGES[1])])
     assert got == [MESSAGES[0], MESSAGES[1]]
