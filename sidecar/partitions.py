@@ -177,12 +177,20 @@ class Partitions:
             if key in self._changed_meanwhile:
                 self._changed_meanwhile.discard(key)
                 self._changed.add((key,))
-            if self._deferred and len(self._busy) < _OPENED_AT_ONCE:
-                following = next(iter(self._deferred))
-                del self._deferred[following]
-                self._changed.add((following,))
+            self._changed.add(self._following())
         if not done.cancelled() and done.exception() is not None:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
+
+    def _following(self) -> list[PartitionKey]:
+        """Who has waited longest for the places that are free: as many as there are, and none that is open or gone by now. A place that
+        were given to such a one would be lost, and with the last of them everybody who waits."""
+        free, following = _OPENED_AT_ONCE - len(self._busy), []
+        while self._deferred and len(following) < free:
+            key = next(iter(self._deferred))
+            del self._deferred[key]
+            if (key in self._workers) != (self._wanted(key) is not None):
+                following.append(key)
+        return following
 
     async def _bring_together(self, key: PartitionKey) -> None:
         while (worker := self._workers.get(key)) is None or self._wanted(key) is None:

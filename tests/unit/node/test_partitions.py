@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,4 +255,39 @@ async def test_a_log_that_can_not_be_opened_keeps_no_other_waiting(monkeypatch: 
         while len(partitions) < 10:
             await asyncio.sleep(0.005)
     assert partitions.failed == {}
+    assert await partitions.stop()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_partitions_that_wait_are_opened_whatever_changes_meanwhile(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A turn that comes when its partition is open already is the next one's: else a place among those that open is lost each time,
+    and with the last of them the node waits for ever for what nobody opens."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)
+    group = Group()
+    group.start_node("a")
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=1, partitions=60))
+    opened: list[int] = []
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
+        for _ in range(rng.randrange(1, 40)):
+            await asyncio.sleep(0)
+        opened.append(key.partition)
+        return Leader(key)
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions._changed._slice_s = (
+        0.0  # one partition in each turn of the loop: a place may get free while others wait for their turn
+    )
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    keys = [group.fsm.image.streams["s"].key(number) for number in range(60)]
+    for turn in range(3000):
+        if turn < 200:
+            partitions._changed.add(rng.sample(keys, 20))  # as a change of theirs in the image does
+        await asyncio.sleep(0)
+    assert sorted(opened) == list(range(60))
+    async with asyncio.timeout(5):
+        await partitions.settled()
     assert await partitions.stop()
