@@ -29,6 +29,7 @@ Answer = tuple[bytes | None, int]
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
     """The part of a tick before anything leaves: frames in, the library, the journal flushed. The simulator runs it too."""
+    core.listens()
     transport.poll()
     for sender, frame in frames:
         transport.receive(sender, frame)

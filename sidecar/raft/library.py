@@ -34,6 +34,10 @@ APPLIED_PER_TICK_BYTES = 32 * 1024
 """Of committed entries and their answers, in one tick: some 15 ms of work."""
 ENTRY_BYTES = 100
 """What an entry costs beside its bytes."""
+LATE_S = 0.15
+"""Three ticks: turns that are further apart than this are late, and silence is no sign."""
+HOLD_S = 0.5
+"""So long at most is an election put off after a late turn: the shortest election time-out."""
 _REGULAR = b"\x00"
 _DUMP_FAILED = -2
 _FOLLOWER = 0
@@ -154,6 +158,10 @@ class RaftCore(SyncObj):
         self._machine = machine
         self.failure: BaseException | None = None
         """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        self._turned = pysyncobj.syncobj.monotonicTime()
+        """When the last turn began."""
+        self._late = False
+        """It was late, and not believed."""
         self._applied_bytes = 0
         """In the running tick: entries, their answers, and something for each."""
         self.on_probation = False
@@ -245,6 +253,16 @@ class RaftCore(SyncObj):
     def hold_election(self, until: float) -> None:
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+
+    def listens(self) -> None:
+        """A turn begins. One that comes late, because the machine or this process had no time, is no silence of the leader: what came
+        meanwhile is still to be read, and is in the next turn. Of turns that are all late every other one is believed: a member on a
+        machine that is always busy campaigns, too."""
+        now = pysyncobj.syncobj.monotonicTime()
+        away_s, self._turned = now - self._turned, now
+        self._late = away_s > LATE_S and not self._late
+        if self._late:
+            self.hold_election(now + min(away_s, HOLD_S))
 
     def doTick(self, timeToWait: float = 0.0) -> None:
         """One tick; on probation, with an election that is never due."""
