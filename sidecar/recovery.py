@@ -14,7 +14,6 @@ from pathlib import Path
 from liftpy.errors import LiftError
 from liftpy.log.recovery import Recovered, recover
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import FolderStorage, OpenMaps
 
 logger = logging.getLogger("liftpy.node")
 
@@ -33,14 +32,14 @@ class RecoveredLogs:
         """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
         paths = [path for path in sorted((folder.path / "streams").glob("*/*")) if path.name.isdigit()]
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(pool, self._recover, path, folder.maps, clean_stop) for path in paths))
+        await asyncio.gather(*(loop.run_in_executor(pool, self._recover, path, folder, clean_stop) for path in paths))
         self.damaged.sort()
         self.suspect.sort()
 
-    def _recover(self, path: Path, maps: OpenMaps, clean_stop: bool) -> None:
+    def _recover(self, path: Path, folder: DataFolder, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
         try:
-            found = recover(FolderStorage(path, maps), clean=clean_stop)
+            found = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
             logger.error("%s: the log can't be recovered: %s: %s", path, error.code, error)
             self.damaged.append(name)  # whoever opens it tries again

@@ -105,9 +105,9 @@ class Log:
         if not segments or segments[-1].sealed:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
-            storage.sync_folder()
         log = cls(storage, config, segments, recovered.checkpoint)
         log.segments[-1].made_wall_ns = now_wall_ns
+        log._new_names = log.segments[-1].size_bytes == 0  # durable with its first records: thousands may be made at once
         if recovered.report.lost_committed:
             log._store_checkpoint()  # or the next opening would take what is appended there for proven
         return log, recovered.report
@@ -270,7 +270,7 @@ class Log:
         """
         self._must_be_open()
         self._store_checkpoint()
-        if (entries := self.epochs.entries) != self._stored_epochs:
+        if (entries := self.epochs.entries) != (self._stored_epochs or ()):
             self.storage.replace(EPOCHS_NAME, encode_epochs(entries))
             self._stored_epochs = entries
 

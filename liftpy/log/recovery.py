@@ -98,7 +98,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
             _remove_segment(storage, segment.base_offset)
         segments = []
     rewritten_bytes = 0
-    if not clean or flush_failed:
+    if names and (not clean or flush_failed):
         segments, rewritten_bytes = prove(storage, segments, checkpoint.high_watermark + 1)
     for segment in segments[:-1]:
         if not segment.sealed:

@@ -21,7 +21,7 @@ import crc32c
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
-from sidecar.disk.files import FolderStorage, OpenMaps, make_folder, replace_file, sync_folder
+from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
 _FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(FolderStarts))
@@ -50,6 +50,7 @@ class DataFolder:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
         """Of all logs in it."""
+        self._folders = MadeFolders()
         make_folder(path)
         try:
             for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
@@ -105,7 +106,11 @@ class DataFolder:
 
     def partition_storage(self, key: PartitionKey) -> FolderStorage:
         """The storage of a partition's log; its folder is made if need be."""
-        return FolderStorage(self.partition_path(key), self.maps)
+        return self.storage(self.partition_path(key))
+
+    def storage(self, path: Path) -> FolderStorage:
+        """The storage of the log in ``path``, which is made if need be."""
+        return FolderStorage(path, self.maps, self._folders)
 
     def delete_partition(self, key: PartitionKey) -> None:
         """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
@@ -119,6 +124,7 @@ class DataFolder:
                 shutil.rmtree(doomed)
             if path.parent.exists() and not any(path.parent.iterdir()):
                 path.parent.rmdir()
+                self._folders.removed(path.parent)
         except OSError as error:
             raise StorageError(f"remove {path}: {error.strerror}") from error
 

@@ -280,13 +280,61 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
         sync_folder(path.parent)
 
 
-class FolderStorage:
-    """A Storage in one folder, which is made if it is not there. ``maps``: shared by the folders of a process."""
+class MadeFolders:
+    """``make_folder`` for many folders side by side: one that was there when this process came costs no flush if one of its neighbours
+    has had the folder above flushed since. For all threads."""
 
-    def __init__(self, folder: Path, maps: OpenMaps | None = None) -> None:
+    def __init__(self) -> None:
+        self._flushed: set[Path] = set()
+        """Folders that were flushed by this process: what an earlier process made in them is durable."""
+        self._failed: set[Path] = set()
+        """Folders whose flush has failed once: they are never taken for flushed again."""
+
+    def make(self, folder: Path) -> None:
+        """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError."""
+        above = folder.parent
+        with _storage_errors("make", folder):
+            made = self._mkdir(folder)
+            if not made and above in self._flushed:
+                return
+            try:
+                sync_folder(above)
+            except OSError:
+                self._failed.add(above)
+                self._flushed.discard(above)
+                raise
+            if above not in self._failed:
+                self._flushed.add(above)
+
+    def _mkdir(self, folder: Path) -> bool:
+        """Whether it was not there."""
+        try:
+            os.mkdir(folder, 0o750)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            self.make(folder.parent)
+            return self._mkdir(folder)
+        return True
+
+    def removed(self, folder: Path) -> None:
+        """``folder`` is no more."""
+        self._flushed.discard(folder)
+
+
+class FolderStorage:
+    """A Storage in one folder, which is made if it is not there. ``maps``, ``folders``: shared by the folders of a process."""
+
+    def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: MadeFolders | None = None) -> None:
         self.folder = folder
         self._maps = maps if maps is not None else OpenMaps()
-        make_folder(folder)
+        self._changes = 1
+        """Of the names, plus one for what an earlier process may have left."""
+        self._flushed_changes = 0
+        if folders is None:
+            make_folder(folder)
+        else:
+            folders.make(folder)
 
     def names(self) -> list[str]:
         """The names in the folder, sorted."""
@@ -299,6 +347,7 @@ class FolderStorage:
 
     def create(self, name: str) -> DiskFile:
         """Create an empty file."""
+        self._changes += 1
         return DiskFile(self.folder / name, create=True, maps=self._maps)
 
     def load(self, name: str) -> bytes | None:
@@ -312,19 +361,26 @@ class FolderStorage:
 
     def replace(self, name: str, data: bytes) -> None:
         """Atomic and durable."""
+        changes = self._changes
         replace_file(self.folder / name, data)
+        self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the folder
 
     def rename(self, old: str, new: str) -> None:
         """Rename."""
+        self._changes += 1
         with _storage_errors("rename", self.folder / old):
             os.rename(self.folder / old, self.folder / new)
 
     def remove(self, name: str) -> None:
         """Remove, if it is there."""
+        self._changes += 1
         with _storage_errors("remove", self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
 
     def sync_folder(self) -> None:
-        """Flush the folder."""
-        with _storage_errors("flush", self.folder):
-            sync_folder(self.folder)
+        """Flush the folder, unless nothing has changed since it was."""
+        changes = self._changes
+        if changes != self._flushed_changes:
+            with _storage_errors("flush", self.folder):
+                sync_folder(self.folder)
+            self._flushed_changes = max(self._flushed_changes, changes)
