@@ -147,6 +147,18 @@ class ReplicationConfig:
     """The same for all partitions that a node leads."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
+    slow_flush_s: float = 0.2
+    """A flush of a log that takes less is never slow, however fast the other replicas are."""
+    slow_flush_factor: float = 8.0
+    """Times what the fastest other replica of the partition usually needs: from there on a flush is slow. 0: none ever is; then nobody
+    leaves an ISR, or makes way as leader, for a slow disk (``liftpy/replica/slow_flushes.py``)."""
+    slow_flush_time_s: float = 5.0
+    """Spent in slow flushes, by two of them at least: then a follower leaves the ISR, if ``min.isr`` members and two stay, and a leader
+    hands over to a member that is fast."""
+    slow_flush_out_s: float = 20.0
+    """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
+    leader_rest_s: float = 120.0
+    """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
     preferred_leaders_every: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
 
@@ -156,6 +168,7 @@ class ReplicationConfig:
             self,
             {
                 "max_lag_records": (0, 1 << 62),
+                "slow_flush_factor": (0, 1e6),
                 "probe_after": (0, 3600.0),
                 "replication_max_bytes": (4096, 64 << 20),
                 "ingest_buffer_bytes": (8192, 16 << 30),

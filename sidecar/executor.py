@@ -57,6 +57,7 @@ class Tools:
     counters: Counter[str]
     feed: Callable[[events.Event], None]
     high_watermark: Callable[[], int]
+    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     leader: Callable[[], tuple[str, int]]
     """(leader, LeaderEpoch) as the metadata has it, for redirects."""
 
@@ -95,10 +96,11 @@ class Executor:
             do.NotifyReplica: lambda e: t.notifications.wake(t.key, e),
             do.ProbeReplica: lambda e: t.probes.ask(e.replica, lambda: t.feed(events.ReplicaAbsent(e.replica))),
             do.SendNotice: lambda e: t.notifications.send_notice(t.key, e),
-            do.ProposeIsr: lambda e: t.proposals.propose_isr(t.key, e, t.feed),
+            do.ProposeIsr: self._propose_isr,
             do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),
             do.LeaveIsr: lambda e: t.proposals.leave_isr(t.key, e),
             do.GiveUpLeadership: lambda e: t.proposals.give_up_leadership(t.key, e),
+            do.StepAside: self._step_aside,
             do.PersistLeaderEpoch: self._persist_leader_epoch,
             do.ReportPromotion: lambda e: t.proposals.report_promotion(t.key, e),
             do.ReplayLog: lambda e: t.services.replay(e.end_offset),
@@ -182,6 +184,19 @@ class Executor:
     def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         stored = events.LeaderEpochPersisted(effect.leader_epoch)
         self._t.flusher.store_epoch(effect.leader_epoch, lambda: self._t.feed(stored))
+
+    # ---- the metadata group -----------------------------------------------------------------------------------------------
+    def _propose_isr(self, effect: do.ProposeIsr) -> None:
+        self._t.counters["replicas out of an ISR for slow flushes"] += len(effect.slow)
+        self._t.proposals.propose_isr(self._t.key, effect, self._t.feed)
+
+    def _step_aside(self, effect: do.StepAside) -> None:
+        """Asked for when who published before has his answer, or has waited long enough for it."""
+        self._t.counters["leaderships handed over for slow flushes"] += 1
+        asked = do.GiveUpLeadership(effect.leader_epoch, effect.reason)
+        self._t.step_aside(
+            self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)
+        )
 
     # ---- role -----------------------------------------------------------------------------------------------------------
     def _close_subject(self, _: do.CloseSubject) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
+from liftpy.ids import PartitionKey
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.inboxes import InboxRule
@@ -179,6 +180,7 @@ class Node:
             flush_times=self._flush_times,
             fatal=self.fatal,
             repair=self.repair,
+            step_aside=self._make_way,
             folder=folder,
             identity=identity,
             recovered=self._recovered,
@@ -223,6 +225,10 @@ class Node:
     def _step_aside(self, request: replication_pb2.StepAside, done: Callable[[], None]) -> None:
         if self.partitions is not None:
             self.partitions.step_aside(request.stream, request.partition, request.streamUid, request.leaderEpoch, done)
+
+    def _make_way(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
+        if self.partitions is not None:
+            self.partitions.step_aside(key.stream, key.partition, key.uid, leader_epoch, done)
 
     def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
         return self.partitions is not None and self.partitions.serves(question)

@@ -78,6 +78,8 @@ class NodeTools:
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
+    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
+    """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
     folder: DataFolder
     identity: Identity
     recovered: RecoveredLogs
@@ -162,6 +164,7 @@ class PartitionWorker:
             services=self.services,
             counters=node.counters,
             feed=self.feed,
+            step_aside=node.step_aside,
             high_watermark=lambda: self.replica.high_watermark,
             leader=lambda: (self.leader, self.leader_epoch),
         )
@@ -184,7 +187,7 @@ class PartitionWorker:
         self.reads.advanced()
 
     def _flushed(self, end_offset: int) -> None:
-        self.feed(events.LogFlushed(end_offset))
+        self.feed(events.LogFlushed(end_offset, self.flusher.disk_ns))
 
     def _flush_failed(self, error: StorageError) -> None:
         self.executor.failed(error)

@@ -54,6 +54,9 @@ class Proposals:
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         """Ask for another ISR; the answer is IsrChangeAnswered."""
+        for replica, took_ns in effect.slow:
+            text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
+            logger.warning(text, key, replica, took_ns / 1e9)
         change = pb.ChangeIsr(
             stream=key.stream,
             uid=key.uid,
@@ -108,8 +111,8 @@ class Proposals:
         )
         self._ask(key, pb.ControlRequest(leaveIsr=wish))
 
-    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership) -> None:
-        """Ask for a successor; the answer is the next state of the partition."""
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
+        """Ask for a successor, ``toward`` if it is named; the answer is the next state of the partition."""
         logger.warning("%s: asks for another leader: %s", key, effect.reason)
         wish = pb.GiveUpLeadership(
             stream=key.stream,
@@ -119,6 +122,7 @@ class Proposals:
             incarnation=self._incarnation,
             leaderEpoch=effect.leader_epoch,
             reason=effect.reason,
+            toward=toward,
         )
         self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
 

@@ -142,6 +142,8 @@ class SendFetch:
     max_bytes: int
     bad_offset: int | None = None
     """What the leader served last is not what was written at this offset: the request says so."""
+    flush_ns: int = 0
+    """What the last flush took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,8 @@ class ProposeIsr:
     incarnations: tuple[tuple[str, int], ...]
     lost: frozenset[str] = frozenset()
     """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
+    slow: tuple[tuple[str, int], ...] = ()
+    """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +274,16 @@ class GiveUpLeadership:
     """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
 
     leader_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepAside:
+    """Leader: answer who has published, then ask the metadata group for a planned transfer to ``toward``; there is no answer to wait
+    for. A leader that stays takes publishes again."""
+
+    leader_epoch: int
+    toward: str
     reason: str
 
 
@@ -356,6 +370,7 @@ Effect = (
     | ReportLeader
     | GiveUpLeadership
     | LeaveIsr
+    | StepAside
     | PersistLeaderEpoch
     | ReportPromotion
     | ReplayLog

@@ -103,6 +103,8 @@ class FetchReceived:
     """It takes a second answer to this request, when there is more, in the place of a wake-up."""
     bad_offset: int | None = None
     """What it was served at this offset is not what was written: a wrong CRC, or no batch where one must be [S14]."""
+    flush_ns: int = 0
+    """What the flush took that made ``offset`` durable; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ class LogFlushed:
     """
 
     end_offset: int
+    took_ns: int = 0
+    """What the disk needed for it, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class FetchService:
         if leader_epoch == self._leader_epoch:
             self._shared.succession.asked_by(replica)
 
+    def newest_offset_of(self, replica: str) -> int | None:
+        """Inclusive: what ``replica`` has flushed, as its last fetch that counted said; None: unknown in this epoch."""
+        progress = self.followers.get(replica)
+        return progress.position if progress is not None else None
+
     @property
     def heirs_have_joined(self) -> bool:
         """Whether everyone who may lead next has fetched in this LeaderEpoch, as the process that it is now."""

@@ -212,6 +212,7 @@ class FollowerRole(Role):
                 self.leader_epoch,
                 self.shared.config.replication_max_bytes,
                 self._bad_offset,
+                self.shared.flush_ns,
             )
         )
 

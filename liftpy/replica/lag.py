@@ -14,6 +14,8 @@ Load alone shortens no ISR [A11]: a follower that gets on is not out of sync bec
 held to a bound of what it may have uncommitted (``intake``). Who gets on stays for ``_PATIENCE`` times as long; then it is the follower
 that is too slow, and it leaves. But lag alone never takes away one who gets on and whom ``min.isr`` needs: HW would stand still, and
 nobody would be better off.
+Whose disk is far slower than the others' (``slow_flushes``) leaves, and does not join, as long as ``min.isr`` members stay without it,
+two at least; where they do not, it is welcome, slow as it is.
 Join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].
 
 With the commit policy ``quorum`` nobody leaves an ISR that would be smaller than a majority of the replica set: HW does not wait for
@@ -31,7 +33,7 @@ from liftpy.replica.progress import Progress
 
 ABSENCES = 2
 """In a row: a connection that was reset is back by then."""
-_STAY_AT_LEAST = 2
+STAY_AT_LEAST = 2
 _PATIENCE = 6
 """Times the lag time."""
 
@@ -88,6 +90,7 @@ def wanted_isr(
     by_quorum: bool = False,
     replica_count: int = 1,
     min_isr: int = 1,
+    slow_disks: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
     """The ISR as it should be now; the leader is always in it [C3]. ``by_quorum``: never less than a majority of the replicas."""
     least_count = replica_count // 2 + 1 if by_quorum else 1
@@ -105,7 +108,10 @@ def wanted_isr(
     wanted |= _staying(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
     silent = {replica for replica in wanted & isr - {leader} if followers[replica].probed}
     all_absent = all(followers[replica].absences >= ABSENCES for replica in silent)
-    if all_absent and len(wanted) - len(silent) >= max(min_isr, _STAY_AT_LEAST):
+    if all_absent and len(wanted) - len(silent) >= max(min_isr, STAY_AT_LEAST):
         wanted -= silent
+    fast = wanted - slow_disks | {leader}
+    if not by_quorum and len(fast) >= max(min_isr, STAY_AT_LEAST):
+        wanted = fast
     leaving = sorted(isr - wanted, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))

@@ -29,6 +29,7 @@ from liftpy.replica.effects import (
     SendAcks,
     SendNotice,
     StartServing,
+    StepAside,
     TellWaiter,
 )
 from liftpy.replica.events import (
@@ -44,6 +45,7 @@ from liftpy.replica.follower import QUIET_WAIT
 from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 
 REPLAY, INIT, READY, NO_LEASE = "LEADER_REPLAY", "LEADER_INIT", "LEADER_READY", "LEADER_NO_LEASE"
 
@@ -53,6 +55,8 @@ _NOTICE_DELAY_NS = 5_000_000
 _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
+_ASIDE_AGAIN_NS = 10_000_000_000
+"""After nothing came of a wish to hand over."""
 _RELEASE_BYTES = 1024 * 1024
 """Of what is held, appended in one step: others have their turn in between."""
 
@@ -68,6 +72,11 @@ class LeaderRole(Role):
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
         self.service = service or FetchService(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
+        self.flushes = SlowFlushes(shared.config)
+        rest_ns = nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0
+        self._stays_until_ns = now_ns + rest_ns
+        self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
+        self._waiting_ns = 0  # since when
         self.intake = Intake(shared.intake, shared.config)
         self._probe_after_ns = nanoseconds(shared.config.probe_after)
         self.was_candidate = service is not None
@@ -129,6 +138,7 @@ class LeaderRole(Role):
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another ISR, replica set or set of live nodes, under the same leadership."""
         self.service.partition_changed(now_ns)
+        self.flushes.keep(self.shared.state.replicas)
         if epoch_rose:
             self.isr_change.settled()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
@@ -187,6 +197,8 @@ class LeaderRole(Role):
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""
+        if self.shared.flush_ns:
+            self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
         self._advance(now_ns, out)
         self._release(out)
 
@@ -259,12 +271,15 @@ class LeaderRole(Role):
     # ---- followers -------------------------------------------------------------------------------------------------
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Count it, move HW, then answer, so that the answer carries the new HW."""
+        before = self.service.newest_offset_of(event.replica)
         reason = self.service.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
+        if event.flush_ns and self.service.newest_offset_of(event.replica) != before:
+            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.state.isr)
         self._advance(now_ns, out)
         self.service.answer(event, out)
         self._release(out)
@@ -319,6 +334,7 @@ class LeaderRole(Role):
         change, state, config = self.isr_change, self.shared.state, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
+        slow = to_keep_out(self.shared.node_id, state.isr, self.flushes.slow(now_ns))
         wanted = lag.wanted_isr(
             self.shared.node_id,
             state.isr,
@@ -333,6 +349,7 @@ class LeaderRole(Role):
             by_quorum=self._commits_by_quorum,
             replica_count=len(state.replicas),
             min_isr=state.min_isr,
+            slow_disks=slow,
         )
         followers, high_watermark = self.service.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else state.isr | state.may_lead
@@ -342,7 +359,8 @@ class LeaderRole(Role):
         change.proposed(wanted)
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
-        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations, lost))
+        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & state.isr - wanted))
+        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations, lost, left))
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
@@ -383,8 +401,40 @@ class LeaderRole(Role):
         unreachable = self._why_unreachable(now_ns)
         if unreachable:
             out.append(GiveUpLeadership(self.leader_epoch, unreachable))
+        self._look_at_own_flush(late_ns, interval_ns, now_ns)
         self._review_isr(now_ns, out)
+        if self.flushes.is_slow(self.shared.node_id, now_ns):
+            self._step_aside(now_ns, out)
         self.shared.deadlines.set(Deadline.LAG, now_ns + interval_ns, out)
+
+    def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
+        """One that does not end says nothing of how long it takes; but if this process stood still, the disk did not."""
+        log = self.log
+        if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
+            self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
+        else:
+            self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
+
+    def _step_aside(self, now_ns: int, out: Effects) -> None:
+        """Own flushes are far slower than those of enough others: hand over, if nothing else is under way."""
+        state, shared = self.shared.state, self.shared
+        if self.phase != READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
+            return
+        members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
+        by_quorum = len(state.replicas) // 2 + 1
+        toward = successor(
+            self.flushes.fast(members, now_ns),
+            self.service.followers,
+            shared.live,
+            needed=by_quorum if self._commits_by_quorum else max(state.min_isr, lag.STAY_AT_LEAST),
+            now_ns=now_ns,
+            max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
+        )
+        if toward:
+            self._stays_until_ns = now_ns + _ASIDE_AGAIN_NS
+            took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
+            reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
+            out.append(StepAside(self.leader_epoch, toward, reason))
 
     def serves(self, now_ns: int) -> bool:
         """Whether it may speak, and there is somebody who can hear it."""

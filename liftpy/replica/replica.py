@@ -154,6 +154,7 @@ class Replica:
             high_watermark=log.high_watermark,
             lease_is_current=shared.lease.is_current(now_ns),
             followers=self._followers(now_ns),
+            has_slow_disk=isinstance(self._role, LeaderRole) and self._role.flushes.is_slow(shared.node_id, now_ns),
         )
 
     def _followers(self, now_ns: int) -> tuple[FollowerSnapshot, ...]:
@@ -167,6 +168,8 @@ class Replica:
                 None if progress.position is None else max(0, log.flushed_newest_offset - progress.position),
                 replica in self._shared.state.isr,
                 (now_ns - progress.caught_up_ns) / 1e9,
+                role.flushes.last_ns(replica) / 1e6,
+                role.flushes.is_slow(replica, now_ns),
             )
             for replica, progress in role.service.followers.items()
         )
@@ -183,6 +186,7 @@ class Replica:
                 role.fetch_answered(event, now_ns, out)
             case ev.LogFlushed():
                 self._shared.log.flushed(event.end_offset)
+                self._shared.flush_ns = event.took_ns
                 role.log_flushed(now_ns, out)
             case ev.PublishesReceived():
                 role.publishes_received(event, now_ns, out)

@@ -61,6 +61,8 @@ class Shared:
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
     intake: NodeIntake = field(default_factory=NodeIntake)
     """Sums over all partitions of the node."""
+    flush_ns: int = 0
+    """What the last flush of the log took, 0: it is not known."""
     data_path_down_ns: int | None = None
     """Monotonic: since when the data path is down; None: it is up."""
     state: PartitionState = NO_STATE

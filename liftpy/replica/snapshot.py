@@ -17,6 +17,10 @@ class FollowerSnapshot:
     in_isr: bool
     caught_up_age_s: float
     """Seconds since it was last at the log end."""
+    flush_ms: float = 0.0
+    """What its last flush took, as it said; 0: unknown."""
+    has_slow_disk: bool = False
+    """Its flushes are far slower than the others': it stays out of the ISR as long as that is large enough without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,5 @@ class ReplicaSnapshot:
     lease_is_current: bool
     followers: tuple[FollowerSnapshot, ...]
     """Empty unless it leads."""
+    has_slow_disk: bool = False
+    """It leads, and its own flushes are far slower than its followers'."""

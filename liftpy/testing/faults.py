@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
@@ -25,7 +26,7 @@ KINDS = (
     "slow-disk", "flush-error", "full-disk", "hang-promotion", "retention", "wall-clock", "power-all", "transfer",
     "flip",
 )  # fmt: skip
-PUT_BACK, FORGE = "put-back", "forged-notice"
+PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 """Drawn apart from the other kinds, so that older seeds keep their plans."""
 
 
@@ -79,6 +80,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
 }
 """Which kinds of fault a plan draws from: some bugs need many of one sort. ``lasting`` is drawn by name only: few faults, on a
 network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]."""
+_DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0
 _YEAR_NS = 365 * 86_400 * S
 _LASTING_GAP_S = 8.0
 _LASTING_S = (15.0, 60.0)
@@ -95,6 +97,22 @@ def _bounds(rng: random.Random) -> dict[str, int]:
         "ingest_queue_bytes": rng.choice((512, 4096)),
         "ingest_buffer_bytes": 8192,
     }
+
+
+def _drags(seed: int) -> random.Random | None:
+    """Of a plan in which disks may be far slower than others for a while, and replicas make way for it; None: it is none."""
+    rng = random.Random(f"{seed}/{DRAG}")
+    return rng if rng.random() < _DRAG_SHARE else None
+
+
+def _slow_flushes(rng: random.Random | None) -> dict[str, float]:
+    """The rule about slow disks, so quick that it is met; off in other plans, so that older seeds keep their histories."""
+    if rng is None:
+        return {"slow_flush_factor": 0.0}
+    return {
+        "slow_flush_s": rng.choice((0.03, 0.1)), "slow_flush_factor": rng.choice((2.0, 8.0)), "slow_flush_time_s": 0.6,
+        "slow_flush_out_s": rng.choice((0.3, 1.0)), "leader_rest_s": rng.choice((0.5, 5.0)),
+    }  # fmt: skip
 
 
 def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -> Plan:
@@ -121,6 +139,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         max_lag_records=rng.choice((0, 0, 0, 50)),
         probe_after=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),  # of its own: older seeds keep their plans
         **_bounds(random.Random(f"{seed}/intake")),
+        **_slow_flushes(_drags(seed)),
     )
     bad = rng.choice((0.0, 0.3, 1.0))
     noise = Noise(
@@ -173,7 +192,8 @@ def _draw_faults(rng: random.Random, nodes: list[str], profile: str, horizon_s: 
 
 
 def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> list[Fault]:
-    """A copy of a node's disk, then its return, and so on, in some of the plans that have faults of disks; forged notices."""
+    """A copy of a node's disk, then its return, and so on, in some of the plans that have faults of disks; forged notices; disks that
+    are far slower than others for long."""
     drawn = []
     for kind, profiles, share in ((PUT_BACK, ("", "disks"), 0.4), (FORGE, tuple(PROFILES), 0.2)):
         rng = random.Random(f"{seed}/{kind}")
@@ -183,6 +203,11 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
         while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
             node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
             drawn.append(Fault(int(at_s * S), kind, node, node, int(for_s * S), rng.random()))
+    rng = _drags(seed)
+    at_s = 1.0 if rng is not None else horizon_s
+    while rng is not None and (at_s := at_s + rng.expovariate(1 / _DRAG_GAP_S)) < horizon_s:
+        node, for_s = rng.choice(nodes), rng.choice((1.0, 4.0, 12.0))
+        drawn.append(Fault(int(at_s * S), DRAG, node, node, int(for_s * S), rng.random()))
     return drawn
 
 
@@ -364,6 +389,15 @@ def _slow_disk(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
+def _dragging_disk(cluster: Cluster, fault: Fault) -> bool:
+    """Of one node, or, on a day that is slow for all, of all of them."""
+    chosen = cluster.nodes.values() if fault.draw < 0.1 else (cluster.nodes[fault.node],)
+    for disk in (node.disk for node in chosen):
+        disk.flush_ns = int((0.2 + fault.draw) * S)
+        cluster.clock.after(fault.for_ns, partial(setattr, disk, "flush_ns", cluster.plan.flush_ns))
+    return True
+
+
 def _flush_error(cluster: Cluster, fault: Fault) -> bool:
     node = cluster.nodes[fault.node]
     if not node.up:
@@ -449,5 +483,5 @@ _STRIKES = {
     "cut-link": _cut_link, "slow-consumer": _slow_consumer, "reconnect": _reconnect, "metadata-down": _metadata_down,
     "slow-disk": _slow_disk, "flush-error": _flush_error, "full-disk": _full_disk, "hang-promotion": _hang_promotion,
     "retention": _retention, "wall-clock": _wall_clock, "power-all": _power_all, "transfer": _transfer, "flip": _flip,
-    PUT_BACK: _put_back, FORGE: _forged_notice,
+    PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
 }  # fmt: skip

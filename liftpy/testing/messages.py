@@ -45,6 +45,7 @@ class FetchRequest:
     awaits_more: bool
     bad_offset: int | None = None
     held: Held = NOTHING
+    flush_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class SimReplica:
         self._flush, self._flush_ran = flush, False
         flush.waiter = self._run_flush
         latency_ns = self.process.disk.flush_latency_ns()
-        self.cluster.clock.after(latency_ns, lambda: self._flush_done(flush))
+        self.cluster.clock.after(latency_ns, lambda: self._flush_done(flush, latency_ns))
 
     def _run_flush(self) -> None:
         """The device's part; runs once, also while the process is paused, but not when it is gone."""
@@ -180,7 +180,7 @@ class SimReplica:
             self._flush_ran = True
             self._flush.run()
 
-    def _flush_done(self, flush: Flush) -> None:
+    def _flush_done(self, flush: Flush, took_ns: int) -> None:
         if self.process.dead or self._flush is not flush:
             return
         error: StorageError | None = None
@@ -188,16 +188,16 @@ class SimReplica:
             self._run_flush()
         except StorageError as failed:
             error = failed
-        self.process.run(lambda: self._flush_completed(flush, error))
+        self.process.run(lambda: self._flush_completed(flush, error, took_ns))
 
-    def _flush_completed(self, flush: Flush, error: StorageError | None) -> None:
+    def _flush_completed(self, flush: Flush, error: StorageError | None, took_ns: int) -> None:
         self._flush = None
         try:
             end_offset = self.log.complete_flush(flush, error)
         except StorageError as failed:
             self._storage_failed(failed)
             return
-        self.feed(ev.LogFlushed(end_offset))
+        self.feed(ev.LogFlushed(end_offset, took_ns))
         self._start_flush()
 
     def _truncate_log(self, effect: do.TruncateLog) -> None:
@@ -334,7 +334,7 @@ class SimReplica:
             self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
             effect.leader_epoch, effect.max_bytes, self.key.uid,
             self.cluster.checkers.chain_at(self, effect.offset), id(self.process), self.process.node.awaits_more,
-            effect.bad_offset, self._assembly.asks(effect),
+            effect.bad_offset, self._assembly.asks(effect), effect.flush_ns,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -398,6 +398,7 @@ class SimReplica:
             ev.FetchReceived(
                 self._keep((request, reply)), r.replica, r.offset, r.leader_epoch, r.offset_epoch,
                 r.incarnation, r.request_id, r.max_bytes, r.uid, r.awaits_more, r.bad_offset,
+                r.flush_ns,
             )
         )  # fmt: skip
 
@@ -498,6 +499,7 @@ class SimReplica:
 
     # ---- the metadata group ----------------------------------------------------------------------------------------------
     def _propose_isr(self, effect: do.ProposeIsr) -> None:
+        self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
         change = pb.ChangeIsr(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
             leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
@@ -529,9 +531,16 @@ class SimReplica:
 
     def _give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
+        self._ask_for_another_leader(effect.leader_epoch, effect.reason)
+
+    def _step_aside(self, effect: do.StepAside) -> None:
+        self.cluster.counters["steps aside: slow flushes"] += 1
+        self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
+
+    def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
         wish = pb.GiveUpLeadership(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            incarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, reason=effect.reason,
+            incarnation=self.process.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
         )  # fmt: skip
         self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
 

@@ -33,6 +33,7 @@ logger = logging.getLogger("liftpy.replication")
 
 _MAX_DIGITS = 19
 """Of a request id: it has 63 bits."""
+_MAX_MICROS = (1 << 32) - 1
 _MAX_TOKENS = 4096
 """Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
 
@@ -126,6 +127,7 @@ class ReplicationService:
                 stream_uid=request.streamUid,
                 awaits_more=request.awaitsMore,
                 bad_offset=request.badOffset if request.HasField("badOffset") else None,
+                flush_ns=request.flushMicros * 1000,
             )
         )
 
@@ -290,6 +292,7 @@ class FetchClient:
             badOffset=effect.bad_offset,
             position=held.position,
             batchCrc=held.crc,
+            flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
         )
         self._send(self._replicate_subject, effect.request_id, frames.encode(request))
 

@@ -50,6 +50,9 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=leads)
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in partitions if p["role"] == "LEADER")
         yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
+        slow = sum(p["has_slow_disk"] + sum(f["has_slow_disk"] for f in p["followers"].values()) for p in partitions)
+        text = "Of partitions led here, this node's and others', whose flushes are far slower than the rest's."
+        yield GaugeMetricFamily("liftpy_replicas_with_slow_disks", text, value=slow)
         dropped = CounterMetricFamily(
             "liftpy_ingest_dropped", "Publishes that nobody waits for, not stored.", labels=["reason"]
         )

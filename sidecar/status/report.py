@@ -154,12 +154,15 @@ def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:
         "flushed_offset": snapshot.flushed_end_offset - 1,
         "high_watermark": snapshot.high_watermark,
         "lease": snapshot.lease_is_current,
+        "has_slow_disk": snapshot.has_slow_disk,
         "followers": {
             follower.replica: {
                 "position": follower.position,
                 "lag": follower.lag_records,
                 "in_isr": follower.in_isr,
                 "caught_up_age_s": round(follower.caught_up_age_s, 3),
+                "flush_ms": round(follower.flush_ms, 3),
+                "has_slow_disk": follower.has_slow_disk,
             }
             for follower in snapshot.followers
         },

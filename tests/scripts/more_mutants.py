@@ -18,7 +18,7 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion
 from liftpy.log.rechecks import Recheck
 from liftpy.log.segment import Segment
-from liftpy.replica import commit, follower, replica
+from liftpy.replica import commit, follower, lag, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_service import FetchService
@@ -26,6 +26,7 @@ from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
@@ -310,6 +311,28 @@ def silence_is_absence() -> Patches:
     return [method(SimReplica, "_probe_replica", probed)]
 
 
+def slow_disks_are_not_told_from_others() -> Patches:
+    return [method(SlowFlushes, "_is_slow", lambda *args: False)]
+
+
+def slow_leader_stays() -> Patches:
+    return [method(LeaderRole, "_step_aside", lambda *args: None)]
+
+
+def slow_members_leave_below_min_isr() -> Patches:
+    real = lag.wanted_isr
+
+    def wanted(of: str, *args: Any, slow_disks: frozenset[str], **rest: Any) -> frozenset[str]:
+        return real(of, *args, **rest) - slow_disks | {of}
+
+    return [method(lag, "wanted_isr", wanted)]
+
+
+def slow_by_one_flush() -> Patches:
+    real = SlowFlushes.flushed
+    return [method(SlowFlushes, "flushed", lambda self, *args, in_isr=True: real(self, *args, in_isr=False))]
+
+
 def compacted_log_is_cut_like_any_other() -> Patches:
     return [method(LocalLog, "compacted", lambda self, horizon: None)]
 
@@ -442,6 +465,10 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),
+    Mutant("a slow disk is never told from others", "L3", slow_disks_are_not_told_from_others),
+    Mutant("a slow leader stays", "L3", slow_leader_stays),
+    Mutant("slow members leave below min.isr", "D20", slow_members_leave_below_min_isr),
+    Mutant("slow by one flush", "L8", slow_by_one_flush),
     Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
     Mutant("a replica that lags says cut", "R6", lagging_says_cut),
 )

@@ -1,5 +1,6 @@
 """One round of faults that reach the disks of a real cluster under acknowledged publishes: the power cut of what was not flushed,
-flushes and writes that fail, folders that went back in time, a cut data path. Nothing lost, nothing changed, all replicas equal.
+flushes and writes that fail or are slow, folders that went back in time, a cut data path. Nothing lost, nothing changed, all replicas
+equal.
 
 The long form, with figures, and the variants that are not here: ``python -m tests.system.faults``.
 """
@@ -23,6 +24,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150), pytest.mark.async
 SEGMENT_BYTES = 16 * 1024
 """Small, so that segments are sealed all the time."""
 
+QUICKLY_SLOW = {
+    "LIFTPY_REPLICATION_SLOW_FLUSH_TIME_S": "1",
+    "LIFTPY_REPLICATION_SLOW_FLUSH_OUT_S": "1",
+    "LIFTPY_REPLICATION_LEADER_REST_S": "0.1",
+}
+
 Field = tuple[Ground, Load]
 
 
@@ -38,7 +45,7 @@ async def field() -> AsyncIterator[Field]:
         powered=True,
         supervised=True,
         segment_bytes=SEGMENT_BYTES,
-        settings=QUICK,
+        settings=QUICK | QUICKLY_SLOW,
         on_line=lambda node, line: print(f"{node} | {line}"),
     )
     try:
@@ -60,6 +67,7 @@ async def field() -> AsyncIterator[Field]:
         ("folder-restored", 1),
         ("flush-fails-leader", 0),
         ("isr-of-two-cut", 0),
+        ("slow-disk-leader", 2),  # which ends as a slow follower
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:

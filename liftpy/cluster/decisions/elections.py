@@ -62,7 +62,8 @@ def _leader_lacks(draft: Draft, stream: StreamImage, partition: PartitionImage, 
 
 
 def give_up_leadership(draft: Draft, request: pb.GiveUpLeadership) -> Decision:
-    """A leader that can't serve asks for a successor; without one that is complete it stays, and may serve again."""
+    """A leader that can't serve asks for a successor; without one that is complete it stays, and may serve again. One that serves, but
+    whose disk is slow, names the member that it makes way for, and follows it."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -74,6 +75,8 @@ def give_up_leadership(draft: Draft, request: pb.GiveUpLeadership) -> Decision:
         return refusal
     if (request.leader, request.leaderEpoch) != (partition.leader, partition.leader_epoch):
         return _stale(partition)
+    if request.toward and partition.status is PartitionStatus.ONLINE:
+        return _transfer(draft, stream, partition, request.toward)
     return _depose(draft, stream, partition)
 
 

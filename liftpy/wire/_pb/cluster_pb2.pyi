@@ -368,7 +368,7 @@ class LeaveIsr(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GiveUpLeadership(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "leader", "incarnation", "leaderEpoch", "reason")
+    __slots__ = ("stream", "uid", "partition", "leader", "incarnation", "leaderEpoch", "reason", "toward")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +376,7 @@ class GiveUpLeadership(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TOWARD_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -383,7 +384,8 @@ class GiveUpLeadership(_message.Message):
     incarnation: int
     leaderEpoch: int
     reason: str
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., incarnation: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    toward: str
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., incarnation: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., reason: _Optional[str] = ..., toward: _Optional[str] = ...) -> None: ...
 
 class DrainNode(_message.Message):
     __slots__ = ("nodeId", "incarnation")

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReplicationRequest(_message.Message):
-    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc")
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class ReplicationRequest(_message.Message):
     BADOFFSET_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCHCRC_FIELD_NUMBER: _ClassVar[int]
+    FLUSHMICROS_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     offset: int
     leaderEpoch: int
@@ -31,7 +32,8 @@ class ReplicationRequest(_message.Message):
     badOffset: int
     position: int
     batchCrc: int
-    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ...) -> None: ...
+    flushMicros: int
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ...) -> None: ...
 
 class ReplicationRefusal(_message.Message):
     __slots__ = ("reason", "leaderEpoch", "logStartOffset")

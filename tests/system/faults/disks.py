@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import time
 from collections.abc import Callable, Sequence
 
 from tests.system.faults.ground import DEADLINE_S
@@ -13,6 +14,9 @@ from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS,
 
 _SMALL_SEGMENTS = 16 * 1024
 _SLOW_FLUSH_MS = 700
+_SLOW_FLUSHES_MS = (1500, 6000, 700)
+_LOOKED_AT_S = 1.5
+"""How long publishes are looked at, before and after."""
 _SEALED = 3
 
 
@@ -132,6 +136,38 @@ async def _leader_fails(round_: Round, rule: Rule, back_within_s: float = DEADLI
     await round_.comes_back(back_within_s)
 
 
+# ---- flushes that are slow -------------------------------------------------------------------------------------------------
+async def _slow_disk(round_: Round, node: str) -> None:
+    """The flushes of ``node``'s logs take long until all wait for them no more: 1.5 s, 6 s, 0.7 s by turns."""
+    ground, load = round_.ground, round_.load
+    slow_ms = _SLOW_FLUSHES_MS[round_.number % 3]
+    before_s = load.p50_s(time.monotonic() - _LOOKED_AT_S, time.monotonic())
+    round_.struck(node)
+    round_.power.fail(Rule(FLUSH_SLOW, _logs(node), ALL, value=slow_ms))
+    await ground.see(f"{node} makes way", lambda seen: seen.leader not in ("", node) and node not in seen.isr, 60.0)
+    rid_at = time.monotonic()
+    await round_.acked()
+    await asyncio.sleep(_LOOKED_AT_S)
+    after_s = load.p50_s(rid_at, time.monotonic())
+    round_.tell(
+        f"+{slow_ms} ms: p50 {before_s:.3f} s before, {load.p50_s(round_.struck_at, rid_at):.3f} s for "
+        f"{rid_at - round_.struck_at:.1f} s, then {after_s:.3f} s"
+    )
+    round_.power.heal()
+    round_.heals()
+    if not 0 < after_s < 5 * before_s + 0.1:
+        raise TimeoutError("publishes are not as fast as before")
+    await ground.whole(2 * DEADLINE_S)
+
+
+async def slow_disk_follower(round_: Round) -> None:
+    await _slow_disk(round_, round_.ground.others[round_.number % 2])
+
+
+async def slow_disk_leader(round_: Round) -> None:
+    await _slow_disk(round_, round_.ground.leader)
+
+
 # ---- the journal -----------------------------------------------------------------------------------------------------------
 def _controllers(round_: Round) -> Sequence[str]:
     """One in even rounds, all of them in odd ones."""
@@ -218,6 +254,21 @@ DISKS = (
         flush_fails_leader,
         powered=True,
         supervised=True,
+    ),
+    Fault(
+        "slow-disk-follower",
+        "flushes of a follower's logs take long: it leaves the ISR, and comes back",
+        slow_disk_follower,
+        powered=True,
+        supervised=True,
+    ),
+    Fault(
+        "slow-disk-leader",
+        "flushes of the leader's logs take long: it hands over and leaves the ISR, and comes back",
+        slow_disk_leader,
+        powered=True,
+        supervised=True,
+        settings={"LIFTPY_REPLICATION_LEADER_REST_S": "1"},
     ),
     Fault("disk-full-leader", "the leader's disk is full until healed", disk_full_leader, powered=True, supervised=True),
     Fault(

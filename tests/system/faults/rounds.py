@@ -113,7 +113,7 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         supervised=fault.supervised,
         services=plan.services,
         segment_bytes=fault.segment_bytes,
-        settings=plan.settings,
+        settings={**fault.settings, **plan.settings},
         on_line=on_line,
     )
     load: Load | None = None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from liftpy.cluster.image import StreamImage
@@ -117,3 +117,5 @@ class Fault:
     supervised: bool = False
     segment_bytes: int = 0
     accept: Callable[[StreamImage], bool] = field(default=lambda _: True)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of the nodes, where the plan has no others."""

@@ -227,6 +227,29 @@ def test_a_leader_gives_up_what_another_can_take_and_keeps_the_rest() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
+def test_a_leader_that_serves_makes_way_for_whom_it_names_and_follows() -> None:
+    cluster = Cluster()
+
+    def wish(toward: str, **other: Any) -> pb.ControlResponse:
+        leader = cluster.partition().leader
+        fields = cluster.about(
+            leader=leader, incarnation=cluster.incarnation("a"), leaderEpoch=cluster.partition().leader_epoch
+        )
+        return cluster.ask(giveUpLeadership=pb.GiveUpLeadership(**(fields | {"toward": toward} | other)))
+
+    cluster.change_isr(["a", "c"])
+    assert wish("b").error == Error.INVALID, "not in the ISR"
+    assert wish("nobody").error == Error.INVALID
+    assert wish("c", leaderEpoch=99).error == Error.STALE
+    assert wish("c", incarnation=99).error == Error.FENCED
+    assert cluster.now == (ONLINE, "a", "")
+    assert wish("c").error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert cluster.now == (ONLINE, "c", "")
+    assert cluster.partition().isr == ("a", "c"), "who made way is still complete"
+
+
 def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:
     cluster = Cluster()
     cluster.report("b")
