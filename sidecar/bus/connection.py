@@ -153,8 +153,9 @@ class BusConnection(StrictConnection):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     # ---- in -----------------------------------------------------------------------------------------------------------
-    def listen(self, subject: str, sink: Sink, queue: str = "") -> Listener:
-        """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect."""
+    def listen(self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None) -> Listener:
+        """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect. ``given_up`` is
+        told how many were left out unread (only an ``Inflow`` does that)."""
         self._sid += 1
         sid = self._sid
         self._subs[sid] = Subscription(self, sid, subject, queue=queue)

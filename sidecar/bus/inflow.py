@@ -1,11 +1,13 @@
 """The connection that publishes come in by, and their acks go out: read quickly, taken in small steps.
 
-A nats-server holds at most 64 MiB for a connection that reads too slowly, and then cuts it: what it held is lost, and nobody can say
-how much that was. So the socket is read as fast as it gives, into a buffer of bytes as they came (compact: nothing is parsed), and
-what is in there is taken a few milliseconds at a time, so that fetches, heartbeats and answers never wait behind a burst [A11].
+A nats-server holds at most 64 MiB for a connection that reads too slowly, and then cuts it: what it held is lost. So the socket is read
+as fast as it gives, into a buffer of bytes as they came (compact: nothing is parsed), and what is in there is taken a few milliseconds
+at a time, so that fetches, heartbeats and answers never wait behind a burst [A11]. While a burst lasts a thread reads the socket
+(``socket_thread.py``): the loop gets to it once in a turn, and that may be late. The thread is not used with TLS.
 
-When the buffer is full the socket is left alone: the server then slows fast publishers down, before it cuts. What the server has sent
-before a connection was lost is taken all the same. While a partition can hold no more, ``Gate`` says how much to take.
+When the buffer is full the socket is left alone: the server then slows fast publishers down, before it cuts. ``Overflow`` says when it
+is about to; then whole messages are left out, counted by their subscription, but for those that wait for an answer. What the server
+has sent before a connection was lost is taken all the same. While a partition can hold no more, ``Gate`` says how much to take.
 """
 
 from __future__ import annotations
@@ -16,13 +18,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import nats.errors
 
 from liftpy.replica.intake import Gate, NodeIntake
+from liftpy.replica.overflow import Overflow
 from sidecar import clock
-from sidecar.bus.connection import BusConnection
-from sidecar.bus.parser import SinkParser
+from sidecar.bus.backlog import Backlog, Told
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.cuts import Cuts
+from sidecar.bus.leaving_out import InflowParser
+from sidecar.bus.parser import Sink
+from sidecar.bus.socket_thread import SocketThread
 from sidecar.ending import end_tasks
 from sidecar.tasks import spawn
 
@@ -34,8 +42,16 @@ _TURN_BYTES = 256 * 1024
 _TURN_NS = 4_000_000
 """After so many bytes, or so much time of this thread (not of others, that would make small batches on a busy machine), everything
 else on the loop has its turn."""
+_GIVING_UP_NS = 8_000_000
+"""The same for what is left out."""
 _LOOK_AGAIN_S = 0.005
 _STILL_THERE_S = 0.5
+_LARGE_BYTES = 32 * 1024
+"""A read that brought as much has left more behind, probably."""
+_BURST_NS = 30_000_000
+"""If no read was smaller for so long, a thread reads. It costs a switch for each read, so that mostly the loop does it."""
+_CALM_NS = 200_000_000
+"""So long after the last large read the loop reads again."""
 
 
 class _Boundary:
@@ -45,56 +61,86 @@ class _Boundary:
         self.reset = lost
 
 
-class InflowParser(SinkParser):
-    """``lost``: how many connections were lost whose bytes are still to be parsed. Their commands mean nothing any more."""
-
-    lost = 0
-
-    async def _command(self, line: bytes) -> None:
-        if not self.lost:
-            await super()._command(line)
-
-
 class Inflow(BusConnection):
-    """``node``: the node's sums, for the bound and the gate. ``stop`` ends it."""
+    """``node``: the node's sums, for the bound and the gate; ``asks``: another connection, to ask the server over how much it holds.
+    ``stop`` ends it."""
 
-    def __init__(self, node: NodeIntake, buffer_bytes: int, send_buffer_bytes: int = 0) -> None:
+    def __init__(
+        self, node: NodeIntake, buffer_bytes: int, send_buffer_bytes: int = 0, asks: BusConnection | None = None
+    ) -> None:
         super().__init__("ingest", send_buffer_bytes)
-        self._parser = InflowParser(self, self._sinks, self.errors)
+        self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._lost)  # type: ignore[assignment]
         self._node = node
         self._gate = Gate(node)
+        self._backlog = Backlog(asks) if asks is not None else None
+        self.overflow = Overflow()
+        self.cuts = Cuts(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
         """As read from the socket; None: a connection was lost there."""
         self._position = 0
         """In the first chunk: what is before it has been parsed."""
-        self.waiting_bytes = 0
-        """Read and not parsed."""
+        self._arrived_bytes = 0
+        """Into the buffer, ever; the loop and the thread take turns in counting."""
+        self._done_bytes = 0
+        """Out of the buffer, ever."""
         self.most_waiting_bytes = 0
         self.taken_bytes = 0
-        """Parsed, ever."""
+        """Parsed and not left out, ever."""
         self._parsing = False
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
+        self._thread: SocketThread | None = None
+        self._told = False
+        """The loop is going to hear that the thread has read something."""
+        self._large_ns = 0
+        """When a read was large last."""
+        self._burst_ns = 0
+        """Since when all were; 0: the last one was not."""
+        self._loop = asyncio.get_running_loop()
         self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Read and not parsed."""
+        return self._arrived_bytes - self._done_bytes
+
+    @property
+    def left_out(self) -> int:
+        """Messages that were left out unread."""
+        return self._parser.left_out
+
+    def listen(self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None) -> Listener:
+        """As in every connection; ``given_up`` is told how many messages were left out."""
+        listener = super().listen(subject, sink, queue)
+        if given_up is not None:
+            self._parser.tell(self._sid, given_up)
+        return listener
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _take(self, data: bytes) -> bytes | None:
-        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
+        if not self._is_taken_at_once(data):
             return data
+        self._see(len(data))
         self.taken_bytes += len(data)
-        return super()._take(data)
+        self._done_bytes += len(data)
+        left = super()._take(data)
+        if left is None:
+            self._hand_over()
+        return left
 
     async def _taken(self, data: bytes) -> None:
-        if not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._may_take():
+        if self._is_taken_at_once(data):
+            self._see(len(data))
             self.taken_bytes += len(data)
+            self._done_bytes += len(data)
             await self._parse(data)
+        else:
+            self._append(data)
+            self._arrived.set()
+        if self._hand_over():
             return
-        self._chunks.append(data)
-        self.waiting_bytes += len(data)
-        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
-        self._arrived.set()
         if self._is_full():
             self.errors["held back: the ingest buffer is full"] += 1
         while self._is_full():
@@ -103,6 +149,23 @@ class Inflow(BusConnection):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
             self._pings_outstanding = 0  # it is us who do not read
 
+    def _is_taken_at_once(self, data: bytes) -> bool:
+        return not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._may_take()
+
+    def _see(self, size_bytes: int) -> None:
+        """So much was read: by the loop or by the thread, never by both."""
+        self._arrived_bytes += size_bytes
+        if size_bytes >= _LARGE_BYTES:
+            self._large_ns = clock.now_ns()
+            self._burst_ns = self._burst_ns or self._large_ns
+        elif size_bytes:
+            self._burst_ns = 0
+
+    def _append(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._see(len(data))
+        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
+
     def _may_take(self) -> bool:
         return self._gate.may_take(self.taken_bytes, self._is_full(), clock.now_ns())
 
@@ -110,9 +173,57 @@ class Inflow(BusConnection):
         return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
 
     def _lost(self) -> None:
+        self._end_thread()
         self._gate.cut_off()
+        self.overflow.cut_off()
+        self.cuts.lost(*self._identity())
         self._parser.lost += 1
         self._chunks.append(None)
+        self._arrived.set()
+
+    # ---- by the thread -----------------------------------------------------------------------------------------------
+    def _hand_over(self) -> bool:
+        """In a burst let a thread read from now on; False where that can't be, or not yet: something waits for the reading task."""
+        receiver = self._receiver
+        if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
+            return self._thread is not None
+        if receiver is None or not receiver.is_idle or self.is_reconnecting or self.is_closed:
+            return False
+        transport = receiver.transport
+        descriptor = transport.get_extra_info("socket")
+        if transport.get_extra_info("ssl_object") or transport.is_closing() or descriptor is None:
+            return False
+        transport.pause_reading()
+        self._thread = SocketThread(
+            descriptor.fileno(), self._read_aside, lambda: not self._is_full(), lambda: self._call(self._hand_back)
+        )
+        return True
+
+    def _hand_back(self) -> None:
+        """The loop reads again; it also learns that the connection has ended, if that is why."""
+        if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
+            self._receiver.transport.resume_reading()
+
+    def _end_thread(self) -> bool:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+        return thread is not None
+
+    def _read_aside(self, data: bytes) -> None:
+        """In the thread."""
+        self._append(data)
+        if not self._told:
+            self._told = True
+            self._call(self._tell)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(callback)
+
+    def _tell(self) -> None:
+        self._told = False
+        self._pings_outstanding = 0
         self._arrived.set()
 
     # ---- to the sinks ------------------------------------------------------------------------------------------------
@@ -125,14 +236,23 @@ class Inflow(BusConnection):
 
     async def _pump(self) -> None:
         while True:
-            if not self._chunks:
-                self._arrived.clear()
-                await self._arrived.wait()
+            while not self._chunks:
+                await self._idle()
+            await self._make_room()
             if self._may_take():
                 await self._take_some()
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _idle(self) -> None:
+        """Wait for what comes next; when a burst is over the loop reads again."""
+        if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
+            self._hand_back()
+        self._arrived.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
+                await self._arrived.wait()
 
     async def _take_some(self) -> None:
         """One turn's worth."""
@@ -140,15 +260,61 @@ class Inflow(BusConnection):
         while self._chunks and taken_bytes < _TURN_BYTES and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()
             taken_bytes += len(piece)
-            try:
-                await self._parse(piece)
-            except (OSError, nats.errors.Error) as error:
-                await self._unreadable(error)
-            except Exception as error:
-                logger.exception("the NATS stream can't be read")
-                await self._unreadable(error)
+            self.taken_bytes += len(piece)
+            await self._parse_piece(piece)
+        self._say_whether_full()
+
+    async def _make_room(self) -> None:
+        """Ask how much the server holds, in time; leave out what can't wait."""
+        waiting_bytes, now_ns = self.waiting_bytes, clock.now_ns()
+        if (
+            self._backlog is not None
+            and self.is_connected
+            and 2 * (waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
+        ):
+            self._backlog.ask(*self._identity(), partial(self._heard, self._done_bytes))
+        is_full = self._is_full()
+        if is_full and self._thread is not None:
+            self._pings_outstanding = 0  # it is us who do not read
+        excess_bytes = self.overflow.excess_bytes(is_full, self._done_bytes, now_ns)
+        if excess_bytes > 0:
+            await self._leave_out(excess_bytes)
+
+    def _identity(self) -> tuple[str, int]:
+        """By which the server knows this connection."""
+        return self._server_info.get("server_id", ""), self._client_id or 0
+
+    def _heard(self, done_bytes: int, told: Told) -> None:
+        if told.client_id == self._client_id and not told.reason:
+            self.cuts.told(told)
+            self.overflow.heard(told.backlog_bytes, done_bytes, told.asked_ns)
+
+    async def _leave_out(self, excess_bytes: int) -> None:
+        end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
+        self._parser.leaving_out = True
+        try:
+            while self._chunks and done_bytes < excess_bytes and time.thread_time_ns() < end_ns:
+                piece = self._next_piece()
+                done_bytes += len(piece)
+                await self._parse_piece(piece)
+        finally:
+            self._parser.leaving_out = False
+        self._say_whether_full()
+
+    def _say_whether_full(self) -> None:
         if not self._is_full():
             self._room.set()
+            if self._thread is not None:
+                self._thread.room()
+
+    async def _parse_piece(self, piece: bytes) -> None:
+        try:
+            await self._parse(piece)
+        except (OSError, nats.errors.Error) as error:
+            await self._unreadable(error)
+        except Exception as error:
+            logger.exception("the NATS stream can't be read")
+            await self._unreadable(error)
 
     def _next_piece(self) -> bytes:
         """Some bytes of the first chunk; empty where a connection was lost."""
@@ -157,11 +323,11 @@ class Inflow(BusConnection):
             self._chunks.popleft()
             self._parser.lost -= 1
             self._parser.reset()
+            self.cuts.passed(self._parser.seen)
             return b""
         piece = chunk if len(chunk) <= _PIECE_BYTES else chunk[self._position : self._position + _PIECE_BYTES]
         self._position += len(piece)
-        self.waiting_bytes -= len(piece)
-        self.taken_bytes += len(piece)
+        self._done_bytes += len(piece)
         if self._position >= len(chunk):
             self._chunks.popleft()
             self._position = 0
@@ -174,6 +340,11 @@ class Inflow(BusConnection):
             await self._process_op_err(error)
         while self._chunks and self._chunks[0] is not None:
             self._next_piece()
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._end_thread()
+        await super()._close(status, do_cbs)
 
     async def stop(self) -> None:
         """Take no more, and close."""

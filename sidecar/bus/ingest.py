@@ -27,6 +27,8 @@ from sidecar.bus.publishes import Columns, RawMessage, Reader
 
 _RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
+INGEST_OVERFLOW = "ingest_overflow"
+"""Why publishes were dropped that no partition ever saw."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 
@@ -107,7 +109,7 @@ class Ingest:
             self._listen()
 
     def _listen(self) -> None:
-        self._listener = listener = self._bus.listen(self._subject, self._arrived)
+        self._listener = listener = self._bus.listen(self._subject, self._arrived, given_up=self._given_up)
         self.heard = False
         self._bus.when_heard(lambda: self._is_heard(listener))
 
@@ -269,11 +271,17 @@ class Ingest:
                 self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
         self._count_dropped(RejectReason.OVERLOADED, plain)
 
+    def _given_up(self, count: int) -> None:
+        """So many were left out unread: more came than the node's buffer and the server hold."""
+        self._count_as(INGEST_OVERFLOW, count)
+
     def _count_dropped(self, reason: RejectReason, count: int) -> None:
         if count:
-            name = reason.name.lower()
-            self.counters.dropped[name] += count
-            self._on_drop(name, count)
+            self._count_as(reason.name.lower(), count)
+
+    def _count_as(self, name: str, count: int) -> None:
+        self.counters.dropped[name] += count
+        self._on_drop(name, count)
 
     def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
         self._count_refused(publishers, reason)

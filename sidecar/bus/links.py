@@ -77,5 +77,5 @@ async def open_links(settings: NodeSettings, intake: NodeIntake) -> Links:
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"))
     reads = await open_bus(settings, lambda: BusConnection("reads"))
-    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes))
+    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads))
     return Links(replication, ingest, reads)

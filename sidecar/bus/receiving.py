@@ -42,6 +42,11 @@ class Receiver(asyncio.Protocol):
         self._stopped = False
         transport.set_protocol(self)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection goes on and nothing that it brought waits for the reading task."""
+        return not self._left and self._ended is None and not self._stopped
+
     def data_received(self, data: bytes) -> None:
         """From the socket."""
         if self._stopped or self._ended is not None:

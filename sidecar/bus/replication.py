@@ -274,6 +274,11 @@ class FetchClient:
         self._router.remove(self._slot)
         self.fetched.clear()
 
+    @property
+    def assembling_bytes(self) -> int:
+        """Held of a batch that comes in pieces, until it is whole."""
+        return self._assembly.held_bytes
+
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
         """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
         held = self._assembly.asks(effect)

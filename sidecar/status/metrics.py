@@ -30,6 +30,7 @@ _SUMS = {
 _BYTES = {
     "held_bytes": "Publishes that are held back: their partition's ISR is short, or its followers are behind.",
     "uncommitted_bytes": "Appended by leaders here and not committed, about.",
+    "assembling_bytes": "Held by followers here of batches that come in pieces and are not whole yet.",
 }
 
 
@@ -116,10 +117,13 @@ class NodeCollector(Collector):
             unsent.add_metric([name], connection["send_buffer_bytes"])
             back.add_metric([name], connection["reconnects"])
         yield from (up, unsent, back)
-        waiting = connections["ingest"]["waiting_bytes"]
-        yield GaugeMetricFamily(
-            "liftpy_ingest_buffer_bytes", "Read from the ingest connection and not looked at.", value=waiting
-        )
+        ingest = connections["ingest"]
+        text = "Read from the ingest connection and not looked at."
+        yield GaugeMetricFamily("liftpy_ingest_buffer_bytes", text, value=ingest["waiting_bytes"])
+        text = "Delivered by a NATS server over a connection that it closed, and never arrived."
+        yield CounterMetricFamily("liftpy_ingest_lost_with_connections", text, value=ingest["lost_with_connections"])
+        text = "Ingest connections that were lost, and nobody can say what with them."
+        yield CounterMetricFamily("liftpy_ingest_unknown_losses", text, value=ingest["connections_with_unknown_loss"])
 
 
 def exposition(reporter: Reporter) -> bytes:

@@ -100,7 +100,14 @@ class Reporter:
         """The same of each; of the ingest connection also what waits to be parsed."""
         found = {link.name: _connection(link) for link in self._links.all()}
         inflow = self._links.ingest
-        found[inflow.name] |= {"waiting_bytes": inflow.waiting_bytes, "most_waiting_bytes": inflow.most_waiting_bytes}
+        found[inflow.name] |= {
+            "waiting_bytes": inflow.waiting_bytes,
+            "most_waiting_bytes": inflow.most_waiting_bytes,
+            "server_holds_bytes": inflow.overflow.backlog_bytes,
+            "left_out": inflow.left_out,
+            "lost_with_connections": inflow.cuts.lost_messages,
+            "connections_with_unknown_loss": inflow.cuts.unknown,
+        }
         return found
 
     def _partition(self, worker: PartitionWorker, now_ns: int) -> dict[str, Any]:
@@ -123,6 +130,7 @@ class Reporter:
             "dropped": dict(ingest.dropped),
             "held_bytes": worker.replica.held_bytes,
             "uncommitted_bytes": worker.replica.uncommitted_bytes,
+            "assembling_bytes": worker.fetches.assembling_bytes,
             "poison_envelopes": worker.ingest.reader.poison_envelopes,
             "refused_replies": worker.ingest.reader.refused_replies,
             "protocol_frames": worker.ingest.reader.protocol_frames,

@@ -41,7 +41,7 @@ class FakeBus:
         self.sent: list[tuple[str, bytes]] = []
         self.errors: Counter[str] = Counter()
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
+    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
         self.sinks[subject] = sink
         return FakeListener(self, subject)
 

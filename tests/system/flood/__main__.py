@@ -137,6 +137,7 @@ def dropped(report: dict[str, Any]) -> Counter[str]:
         found.update(partition.get("dropped", {}))
         if "dropped" not in partition:
             found.update(overloaded=partition["overloaded"], rejected=partition["rejected"])
+    found["lost with a cut connection"] = report.get("connections", {}).get("ingest", {}).get("lost_with_connections", 0)
     return +found
 
 

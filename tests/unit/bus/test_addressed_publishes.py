@@ -37,7 +37,7 @@ class Bench:
 
     max_payload = 1 << 20
 
-    def listen(self, subject: str, sink: Any) -> Any:
+    def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
         self.sink = sink
 
     def when_heard(self, heard: Any) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.bus.replication import ASSEMBLING_BYTES, AnswerRouter
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.wire import frames
+from liftpy.wire.batch import build_batch
+from liftpy.wire.pieces import Piece
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.replication import ASSEMBLING_BYTES, AnswerRouter, FetchClient
 
 
 def router(answers: list[int]) -> tuple[AnswerRouter, Any]:
@@ -34,3 +41,15 @@ def test_a_request_id_of_5000_digits_is_nobodys() -> None:
     for text in (b"7", b"9" * 5000, b"", b"x"):
         arrived(b"_INBOX.n.1." + text, b"", b"", b"")
     assert answers == [7]
+
+
+def test_what_a_follower_holds_of_a_batch_is_told() -> None:
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
+    client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), PartitionKey("s", "u1", 0), "n2", lambda event: None, Counter())
+    client.send_fetch(do.SendFetch(1, "n1", -1, 0, 1, 1 << 20), 1)
+    assert client.assembling_bytes == 0
+    batch = memoryview(build_batch([b"v" * 5000], base_offset=0, leader_epoch=1, timestamp_ns=1))
+    for position, held in ((0, 3000), (3000, 0)):
+        piece = Piece(7, len(batch), position, batch[position : position + 3000])
+        client._answered(1, frames.replication_piece_header(1, -1, piece) + bytes(piece.data), b"")
+        assert client.assembling_bytes == held

@@ -36,7 +36,7 @@ class FakeBus:
         self.failed: list[Exception] = []
         self.left = self.listened = 0
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "") -> Any:
+    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
         self.sink = sink
         self.listened += 1
         return self

@@ -1,0 +1,110 @@
+"""What is given up when more is published than a node can ever take: exactly what exceeds the bounds, and it is counted [A11].
+
+Goal: "stored and counted is sent". A nats-server holds at most 64 MiB for a connection that reads too slowly; then it cuts it, and all
+of that is lost. Constraint: from 48 MiB on the server holds fast publishers back (each to some 6 to 13 MiB a second), so that a node
+which leaves the socket alone for a while loses nothing, as long as its publishers are few; how many they are nobody tells it.
+Algorithm: while the node's own buffer is full, the server is asked how much it holds (it answers any account about its own
+connections). What it holds now follows from what it said, what has been read since, and how fast more came between its answers. Up to
+``limit_bytes`` the socket is left alone; what exceeds it is given up, of what has waited longest, so that the server goes on holding
+its publishers back. A server that says nothing is believed to be near its end: ``blind_rate_bytes`` a second are taken or given up.
+And the whole is never so slow that the server's write would time out.
+
+Worked example: the server held 53 MiB 0.03 s ago, 1 MiB has been read since, and 60 MiB a second come: 53.8 MiB by now, so 1.8 MiB are
+given up, as whole messages, and as much is read.
+"""
+
+from __future__ import annotations
+
+_MIB = 1024 * 1024
+_NS_PER_S = 1_000_000_000
+LIMIT_BYTES = 52 * _MIB
+"""Of a nats-server's default ``max_pending`` of 64 MiB; publishers are held back from three quarters of it on."""
+_LIMIT_PARTS = (13, 16)
+_GATE_PARTS = (12, 13)
+_LEAST_LIMIT_BYTES = 256 * 1024
+_MEASURED_NS = _NS_PER_S // 10
+"""How fast publishes come is measured over so long at least: when exactly a server looks isn't known."""
+_MOST_INFLOW_BYTES = 512 * _MIB
+_FRESH_NS = _NS_PER_S // 4
+"""What the server said is worth so much time, from the question on."""
+BLIND_RATE_BYTES = 64 * _MIB
+_MOST_BLIND_RATE_BYTES = 1024 * _MIB
+_LEAST_RATE_BYTES = 16 * _MIB
+"""64 MiB are through in 6 s, with the patience; a nats-server's ``write_deadline`` is 10 s."""
+_WINDOW_NS = 4 * _NS_PER_S
+_PATIENCE_NS = _NS_PER_S
+
+
+class Overflow:
+    """Of one connection; it lives longer than the connection, since what a server's bounds are is learned when it cuts."""
+
+    def __init__(self) -> None:
+        self.limit_bytes = LIMIT_BYTES
+        self.blind_rate_bytes = BLIND_RATE_BYTES
+        self.backlog_bytes = 0
+        """What the server held when it said so last."""
+        self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
+        self._heard_bytes = 0  # done with by then
+        self._mark: tuple[int, int] | None = None  # (when, done with and held) at the begin of what is measured
+        self._inflow_bytes = 0  # a second, while publishers are held back
+        self._full_ns = 0  # since when; 0: there is room
+        self._since_ns = 0  # of the window in which the least rate is measured
+        self._since_bytes = 0  # done with at its begin
+        self._blind_ns = 0  # of the time in which the server said nothing; 0: it speaks
+        self._blind_bytes = 0
+
+    def heard(self, backlog_bytes: int, done_bytes: int, asked_ns: int) -> None:
+        """The server held ``backlog_bytes`` for the connection; ``done_bytes`` of it were taken or given up when it was asked."""
+        if asked_ns <= self._heard_ns:
+            return
+        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, done_bytes, asked_ns
+        if backlog_bytes < self.limit_bytes * _GATE_PARTS[0] // _GATE_PARTS[1]:
+            self._mark = None
+        elif self._mark is None:
+            self._mark = asked_ns, done_bytes + backlog_bytes
+        elif asked_ns - self._mark[0] >= _MEASURED_NS:
+            came_bytes = max(0, done_bytes + backlog_bytes - self._mark[1])
+            self._inflow_bytes = min(_MOST_INFLOW_BYTES, came_bytes * _NS_PER_S // (asked_ns - self._mark[0]))
+            self._mark = asked_ns, done_bytes + backlog_bytes
+
+    def excess_bytes(self, is_full: bool, done_bytes: int, now_ns: int) -> int:
+        """How much to give up now. ``done_bytes``: taken or given up, ever; ``is_full``: nothing is read from the socket."""
+        if not is_full:
+            self._full_ns = self._since_ns = self._blind_ns = 0
+            return 0
+        self._full_ns = self._full_ns or now_ns
+        if not self._since_ns or now_ns - self._since_ns >= _WINDOW_NS:
+            self._since_ns, self._since_bytes = now_ns, done_bytes
+        due_bytes = _LEAST_RATE_BYTES * (now_ns - self._since_ns - _PATIENCE_NS) // _NS_PER_S
+        due_bytes -= done_bytes - self._since_bytes
+        if now_ns - max(self._heard_ns, self._full_ns) > _FRESH_NS:
+            return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
+        self._blind_ns = 0
+        return max(0, due_bytes, self._held_bytes(done_bytes, now_ns) - self.limit_bytes)
+
+    def _held_bytes(self, done_bytes: int, now_ns: int) -> int:
+        """What the server holds by now, about."""
+        if not self._heard_ns:
+            return 0
+        come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
+        return self.backlog_bytes + come_bytes - (done_bytes - self._heard_bytes)
+
+    def _due_blindly(self, done_bytes: int, now_ns: int) -> int:
+        if not self._blind_ns:
+            self._blind_ns, self._blind_bytes = now_ns, done_bytes
+        due_bytes = self.blind_rate_bytes * (now_ns - self._blind_ns) // _NS_PER_S - (done_bytes - self._blind_bytes)
+        if due_bytes <= 0:  # what was done with in a good second is no credit for a bad one
+            self._blind_ns, self._blind_bytes = now_ns, done_bytes
+        return due_bytes
+
+    def cut_off(self) -> None:
+        """The connection was lost; while it was full, that was too slow."""
+        if self._full_ns:
+            self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
+        self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
+        self._mark = None
+
+    def cut_at(self, backlog_bytes: int) -> None:
+        """A server has cut a connection because it held ``backlog_bytes`` for it: its bound, about."""
+        learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
+        self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

@@ -1,0 +1,201 @@
+"""More is published than a node can take: what it can't is left out and counted, and no server cuts it unnoticed [A11]."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.replica.intake import NodeIntake
+from liftpy.wire.envelope import MAGIC
+from sidecar.bus.backlog import SUBJECT
+from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.inflow import Inflow
+from sidecar.bus.leaving_out import InflowParser
+from sidecar.embedded import NatsServer
+from sidecar.settings import NodeSettings
+from tests.unit.bus.test_connection import until
+
+MIB = 1024 * 1024
+ROOT = Path(__file__).parents[3]
+MAX_PENDING = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    account = 'accounts: { APP: { users: [ { user: "app", password: "app" } ] } }\nno_auth_user: "app"'
+    with NatsServer(config=f"max_pending: {MAX_PENDING}\n{account}") as running:
+        yield running
+
+
+@pytest.fixture
+async def asks(server: NatsServer) -> AsyncIterator[BusConnection]:
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
+    yield bus
+    await bus.stop()
+
+
+class Taker:
+    """An ingest connection, what it took, and what it was told to be given up."""
+
+    def __init__(self) -> None:
+        self.node = NodeIntake()
+        self.taken = self.given_up = 0
+        self.bus: Inflow
+
+    async def open(self, server: NatsServer, asks: BusConnection, buffer_bytes: int) -> None:
+        given = NodeSettings("n1", Path("unused"), nats=(server.url,))
+        self.bus = await open_bus(given, lambda: Inflow(self.node, buffer_bytes, asks=asks))
+        self.bus.listen("ev", self._take, given_up=self._given_up)
+        await self.bus.settled(5.0)
+
+    def _take(self, *_: bytes) -> None:
+        self.taken += 1
+
+    def _given_up(self, count: int) -> None:
+        self.given_up += count
+
+
+def publisher(server: NatsServer, count: int) -> subprocess.Popen[bytes]:
+    words = [server.port, "ev", count, 1000, 0]
+    return subprocess.Popen([sys.executable, "-m", "tests.system.flood.publisher", *map(str, words)], cwd=ROOT)
+
+
+async def test_a_loop_that_is_late_is_no_slow_consumer(server: NatsServer, asks: BusConnection) -> None:
+    """The server could not write for longer than its bound lasts, if only the loop read."""
+    taker = Taker()
+    await taker.open(server, asks, 256 * MIB)
+    sending = [publisher(server, 25_000) for _ in range(3)]
+    await until(lambda: taker.bus._thread is not None, "the burst has begun")
+    while any(process.poll() is None for process in sending):
+        time.sleep(0.25)  # noqa: ASYNC251  a turn of a busy loop
+        await asyncio.sleep(0)
+    await until(lambda: taker.taken == 75_000, "everything that was sent")
+    assert taker.bus.stats["reconnects"] == 0
+    await until(lambda: taker.bus._thread is None, "the loop reads again")
+    await taker.bus.stop()
+
+
+async def test_what_exceeds_every_bound_is_left_out_and_counted() -> None:
+    """The buffer is full and nothing is taken: the server holds its publishers back, and is never made to cut."""
+    with NatsServer(config=f"max_pending: {6 * MAX_PENDING}") as server:
+        asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
+        taker = Taker()
+        await taker.open(server, asks, 2 * MIB)
+        taker.node.full_count = 1
+        taker.bus.overflow.limit_bytes = 6 * MAX_PENDING * 13 // 16
+        sending = [publisher(server, 25_000) for _ in range(3)]
+        while any(process.poll() is None for process in sending):
+            await asyncio.sleep(0.01)
+        taker.node.full_count = 0
+        await until(lambda: taker.taken + taker.given_up == 75_000, "stored and counted is sent")
+        assert taker.given_up > 0
+        assert taker.bus.left_out == taker.given_up
+        assert taker.bus.stats["reconnects"] == 0
+        await taker.bus.stop()
+        await asks.stop()
+
+
+async def test_what_a_cut_connection_cost_is_counted(
+    server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.replica.overflow.Overflow.excess_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.replica.intake._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.replica.intake._STUCK_NS", 1 << 60)
+    taker = Taker()
+    await taker.open(server, asks, 64 * 1024)
+    taker.node.full_count = 1
+    _, client_id = taker.bus._identity()
+    sent, closed = 0, False
+    while not closed:
+        for _ in range(10):
+            asks.send("ev", (b"x" * 60_000,))
+        sent += 10
+        answer = await asks.request(SUBJECT, json.dumps({"cid": client_id, "state": 1}).encode(), timeout=5)
+        closed = bool(json.loads(answer.data)["data"]["connections"])
+    taker.node.full_count = 0
+    cuts = taker.bus.cuts
+    await until(lambda: cuts.lost_messages > 0, "it is counted")
+    assert sent - 10 <= taker.taken + cuts.lost_messages <= sent, "all but what nobody heard of after the cut"
+    assert f"that the server closed (Slow Consumer (Pending Bytes)): {cuts.lost_messages}" in caplog.text
+    assert taker.bus.overflow.limit_bytes < MAX_PENDING, "it has learned"
+    await taker.bus.stop()
+
+
+async def test_a_server_that_is_gone_can_not_say_what_it_held(asks: BusConnection, caplog: pytest.LogCaptureFixture) -> None:
+    with NatsServer() as gone:
+        taker = Taker()
+        await taker.open(gone, asks, MIB)
+        gone.stop()
+        await until(lambda: taker.bus.cuts.unknown == 1, "it is said that nobody knows")
+    assert "can't say how many: an unknown number" in caplog.text
+    await taker.bus.stop()
+
+
+# ---- what is left out ----------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """As much of one as the parser looks at."""
+
+    def __init__(self) -> None:
+        self.stats = {"in_msgs": 0, "in_bytes": 0}
+        self._subs: dict[int, Any] = {}
+        self._pongs: list[Any] = []
+        self.commands: list[bytes] = []
+
+    async def _process_ping(self) -> None:
+        self.commands.append(b"PING")
+
+
+def message(payload: bytes, reply: bytes = b"", subject: bytes = b"ev", sid: int = 1, headers: bytes = b"") -> bytes:
+    words = [b"HMSG" if headers else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
+    words += [b"%d" % len(headers)] if headers else []
+    return b"%b %d\r\n%b%b\r\n" % (b" ".join(words), len(headers) + len(payload), headers, payload)
+
+
+STREAM = b"".join(
+    [
+        *(message(b"x" * 100) for _ in range(50)),
+        message(b"wanted 1", b"_INBOX.a"),
+        *(message(b"\r\nMSG ev 1 5\r\n%d" % number) for number in range(120)),
+        b"PING\r\n",
+        message(MAGIC + b"wanted 2"),
+        message(b"with headers", headers=b"NATS/1.0\r\nA: b\r\n\r\n"),
+        message(MAGIC + b"wanted 3"),
+        message(b"foreign", subject=b"other"),
+        message(b"late", sid=9),
+        message(b"of another", subject=b"two", sid=2),
+        message(b"wanted 4", b"_INBOX.b", headers=b"NATS/1.0\r\n\r\n"),
+    ]
+)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
+async def test_who_waits_for_an_answer_is_taken_and_the_rest_is_counted(chunk_bytes: int) -> None:
+    connection = Connection()
+    got: list[bytes] = []
+    counted = {1: 0, 2: 0}
+    sinks: dict[bytes, Any] = {sid: lambda s, r, payload, h: got.append(payload) for sid in (b"1", b"2")}
+    parser = InflowParser(connection, sinks)
+    for sid, subject in ((1, "ev"), (2, "two")):
+        parser.expect(sid, subject)
+        parser.tell(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
+    parser.leaving_out = True
+    for start in range(0, len(STREAM), chunk_bytes):
+        await parser.parse(STREAM[start : start + chunk_bytes])
+    assert got == [b"wanted 1", MAGIC + b"wanted 2", MAGIC + b"wanted 3", b"wanted 4"]
+    assert counted == {1: 171, 2: 1}
+    assert (parser.left_out, parser.seen) == (172, 178)
+    assert connection.commands == [b"PING"]
+    assert parser.errors == {"messages under a foreign subject": 1}
+    parser.leaving_out = False
+    await parser.parse(message(b"as before"))
+    assert got[-1] == b"as before"
