@@ -1,4 +1,7 @@
-"""What one log does off the event loop: group commits and HW checkpoints, at most one of each at a time.
+"""The flushes of one log, and what else it stores: group commits and HW checkpoints, at most one of each at a time.
+
+A flush runs in a thread, or where flushes are short on the event loop, behind the turn that asked for it: what that turn sends
+has left by then. ``liftpy/log/flush_place.py`` decides. Either way it is told as an event of its own.
 
 By the stream's policy: ``always`` flushes as soon as the log is free, and what is appended meanwhile goes with the next flush;
 ``interval`` flushes on a timer, ``none`` leaves it to the operating system. Under the last two an appended record counts as
@@ -17,6 +20,7 @@ from typing import Any
 from liftpy.config import NS_PER_S, FlushMode, FlushPolicy
 from liftpy.errors import LiftError, StorageError
 from liftpy.log.flush import Flush
+from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from sidecar import clock
 from sidecar.flush_times import FlushTimes
@@ -35,7 +39,8 @@ def _timed(flush: Flush) -> int:
 
 
 class Flusher:
-    """The background work of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop."""
+    """The flushes and checkpoints of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop; for a
+    flush never before ``appended`` has returned. ``place``: the node's; without one every flush runs in a thread."""
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Flusher:
         flushed: Callable[[int], None],
         failed: Callable[[StorageError], None],
         took: Callable[[float], None] | None = None,
+        place: FlushPlace | None = None,
     ) -> None:
         self._log = log
         self._policy = policy
@@ -54,6 +60,10 @@ class Flusher:
         self._flushed = flushed
         self._failed = failed
         self._took = took
+        self._place = place or FlushPlace()
+        self._moves = place is not None
+        self._wanted = False
+        """It flushes in the loop's next turn."""
         self.times = FlushTimes()
         self._began_s = 0.0
         """Monotonic: when the flush that runs was wanted."""
@@ -86,12 +96,36 @@ class Flusher:
         self._begin()
 
     def _begin(self) -> None:
-        if self._flush is not None or self._closed:
-            return
-        flush = self._log.begin_flush()
-        if flush is None:
+        if self._flush is not None or self._wanted or self._closed:
             return
         self._began_s = time.monotonic()
+        if self._place.on_loop:
+            self._wanted = True
+            self._place.waiting += 1
+            self._loop.call_soon(self._begin_in_turn)
+        elif (flush := self._log.begin_flush()) is not None:
+            self._run_in_thread(flush)
+
+    def _begin_in_turn(self) -> None:
+        """Here and now, if it is a flush for the loop, else in a thread after all."""
+        self._wanted = False
+        flush = self._log.begin_flush() if self._flush is None and not self._closed else None
+        here = flush is not None and self._place.takes(flush.size_bytes, not flush.is_plain)
+        self._place.waiting -= 1
+        if flush is None:
+            return
+        if not here:
+            self._run_in_thread(flush)
+            return
+        disk_ns, error = 0, None
+        try:
+            disk_ns = _timed(flush)
+            self._place.took_on_loop(disk_ns / NS_PER_S)
+        except Exception as caught:
+            error = caught
+        self._complete(flush, disk_ns, error)
+
+    def _run_in_thread(self, flush: Flush) -> None:
         future = self._pool.submit(_timed, flush)
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
         self._flush = (flush, future)
@@ -99,16 +133,22 @@ class Flusher:
 
     def _ended(self, flush: Flush) -> None:
         if self._flush is not None and self._flush[0] is flush:  # else a cut has settled it already
-            self._complete()
+            self._thread_is_done()
             self._begin()
 
-    def _complete(self) -> None:
-        """Tell the log, then the replica, how the flush went."""
+    def _thread_is_done(self) -> None:
         assert self._flush is not None
         (flush, future), self._flush = self._flush, None
         error = future.exception()
+        disk_ns: int = future.result() if error is None else 0
+        if error is None and self._moves and flush.is_plain:
+            self._place.took_in_thread(disk_ns / NS_PER_S, flush.size_bytes)
+        self._complete(flush, disk_ns, error if isinstance(error, Exception) else None)
+
+    def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
+        """Tell the log, then the replica, how the flush went."""
         try:
-            end_offset = self._log.complete_flush(flush, error if isinstance(error, Exception) else None)
+            end_offset = self._log.complete_flush(flush, error)
         except StorageError as failure:
             self._closed = True
             self._failed(failure)
@@ -119,7 +159,7 @@ class Flusher:
         if self._took is not None:
             self._took(took_s)
         if self._policy.mode is FlushMode.ALWAYS:
-            self.disk_ns = future.result()
+            self.disk_ns = disk_ns
             self._flushed(end_offset)
 
     def checkpoint(self) -> None:
@@ -171,7 +211,7 @@ class Flusher:
             self._checkpoint = None
         if self._flush is not None:
             concurrent.futures.wait([self._flush[1]])
-            self._complete()
+            self._thread_is_done()
 
     async def close(self) -> None:
         """Begin nothing more and wait for what is under way: the log is about to be closed."""

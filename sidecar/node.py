@@ -22,6 +22,7 @@ from typing import Any
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.ids import PartitionKey
+from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.inboxes import InboxRule
@@ -102,6 +103,7 @@ class Node:
         self._scrub: Scrub | None = None
         self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters)
+        self._flush_place = FlushPlace()
         self._unwatch: Callable[[], None] = lambda: None
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
@@ -178,6 +180,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
+            flush_place=self._flush_place,
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
@@ -200,6 +203,7 @@ class Node:
             self._scrub,
             self._descriptors,
             self._flush_times,
+            self._flush_place,
         )
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)

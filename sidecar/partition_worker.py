@@ -19,6 +19,7 @@ from functools import partial
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
@@ -75,6 +76,7 @@ class NodeTools:
     pool: Pool
     counters: Counter[str]
     flush_times: NodeFlushTimes
+    flush_place: FlushPlace
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
@@ -129,7 +131,9 @@ class PartitionWorker:
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
         took = partial(node.flush_times.flushed, key)
-        self.flusher = Flusher(log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took)
+        self.flusher = Flusher(
+            log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
+        )
         self.services = PartitionServices(
             node.links.replication,
             key,

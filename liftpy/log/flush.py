@@ -29,8 +29,15 @@ class Flush:
     seals: tuple[SealJob, ...]
     new_names: bool
     end_offset: int
+    size_bytes: int = 0
+    """About so much was appended to the active file since the last flush."""
     waiter: Callable[[], None] | None = field(default=None)
     """Set by a shell that runs ``run`` elsewhere: blocks until that run is over."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one file that is flushed, and nothing else."""
+        return not self.seals and not self.new_names
 
     def run(self) -> None:
         """Make it durable; raises StorageError, and leaves a mark of it [S4]. Thread-safe against appends to the same log."""

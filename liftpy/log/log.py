@@ -220,7 +220,10 @@ class Log:
         if self._flush is not None or self.closed or (self._durable_end_offset == self.log_end_offset and not self._unsynced):
             return None
         seals, self._unsynced = tuple(self._unsynced), []
-        self._flush = Flush(self.storage, self.segments[-1].file, seals, self._new_names, self.log_end_offset)
+        active = self.segments[-1]
+        size_bytes = max(active.size_bytes - active.flushing_bytes, 0)
+        active.flushing_bytes = active.size_bytes
+        self._flush = Flush(self.storage, active.file, seals, self._new_names, self.log_end_offset, size_bytes)
         self._new_names = False
         return self._flush
 

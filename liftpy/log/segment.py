@@ -65,6 +65,8 @@ class Segment:
     """A check has failed."""
     awaits_scrub: bool = False
     """It was sealed by this process, and has not been read back since."""
+    flushing_bytes: int = 0
+    """Size of the file when a flush of it last began."""
     made_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 

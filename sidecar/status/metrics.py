@@ -73,6 +73,7 @@ class NodeCollector(Collector):
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
         yield from self._flushes(report["flush_times"])
+        yield from self._flush_place(report["flush_place"])
         if scrub := report["scrub"]:
             text = "Bytes of logs read back from the disk and checked."
             yield CounterMetricFamily("liftpy_scrub_bytes", text, value=scrub["checked_bytes"])
@@ -97,6 +98,16 @@ class NodeCollector(Collector):
         for name, milliseconds in times.items():
             flushes.add_metric([name.removesuffix("_ms")], milliseconds / 1000)
         yield flushes
+
+    def _flush_place(self, place: dict[str, int]) -> Iterator[Metric]:
+        text = "1 while short flushes run on the event loop, because this disk is faster than a hand-over to a thread."
+        yield GaugeMetricFamily("liftpy_log_flushes_on_loop", text, value=int(place["on_loop"]))
+        text = "How often flushing has moved between the event loop and threads."
+        yield CounterMetricFamily("liftpy_log_flush_moves", text, value=place["moves"])
+        done = CounterMetricFamily("liftpy_log_flushes_by_place", "Flushes of logs, by where they ran.", labels=["place"])
+        done.add_metric(["loop"], place["done_on_loop"])
+        done.add_metric(["thread"], place["done_in_thread"])
+        yield done
 
     def _nats(self, nats: dict[str, Any]) -> Iterator[Metric]:
         yield GaugeMetricFamily("liftpy_nats_connected", "1 while connected to NATS.", value=int(nats["connected"]))

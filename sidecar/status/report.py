@@ -13,6 +13,7 @@ from heapq import nsmallest
 from typing import Any
 
 from liftpy import __version__
+from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.snapshot import ReplicaSnapshot
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
@@ -41,6 +42,7 @@ class Reporter:
         scrub: Scrub | None = None,
         descriptors: Callable[[], dict[str, int]] = dict,
         flush_times: FlushTimes | None = None,
+        flush_place: FlushPlace | None = None,
     ) -> None:
         self._settings = settings
         self._incarnation = incarnation
@@ -51,6 +53,7 @@ class Reporter:
         self._scrub = scrub
         self._descriptors = descriptors
         self._flush_times = flush_times or FlushTimes()
+        self._flush_place = flush_place or FlushPlace()
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class Reporter:
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
             "flush_times": self._flush_times.report(),
+            "flush_place": self._flush_place.report(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
 

@@ -1,0 +1,89 @@
+"""FlushPlace: whether the next flush of a log runs on the event loop or in a thread.
+
+Goal: no hand-over to a thread and back, which costs more than the flush, where the disk is fast. Constraint: nothing waits for
+long behind a flush on the loop. A disk is not asked what it is; what it takes is measured, flush by flush, for all logs of a
+node together.
+
+Algorithm. In a thread at first. There a flush of at most ``SHORT_S`` adds a point, another one takes ``_MISS`` away: flushing
+moves to the loop when there are enough. On the loop one flush of ``LONG_S`` moves it back at once, and so does an average
+above ``SLOW_S``. If that happens within ``_TRUSTED`` flushes, twice as many points are wanted for the next time, up to
+``_MOST_POINTS``. Even while short ones run on the loop, a flush goes to a thread if it is of much, if it seals a segment (that
+writes an index and flushes a folder), or if more than ``MOST_WAITING`` logs want theirs in the same turn of the loop: those
+then flush side by side.
+
+Worked example: a disk takes 0.1 ms. After 32 flushes they run on the loop. One takes 30 ms: so long the loop stands still,
+once, and the next 64 flushes, or more if some of them are not short, run in threads.
+"""
+
+from __future__ import annotations
+
+SHORT_S = 0.001
+"""A flush of at most this is short: about what a hand-over costs on a busy machine."""
+SLOW_S = 0.002
+"""More than this on average is too much for the loop."""
+LONG_S = 0.02
+"""And one of this is: a few of the slices that other work on the loop has."""
+LARGE_BYTES = 64 * 1024
+"""Appended since the last flush: more than this is flushed in a thread, while the loop goes on taking more."""
+MOST_WAITING = 4
+"""Flushes on the loop in one turn of it."""
+_FEWEST_POINTS, _MOST_POINTS = 32, 512
+_MISS = 3
+_TRUSTED = 1024
+_WEIGHT = 1 / 32
+"""Of the newest flush in the average."""
+
+
+class FlushPlace:
+    """Of one node. Times in s, of the flush alone: not of its wait for a thread."""
+
+    def __init__(self) -> None:
+        self.on_loop = False
+        """Where short ones are run now."""
+        self.waiting = 0
+        """Logs that want theirs in this turn of the loop; counted by who asks ``takes``."""
+        self.done_on_loop = 0
+        """Flushes, ever."""
+        self.done_in_thread = 0
+        self.moves = 0
+        """How often the place has changed."""
+        self._points = 0
+        self._wanted_points = _FEWEST_POINTS
+        self._average_s = 0.0
+        """On the loop, since it moved there."""
+        self._moved_at = 0
+        """``done_on_loop`` when it moved there."""
+
+    def takes(self, size_bytes: int, seals: bool) -> bool:
+        """Whether a flush of ``size_bytes`` runs on the loop; ``seals``: it is more than a flush of one file."""
+        return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
+
+    def took_on_loop(self, took_s: float) -> None:
+        """A flush has kept the loop for ``took_s``."""
+        self.done_on_loop += 1
+        self._average_s += (took_s - self._average_s) * _WEIGHT
+        if not self.on_loop or (took_s < LONG_S and self._average_s <= SLOW_S):
+            return
+        trusted = self.done_on_loop - self._moved_at >= _TRUSTED
+        self._wanted_points = _FEWEST_POINTS if trusted else min(self._wanted_points * 2, _MOST_POINTS)
+        self.on_loop, self._points = False, 0
+        self.moves += 1
+
+    def took_in_thread(self, took_s: float, size_bytes: int) -> None:
+        """A flush of ``size_bytes`` has taken ``took_s`` in a thread. One of much says nothing of short ones."""
+        self.done_in_thread += 1
+        if self.on_loop or size_bytes > LARGE_BYTES:
+            return
+        self._points = self._points + 1 if took_s <= SHORT_S else max(self._points - _MISS, 0)
+        if self._points >= self._wanted_points:
+            self.on_loop, self._average_s, self._moved_at = True, 0.0, self.done_on_loop
+            self.moves += 1
+
+    def report(self) -> dict[str, int | bool]:
+        """For status."""
+        return {
+            "on_loop": self.on_loop,
+            "done_on_loop": self.done_on_loop,
+            "done_in_thread": self.done_in_thread,
+            "moves": self.moves,
+        }
