@@ -86,6 +86,10 @@ class BusConnection(StrictConnection):
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
         """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads and writes."""
+        self._taking = False
+        """A read is being parsed, in the callback that brought it."""
+        self._behind: list[Callable[[], None]] = []
+        """What is to be called when that is done."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
@@ -193,7 +197,23 @@ class BusConnection(StrictConnection):
         if self.is_closed or self.is_reconnecting:
             return None  # it belongs to a connection that is given up
         self._pings_outstanding = 0
-        return None if self._parser.feed(data) else b""
+        self._taking = True
+        try:
+            is_done = self._parser.feed(data)
+        finally:
+            self._taking = False
+            behind, self._behind = self._behind, []
+            for callback in behind:
+                _call(callback)
+        return None if is_done else b""
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """From a sink: call ``callback`` behind the last message of this read, so that what came together is taken together. Where a
+        task is reading, that is in the loop's next turn."""
+        if self._taking:
+            self._behind.append(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """A message could not be taken: logged, counted, dropped."""
@@ -280,6 +300,15 @@ class BusConnection(StrictConnection):
             callback()
         for changed in self._on_change:
             changed(True)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    """As the event loop calls: what it raises concerns neither the others nor the connection, and is told loudly."""
+    try:
+        callback()
+    except Exception as error:
+        context = {"message": f"{callback} behind a read has failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
 
 Connection = TypeVar("Connection", bound=BusConnection)

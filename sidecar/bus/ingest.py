@@ -8,7 +8,6 @@ an answer is refused with OVERLOADED, one that does not is dropped; both are cou
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -77,7 +76,6 @@ class Ingest:
         self._may_answer = may_answer
         self._takes = takes
         self._on_drop = on_drop
-        self._loop = asyncio.get_running_loop()
         self.reader = Reader(acks.key, subject, policy, inboxes)
         self.counters = IngestCounters()
         self._listener: Listener | None = None
@@ -154,7 +152,7 @@ class Ingest:
         self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
             self._drain_scheduled = True
-            self._loop.call_soon(self._drain)
+            self._bus.behind_read(self._drain)
 
     def _drain(self) -> None:
         """Take everything that has arrived, in batches within the bounds."""

@@ -45,6 +45,9 @@ class FakeBus:
         self.sinks[subject] = sink
         return FakeListener(self, subject)
 
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
     def when_heard(self, heard: Callable[[], None]) -> None:
         heard()
 

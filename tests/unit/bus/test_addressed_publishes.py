@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ class Bench:
 
     def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
         self.sink = sink
+
+    def behind_read(self, callback: Any) -> None:
+        asyncio.get_running_loop().call_soon(callback)
 
     def when_heard(self, heard: Any) -> None:
         heard()

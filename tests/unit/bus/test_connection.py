@@ -207,6 +207,33 @@ async def test_what_is_sent_and_what_comes_need_no_task(bus: BusConnection, monk
     assert b"".join(by_a_task) == b"", "but for commands, which it finds in the parser"
 
 
+async def test_what_is_to_follow_a_read_follows_all_of_it(bus: BusConnection) -> None:
+    """Once for the messages that came together, in the same turn of the loop; one that fails takes nothing from the others."""
+    await until(lambda: bus._receiver is not None, "the handshake is done")
+    receiver = bus._receiver
+    assert receiver is not None
+    told: list[str] = []
+    failures: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+
+    def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not told:
+            bus.behind_read(lambda: told[99])  # type: ignore[arg-type,return-value]
+            bus.behind_read(lambda: told.append("behind"))
+        told.append(payload.decode())
+
+    sid = bus.listen("behind.x", sink)._sid
+    await until(lambda: receiver._reader is not None, "the reading task is idle")
+    receiver.data_received(b"".join(b"MSG behind.x %d 1\r\n%d\r\n" % (sid, n) for n in (1, 2, 3)))
+    assert told == ["1", "2", "3", "behind"]
+    assert [type(error) for error in failures] == [IndexError]
+    told.clear()
+    bus.behind_read(lambda: told.append("later"))
+    assert told == [], "where nothing is read, in the next turn"
+    await until(lambda: told == ["later"], "the next turn")
+
+
 async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -> None:
     """nats-py's own commands go by its flusher."""
     got: list[bytes] = []

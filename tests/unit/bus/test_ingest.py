@@ -41,6 +41,9 @@ class FakeBus:
         self.listened += 1
         return self
 
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
     def when_heard(self, heard: Callable[[], None]) -> None:
         self.unheard.append(heard)
 
