@@ -28,6 +28,8 @@ class View:
 
     def __init__(self) -> None:
         self._connection: NatsConnection
+        self._publishing: NatsConnection
+        """Publishes as an application does: its answers come where those for nodes do not."""
         self._feed: FeedSubscriber
         self.term = 0
         self.terms_led: list[int] = []
@@ -43,6 +45,7 @@ class View:
     async def open(self, url: str, namespace: str) -> None:
         """Connect and follow."""
         self._connection = await nats.connect(url, inbox_prefix=Subjects(namespace).inbox("observer"))
+        self._publishing = await nats.connect(url)
         self._feed = FeedSubscriber("observer", self._connection, Subjects(namespace))
         await self._feed.start()
 
@@ -50,6 +53,7 @@ class View:
         """Follow no more."""
         await self._feed.stop()
         await self._connection.close()
+        await self._publishing.close()
 
     @property
     def image(self) -> ClusterImage:
@@ -130,7 +134,7 @@ class View:
             attempts = 0
             while True:
                 try:
-                    answer = await self._connection.request(subject, b"x", timeout=_PUBLISH_TIMEOUT_S)
+                    answer = await self._publishing.request(subject, b"x", timeout=_PUBLISH_TIMEOUT_S)
                     if b"error" not in answer.data:
                         break
                 except (TimeoutError, nats.errors.Error):
