@@ -1,7 +1,8 @@
-"""All deadlines of a node in one heap with one timer of the event loop, rounded up to a grid so that they fire together.
+"""All deadlines of a node in one wheel with one timer of the event loop, rounded up to a grid so that they fire together.
 
 A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs an assignment:
-the heap keeps the earlier entry and looks again when that one comes up.
+the wheel keeps the earlier entry and looks again when that one comes up. A step of the grid that has timers is one slot, whatever their
+number: to set one is an append, and only slots are kept in order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Timer:
         self._wanted_ns: int | None = None
         """When it shall fire, monotonic ns; None: it is not set."""
         self._queued_ns: int | None = None
-        """Its earliest entry in the heap; never later than wanted."""
+        """The slot that it is in, its earliest; never later than wanted, rounded up to the grid."""
 
 
 class Timers:
@@ -42,8 +43,10 @@ class Timers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
-        self._heap: list[tuple[int, int, Timer]] = []
-        self._count = 0
+        self._slots: dict[int, list[Timer]] = {}
+        """Step of the grid -> whose time comes by then; one that has another entry in an earlier slot is passed over."""
+        self._order: list[int] = []
+        """A heap of the slots that there are."""
         self._handle: asyncio.TimerHandle | None = None
         self._handle_ns = 0
         self._due: deque[Timer] = deque()
@@ -56,46 +59,54 @@ class Timers:
         if at_ns - clock.now_ns() > FAR_NS:
             at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
         timer._wanted_ns = at_ns
-        if timer._queued_ns is None or at_ns < timer._queued_ns:
-            self._push(timer, at_ns)
+        slot_ns = _round_up(at_ns)
+        if timer._queued_ns is None or slot_ns < timer._queued_ns:
+            self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
         """Don't fire it; not set is fine."""
         timer._wanted_ns = None
 
-    def _push(self, timer: Timer, at_ns: int) -> None:
+    def _push(self, timer: Timer, slot_ns: int) -> None:
         if self._closed:
             return
-        timer._queued_ns = at_ns
-        self._count += 1
-        heapq.heappush(self._heap, (at_ns, self._count, timer))
-        if self._handle is None or _round_up(at_ns) < self._handle_ns:
-            self._arm(at_ns)
+        timer._queued_ns = slot_ns
+        slot = self._slots.get(slot_ns)
+        if slot is not None:
+            slot.append(timer)
+            return
+        self._slots[slot_ns] = [timer]
+        heapq.heappush(self._order, slot_ns)
+        if self._handle is None or slot_ns < self._handle_ns:
+            self._arm(slot_ns)
 
-    def _arm(self, at_ns: int) -> None:
+    def _arm(self, slot_ns: int) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle_ns = _round_up(at_ns)
-        delay_s = max(0, self._handle_ns - clock.now_ns()) / 1e9
+        self._handle_ns = slot_ns
+        delay_s = max(0, slot_ns - clock.now_ns()) / 1e9
         self._handle = self._loop.call_later(delay_s, self._fire)
 
     def _fire(self) -> None:
         self._handle = None
         now_ns = clock.now_ns()
-        heap, due = self._heap, []
-        while heap and heap[0][0] <= now_ns:
-            at_ns, _, timer = heapq.heappop(heap)
-            if timer._queued_ns != at_ns:
-                continue  # an earlier entry took its place
-            timer._queued_ns = None
-            if timer._wanted_ns is None:
-                continue
-            if timer._wanted_ns > now_ns:
-                self._push(timer, timer._wanted_ns)
-            else:
-                due.append(timer)
-        if heap and (self._handle is None or _round_up(heap[0][0]) < self._handle_ns):
-            self._arm(heap[0][0])
+        order, due = self._order, []
+        while order and order[0] <= now_ns:
+            slot_ns = heapq.heappop(order)
+            for timer in self._slots.pop(slot_ns):
+                if timer._queued_ns != slot_ns:
+                    continue  # an earlier entry took its place
+                timer._queued_ns = None
+                wanted_ns = timer._wanted_ns
+                if wanted_ns is None:
+                    continue
+                if wanted_ns > now_ns:
+                    self._push(timer, _round_up(wanted_ns))
+                else:
+                    due.append(timer)
+        if order and (self._handle is None or order[0] < self._handle_ns):
+            self._arm(order[0])
+        due.sort(key=_wanted)
         self._due.extend(due)
         if self._firing is None:
             self._fire_due()
@@ -121,11 +132,16 @@ class Timers:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._heap.clear()
+        self._slots.clear()
+        self._order.clear()
         self._due.clear()
         if self._firing is not None:
             self._firing.cancel()
             self._firing = None
+
+
+def _wanted(timer: Timer) -> int:
+    return timer._wanted_ns or 0
 
 
 def _round_up(at_ns: int) -> int:
