@@ -3,14 +3,15 @@
 Goal: "stored and counted is sent". A nats-server holds at most 64 MiB for a connection that reads too slowly; then it cuts it, and all
 of that is lost. Constraint: from 48 MiB on the server holds fast publishers back (each to some 6 to 13 MiB a second), so that a node
 which leaves the socket alone for a while loses nothing, as long as its publishers are few; how many they are nobody tells it.
-Algorithm: while the node's own buffer is full, the server is asked how much it holds (it answers any account about its own
-connections). What it holds now follows from what it said, what has been read since, and how fast more came between its answers. Up to
-``limit_bytes`` the socket is left alone; what exceeds it is given up, of what has waited longest, so that the server goes on holding
-its publishers back. A server that says nothing is believed to be near its end: ``blind_rate_bytes`` a second are taken or given up.
-And the whole is never so slow that the server's write would time out.
+Algorithm: from the time on when the node's own buffer is half full, the server is asked how much it holds (it answers any account about
+its own connections). What it holds now follows from what it said, what has been read since, and how fast more came between its answers.
+Up to ``limit_bytes`` the socket is left alone; what exceeds it is read, into the other half of the buffer, so that the server goes on
+holding its publishers back. Once the buffer is full, as much as is due to be read is given up of what has waited longest. A server
+that says nothing is believed to be near its end: everything is read while there is room, then ``blind_rate_bytes`` a second are taken
+or given up. And the whole is never so slow that the server's write would time out.
 
 Worked example: the server held 53 MiB 0.03 s ago, 1 MiB has been read since, and 60 MiB a second come: 53.8 MiB by now, so 1.8 MiB are
-given up, as whole messages, and as much is read.
+due: read if there is room, else as much is given up, as whole messages, and then read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ _LEAST_LIMIT_BYTES = 256 * 1024
 _MEASURED_NS = _NS_PER_S // 10
 """How fast publishes come is measured over so long at least: when exactly a server looks isn't known."""
 _MOST_INFLOW_BYTES = 512 * _MIB
-_FRESH_NS = _NS_PER_S // 4
-"""What the server said is worth so much time, from the question on."""
+FRESH_NS = _NS_PER_S // 10
+"""What the server said is a reason to leave the socket alone for so long, from the question on."""
+_BLIND_NS = _NS_PER_S // 4
+"""So long after the last question that was answered nothing is known."""
 BLIND_RATE_BYTES = 64 * _MIB
 _MOST_BLIND_RATE_BYTES = 1024 * _MIB
 _LEAST_RATE_BYTES = 16 * _MIB
@@ -44,50 +47,56 @@ class Overflow:
         self.backlog_bytes = 0
         """What the server held when it said so last."""
         self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
-        self._heard_bytes = 0  # done with by then
-        self._mark: tuple[int, int] | None = None  # (when, done with and held) at the begin of what is measured
+        self._heard_bytes = 0  # read by then
+        self._mark: tuple[int, int] | None = None  # (when, read and held) at the begin of what is measured
         self._inflow_bytes = 0  # a second, while publishers are held back
         self._full_ns = 0  # since when; 0: there is room
-        self._since_ns = 0  # of the window in which the least rate is measured
-        self._since_bytes = 0  # done with at its begin
+        self._since_ns = 0  # of the window in which the least rate is measured; 0: the buffer is not half full
+        self._since_bytes = 0  # read at its begin
         self._blind_ns = 0  # of the time in which the server said nothing; 0: it speaks
         self._blind_bytes = 0
 
-    def heard(self, backlog_bytes: int, done_bytes: int, asked_ns: int) -> None:
-        """The server held ``backlog_bytes`` for the connection; ``done_bytes`` of it were taken or given up when it was asked."""
+    def heard(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
+        """The server held ``backlog_bytes`` for the connection; ``read_bytes`` had been read from the socket when it was asked."""
         if asked_ns <= self._heard_ns:
             return
-        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, done_bytes, asked_ns
+        self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
         if backlog_bytes < self.limit_bytes * _GATE_PARTS[0] // _GATE_PARTS[1]:
             self._mark = None
         elif self._mark is None:
-            self._mark = asked_ns, done_bytes + backlog_bytes
+            self._mark = asked_ns, read_bytes + backlog_bytes
         elif asked_ns - self._mark[0] >= _MEASURED_NS:
-            came_bytes = max(0, done_bytes + backlog_bytes - self._mark[1])
+            came_bytes = max(0, read_bytes + backlog_bytes - self._mark[1])
             self._inflow_bytes = min(_MOST_INFLOW_BYTES, came_bytes * _NS_PER_S // (asked_ns - self._mark[0]))
-            self._mark = asked_ns, done_bytes + backlog_bytes
+            self._mark = asked_ns, read_bytes + backlog_bytes
 
-    def excess_bytes(self, is_full: bool, done_bytes: int, now_ns: int) -> int:
-        """How much to give up now. ``done_bytes``: taken or given up, ever; ``is_full``: nothing is read from the socket."""
-        if not is_full:
-            self._full_ns = self._since_ns = self._blind_ns = 0
-            return 0
-        self._full_ns = self._full_ns or now_ns
+    def due_bytes(self, is_full: bool, read_bytes: int, done_bytes: int, now_ns: int) -> int:
+        """How much is to be read now for the server's sake, while the buffer is half full or more; what there is no room for is to be
+        given up. ``read_bytes``: from the socket, ever; ``done_bytes``: taken or given up, ever."""
         if not self._since_ns or now_ns - self._since_ns >= _WINDOW_NS:
-            self._since_ns, self._since_bytes = now_ns, done_bytes
+            self._since_ns, self._since_bytes = now_ns, read_bytes
+        self._full_ns = (self._full_ns or now_ns) if is_full else 0
         due_bytes = _LEAST_RATE_BYTES * (now_ns - self._since_ns - _PATIENCE_NS) // _NS_PER_S
-        due_bytes -= done_bytes - self._since_bytes
-        if now_ns - max(self._heard_ns, self._full_ns) > _FRESH_NS:
-            return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
-        self._blind_ns = 0
-        return max(0, due_bytes, self._held_bytes(done_bytes, now_ns) - self.limit_bytes)
+        due_bytes -= read_bytes - self._since_bytes
+        if not is_full or now_ns - max(self._heard_ns, self._full_ns) <= _BLIND_NS:
+            self._blind_ns = 0
+            return max(0, due_bytes, self.held_bytes(read_bytes, now_ns) - self.limit_bytes)
+        return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
-    def _held_bytes(self, done_bytes: int, now_ns: int) -> int:
+    def roomy(self) -> None:
+        """The buffer is less than half full: everything is read."""
+        self._full_ns = self._since_ns = self._blind_ns = 0
+
+    def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
+        """Whether the server is known to hold the rest for now. Changes nothing: a thread may ask."""
+        return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
+
+    def held_bytes(self, read_bytes: int, now_ns: int) -> int:
         """What the server holds by now, about."""
         if not self._heard_ns:
             return 0
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
-        return self.backlog_bytes + come_bytes - (done_bytes - self._heard_bytes)
+        return self.backlog_bytes + come_bytes - (read_bytes - self._heard_bytes)
 
     def _due_blindly(self, done_bytes: int, now_ns: int) -> int:
         if not self._blind_ns:

@@ -5,9 +5,10 @@ as fast as it gives, into a buffer of bytes as they came (compact: nothing is pa
 at a time, so that fetches, heartbeats and answers never wait behind a burst [A11]. While a burst lasts a thread reads the socket
 (``socket_thread.py``): the loop gets to it once in a turn, and that may be late. The thread is not used with TLS.
 
-When the buffer is full the socket is left alone: the server then slows fast publishers down, before it cuts. ``Overflow`` says when it
-is about to; then whole messages are left out, counted by their subscription, but for those that wait for an answer. What the server
-has sent before a connection was lost is taken all the same. While a partition can hold no more, ``Gate`` says how much to take.
+When the buffer is half full the socket is left alone: the server then slows fast publishers down, before it cuts. ``Overflow`` says
+when it is about to: then the other half is used. When that is full as well, whole messages are left out, counted by their subscription,
+but for those that wait for an answer. What the server has sent before a connection was lost is taken all the same. While a partition
+can hold no more, ``Gate`` says how much to take.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _TURN_NS = 4_000_000
 else on the loop has its turn."""
 _GIVING_UP_NS = 8_000_000
 """The same for what is left out."""
+_FULL_PARTS = 16
+"""With less room than one of so many parts of it the buffer counts as full."""
 _LOOK_AGAIN_S = 0.005
 _STILL_THERE_S = 0.5
 _LARGE_BYTES = 32 * 1024
@@ -85,6 +88,8 @@ class Inflow(BusConnection):
         """Into the buffer, ever; the loop and the thread take turns in counting."""
         self._done_bytes = 0
         """Out of the buffer, ever."""
+        self._due_to = 0
+        """Up to this count of arrived bytes is read in any case, while the buffer is not full."""
         self.most_waiting_bytes = 0
         self.taken_bytes = 0
         """Parsed and not left out, ever."""
@@ -143,7 +148,7 @@ class Inflow(BusConnection):
             return
         if self._is_full():
             self.errors["held back: the ingest buffer is full"] += 1
-        while self._is_full():
+        while not self._reads():
             self._room.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
@@ -167,10 +172,21 @@ class Inflow(BusConnection):
         self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
 
     def _may_take(self) -> bool:
-        return self._gate.may_take(self.taken_bytes, self._is_full(), clock.now_ns())
+        return self._gate.may_take(self.taken_bytes, self._fills(), clock.now_ns())
 
     def _is_full(self) -> bool:
         return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
+
+    def _fills(self) -> bool:
+        return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
+
+    def _reads(self) -> bool:
+        """Whether more is to be read from the socket; the thread asks, too."""
+        if not self._fills():
+            return True
+        if self._is_full():
+            return False
+        return self._arrived_bytes < self._due_to or not self.overflow.leaves_alone(self._arrived_bytes, clock.now_ns())
 
     def _lost(self) -> None:
         self._end_thread()
@@ -194,9 +210,7 @@ class Inflow(BusConnection):
         if transport.get_extra_info("ssl_object") or transport.is_closing() or descriptor is None:
             return False
         transport.pause_reading()
-        self._thread = SocketThread(
-            descriptor.fileno(), self._read_aside, lambda: not self._is_full(), lambda: self._call(self._hand_back)
-        )
+        self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
         return True
 
     def _hand_back(self) -> None:
@@ -262,47 +276,51 @@ class Inflow(BusConnection):
             taken_bytes += len(piece)
             self.taken_bytes += len(piece)
             await self._parse_piece(piece)
-        self._say_whether_full()
+        self._say_whether_there_is_room()
 
     async def _make_room(self) -> None:
         """Ask how much the server holds, in time; leave out what can't wait."""
-        waiting_bytes, now_ns = self.waiting_bytes, clock.now_ns()
         if (
             self._backlog is not None
             and self.is_connected
-            and 2 * (waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
+            and 4 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
         ):
-            self._backlog.ask(*self._identity(), partial(self._heard, self._done_bytes))
-        is_full = self._is_full()
-        if is_full and self._thread is not None:
+            self._backlog.ask(*self._identity(), partial(self._heard, self._arrived_bytes))
+        if not self._fills():
+            self.overflow.roomy()
+            return
+        if self._thread is not None:
             self._pings_outstanding = 0  # it is us who do not read
-        excess_bytes = self.overflow.excess_bytes(is_full, self._done_bytes, now_ns)
-        if excess_bytes > 0:
-            await self._leave_out(excess_bytes)
+        room_bytes = self._buffer_bytes - self.waiting_bytes - self._node.held_bytes
+        is_full = room_bytes * _FULL_PARTS <= self._buffer_bytes
+        due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._done_bytes, clock.now_ns())
+        self._due_to = self._arrived_bytes + due_bytes
+        if due_bytes > max(room_bytes, 0):
+            await self._leave_out(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
         """By which the server knows this connection."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
-    def _heard(self, done_bytes: int, told: Told) -> None:
+    def _heard(self, read_bytes: int, told: Told) -> None:
         if told.client_id == self._client_id and not told.reason:
             self.cuts.told(told)
-            self.overflow.heard(told.backlog_bytes, done_bytes, told.asked_ns)
+            self.overflow.heard(told.backlog_bytes, read_bytes, told.asked_ns)
 
-    async def _leave_out(self, excess_bytes: int) -> None:
+    async def _leave_out(self, due_bytes: int) -> None:
         end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
         self._parser.leaving_out = True
         try:
-            while self._chunks and done_bytes < excess_bytes and time.thread_time_ns() < end_ns:
+            while self._chunks and done_bytes < due_bytes and time.thread_time_ns() < end_ns:
                 piece = self._next_piece()
                 done_bytes += len(piece)
                 await self._parse_piece(piece)
         finally:
             self._parser.leaving_out = False
-        self._say_whether_full()
+        self._say_whether_there_is_room()
 
-    def _say_whether_full(self) -> None:
-        if not self._is_full():
+    def _say_whether_there_is_room(self) -> None:
+        if self._reads():
             self._room.set()
             if self._thread is not None:
                 self._thread.room()

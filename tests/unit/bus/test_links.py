@@ -167,7 +167,7 @@ async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer,
 async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.replica.overflow._FRESH_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.replica.overflow._BLIND_NS", 1 << 60)
     server, url = fake
     node = NodeIntake(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

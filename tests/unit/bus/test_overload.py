@@ -106,7 +106,8 @@ async def test_what_exceeds_every_bound_is_left_out_and_counted() -> None:
 async def test_what_a_cut_connection_cost_is_counted(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.replica.overflow.Overflow.excess_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.replica.overflow.Overflow.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.replica.overflow.Overflow.leaves_alone", lambda *_: True)
     monkeypatch.setattr("liftpy.replica.intake._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.replica.intake._STUCK_NS", 1 << 60)
     taker = Taker()
