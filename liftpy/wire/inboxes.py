@@ -45,11 +45,20 @@ class InboxRule:
     def __init__(self, prefixes: Sequence[str]) -> None:
         choices = b"|".join(_expression(prefix) for prefix in prefixes)
         self._pattern = re.compile(rb"(?:%b)%b+" % (choices, _IN_SUBJECT))
+        self._lines = re.compile(rb"(?:(?:%b)%b++\n)*+" % (choices, _IN_SUBJECT))
 
     def allows(self, subject: bytes) -> bool:
         """Whether a node may publish there."""
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
+
+    def allows_all(self, subjects: Sequence[bytes]) -> bool:
+        """Whether all of them are such subjects, in one go: False also where one would have to be looked at on its own."""
+        lines = b"\n".join(subjects) + b"\n"
+        if max(map(len, subjects), default=0) > MAX_REPLY_BYTES or not lines.isascii():
+            return False
+        # a line feed within a subject must not make two of it
+        return lines.count(b"\n") == len(subjects) and self._lines.fullmatch(lines) is not None
 
 
 def _expression(prefix: str) -> bytes:

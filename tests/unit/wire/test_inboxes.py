@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from liftpy.client.credentials import Credentials
 from liftpy.cluster.subject_index import begins_under
@@ -38,6 +40,36 @@ from sidecar.settings import NodeSettings
 )
 def test_the_default_is_every_users_own_inbox(subject: bytes, allowed: bool) -> None:
     assert InboxRule(DEFAULT_INBOX_PREFIXES).allows(subject) is allowed
+
+
+GOOD = (b"_INBOX.x", b"_INBOX_alice.x.y", b"_INBOX." + b"x" * 248)
+BAD = (
+    b"", b"_INBOX.", b"orders", b"_INBOX.a b", b"_INBOX.a*", b"_INBOX_\xff.x", b"_INBOX." + b"x" * 249, b"_INBOX.a\n",
+    b"\n_INBOX.a", b"_INBOX.a\n_INBOX.b", b"liftpy.inbox.n1.x", b"_INBOX.a\r", b"x_INBOX.a", b"_INBOX.\x7f",
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(GOOD + BAD) | st.binary(max_size=12).map(lambda tail: b"_INBOX." + tail), min_size=1, max_size=6)
+)
+def test_many_at_once_are_allowed_only_if_each_is(subjects: list[bytes]) -> None:
+    rule = InboxRule(DEFAULT_INBOX_PREFIXES)
+    each = [rule.allows(subject) for subject in subjects]
+    if rule.allows_all(subjects):
+        assert all(each)
+    elif all(each):
+        assert not b"".join(subjects).isascii(), "what is not ASCII is looked at on its own"
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_one_that_is_not_allowed_is_found_among_many(bad: bytes) -> None:
+    rule = InboxRule(DEFAULT_INBOX_PREFIXES)
+    assert rule.allows_all(GOOD * 50)
+    for place in (0, 75, 150):
+        subjects = list(GOOD * 50)
+        subjects.insert(place, bad)
+        assert not rule.allows_all(subjects)
 
 
 def test_a_prefix_without_a_star_is_that_one() -> None:
