@@ -74,6 +74,8 @@ def decode(data: bytes) -> Message:
     message = _parsed(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
         raise ProtocolError("a term or an index of the metadata group is beyond its bound")
+    if any((message.get(name) or 0) > message.get("term", 0) for name in ("prevLogTerm", "last_log_term")):
+        raise ProtocolError("an entry of the metadata group is of a term that its sender has not reached")
     return message
 
 

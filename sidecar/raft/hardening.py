@@ -15,6 +15,7 @@ from typing import Any
 from liftpy.errors import StorageError
 from sidecar.raft.codec import Message
 from sidecar.raft.library import Node, RaftCore
+from sidecar.raft.numbers import MAX_NUMBER
 from sidecar.raft.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot_file
 
 Handler = Callable[[Node, Message], None]
@@ -132,6 +133,9 @@ class Hardening:
         try:
             index, term = decode_snapshot_file(data).last[1:]
         except StorageError:
+            self._counters["snapshots refused"] += 1
+            return False
+        if index >= MAX_NUMBER or term > message["term"]:
             self._counters["snapshots refused"] += 1
             return False
         log, first = self._core.log, self._first()

@@ -5,13 +5,15 @@ other's, the session is up, and DATA frames carry both epochs and a sequence num
 an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
 ignored; so are unknown senders. Behind a hello stands what the sender's folder holds: whether its process is trusted is asked
 with every one, before anything else of it is heard. Every frame carries the sender's term, because the library's
-``next_node_idx`` does not.
+``next_node_idx`` does not; and a frame whose term is out of reach is as if it had not come: a forged one would be adopted, and the next
+election would go beyond what numbers are bounded by, on every member and for good.
 
 ``sidecar.raft.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from dataclasses import dataclass, field
 
 from liftpy.errors import ProtocolError
 from sidecar.raft.numbers import MAX_NUMBER
+
+logger = logging.getLogger("liftpy.raft")
 
 CHUNK_BYTES = 256 * 1024
 """Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""
@@ -28,6 +32,10 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
+TERM_REACH = 1 << 24
+"""A term so far ahead of the own one is not heard: a member alone needs months of elections to get there, a forged frame one step.
+A peer that says nothing else is heard when this much, times the seconds for which it has said so, gets there: nobody is left behind."""
+_SAY_EVERY_S = 1.0
 
 _FRAME = struct.Struct("<BBQQQQ")
 """kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
@@ -50,6 +58,8 @@ class Peer:
     """As its last such hello said; 0 from a version that does not say it."""
     trusted: bool = True
     """What its process says and acknowledges counts: its folder holds what the ones before it knew (``lineage.py``)."""
+    beyond_since: float | None = None
+    """Since when it has said only terms that are out of reach; None: what it said last was within."""
     epoch: int = 0
     sent: int = 0
     """Sequence number of the last DATA frame to it in this session."""
@@ -88,6 +98,8 @@ class Sessions:
     """(receiver, frame) in order; the driver sends them once the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
     peers: dict[str, Peer] = field(init=False)
+    _said_at: float = -1e9
+    """When a term that is out of reach was logged last."""
 
     def __post_init__(self) -> None:
         self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
@@ -140,9 +152,15 @@ class Sessions:
             self.counters["short frame"] += 1
             return
         kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
-        if term >= MAX_NUMBER:
-            self.counters["stale frame"] += 1  # of no session that there can be
-        elif kind == _HELLO:
+        of_session = kind == _DATA and epoch == peer.epoch and own == peer.own_epoch
+        if term >= MAX_NUMBER or not (of_session or kind == _HELLO):
+            self.counters["stale frame"] += 1  # or of no session that there can be
+        elif not self._reaches(peer, term, own == peer.own_epoch, now):
+            self.counters["terms out of reach"] += 1
+        elif of_session:
+            peer.received_at = now
+            self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
+        else:
             try:
                 peer.trusted = self.judge(node_id, frame[_FRAME.size :], own == peer.own_epoch)
             except ProtocolError:
@@ -151,11 +169,24 @@ class Sessions:
             if own == peer.own_epoch:
                 peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
             self._hello_received(peer, epoch, own, now)
-        elif kind == _DATA and epoch == peer.epoch and own == peer.own_epoch:
-            peer.received_at = now
-            self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
-        else:
-            self.counters["stale frame"] += 1
+
+    def _reaches(self, peer: Peer, term: int, answers: bool, now: float) -> bool:
+        """Whether ``term`` can be the peer's. ``answers``: the frame is one to this process."""
+        ahead = term - self.term()
+        if ahead < TERM_REACH:
+            if answers:
+                peer.beyond_since = None
+            return True
+        if peer.beyond_since is None:
+            peer.beyond_since = now
+        if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):
+            return True
+        if now - self._said_at >= _SAY_EVERY_S:
+            self._said_at = now
+            logger.warning(
+                "%s says that its term is %d, which is not to be believed beside %d", peer.node_id, term, self.term()
+            )
+        return False
 
     def _hello(self, peer: Peer, now: float) -> None:
         peer.hello_at = now

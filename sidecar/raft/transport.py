@@ -120,6 +120,9 @@ class SessionTransport(Transport):
         except ProtocolError:
             self.sessions.counters["messages refused"] += 1
             return False
+        if message.get("term", 0) > term:  # the frame's, which was found to be in reach
+            self.sessions.counters["messages refused"] += 1
+            return False
         if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
             return True
         if not self.sessions.peers[sender].trusted:
