@@ -33,6 +33,7 @@ from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
+from sidecar.deletions import Deletions
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import open_count, raise_limit
 from sidecar.disk.files import OpenMaps
@@ -185,6 +186,7 @@ class Node:
             repair=self.repair,
             step_aside=self._make_way,
             folder=folder,
+            deletions=Deletions(group, settings.node_id, decides=settings.is_controller),
             identity=identity,
             recovered=self._recovered,
         )

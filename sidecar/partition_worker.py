@@ -40,6 +40,7 @@ from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadService
 from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
 from sidecar.chatter import CHATTER
+from sidecar.deletions import Deletions
 from sidecar.disk.data_folder import DataFolder
 from sidecar.driver import Driver
 from sidecar.executor import Executor, Tools
@@ -83,6 +84,7 @@ class NodeTools:
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
     folder: DataFolder
+    deletions: Deletions
     identity: Identity
     recovered: RecoveredLogs
 

@@ -3,7 +3,8 @@
 The image is the wish, the workers are the reality; after each change of the image they are brought together, partition by partition, in
 slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
 twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
-record that names the stream's unique id says so [M11]: a folder that the image merely does not know is kept and reported.
+record that names the stream's unique id says so [M11], and on a node that is no controller only when one confirms it: a folder that the
+image merely does not know is kept and reported.
 """
 
 from __future__ import annotations
@@ -233,6 +234,9 @@ class Partitions:
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
         gone = key.uid in self._deleted_uids or self._moved_away(key)
+        if gone and not self._stopping and not await self._node.deletions.allowed(key):
+            gone = False
+            self._deleted_uids.discard(key.uid)
         if gone:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
@@ -310,6 +314,7 @@ class Partitions:
     async def stop(self) -> bool:
         """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
         self._stopping = self._closing = True
+        self._node.deletions.close()
         self._changed.close()
         self._leases.close()
         self._deferred.clear()

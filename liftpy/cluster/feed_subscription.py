@@ -22,6 +22,9 @@ from liftpy.wire._pb import cluster_pb2 as pb
 MAX_WAITING_ENTRIES = 256
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
+MAX_HEADS_BELOW = 6
+"""Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
+that was replaced may have some on their way."""
 
 
 class FeedSubscription:
@@ -39,6 +42,9 @@ class FeedSubscription:
         """The highest index that the feed has shown; above ``image.index`` something is missing."""
         self.resync_count = 0
         """How often the image was given up because something did not fit."""
+        self._heads_below = 0
+        self._taken: dict[tuple[int, int], int] = {}
+        """(previous index, index) -> digest of the last entries that are in the image."""
         self._waiting: dict[int, pb.FeedEntry] = {}
         """By previous index: entries beyond the gap."""
         self._parts = bytearray()
@@ -63,6 +69,8 @@ class FeedSubscription:
     def entry_received(self, entry: pb.FeedEntry) -> bool:
         """A published entry, or the head of the feed."""
         before = self.image
+        if self._contradicts(entry):
+            self.start_again()
         self.known_index = max(self.known_index, entry.index)
         self._take(entry)
         self._take_waiting()
@@ -82,6 +90,26 @@ class FeedSubscription:
             self._asked_ns = None
         return self.image is not before
 
+    def _contradicts(self, entry: pb.FeedEntry) -> bool:
+        """Whether the image can't be the cluster's: another entry was taken in the place of this one, or the leader, who knows all that
+        there is, keeps saying that there is less."""
+        if not self.synced or entry.index > self.image.index:
+            self._heads_below = 0
+            return False
+        if entry.index > entry.previousIndex:
+            taken = self._taken.get((entry.previousIndex, entry.index))
+            return taken is not None and taken != _digest(entry)
+        self._heads_below = self._heads_below + 1 if entry.index < self.image.index else 0
+        return self._heads_below >= MAX_HEADS_BELOW
+
+    def start_again(self) -> None:
+        """Give the image up, and ask for another one."""
+        self.resync_count += 1
+        self.synced = False
+        self._heads_below = 0
+        self._waiting.clear()
+        self._taken.clear()
+
     def _waiting_indexes(self) -> list[int]:
         return [0, *(entry.index for entry in self._waiting.values())]
 
@@ -95,9 +123,12 @@ class FeedSubscription:
         try:
             image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
         except (LiftError, KeyError, ValueError):
-            self._start_again()
+            self.start_again()
             return
         self.image = replace(image, index=entry.index)
+        self._taken[entry.previousIndex, entry.index] = _digest(entry)
+        if len(self._taken) > MAX_WAITING_ENTRIES:
+            del self._taken[next(iter(self._taken))]
 
     def _take_waiting(self) -> None:
         while self.synced and self._waiting:
@@ -132,7 +163,6 @@ class FeedSubscription:
             self.image, self.synced = image, True
             self.known_index = max(self.known_index, image.index)
 
-    def _start_again(self) -> None:
-        self.resync_count += 1
-        self.synced = False
-        self._waiting.clear()
+
+def _digest(entry: pb.FeedEntry) -> int:
+    return int(crc32c.crc32c(entry.SerializeToString(deterministic=True)))

@@ -112,12 +112,17 @@ class FeedSubscriber:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Frames of the feed that could not be read."""
-        return {"feed frames refused": self._refused} if self._refused else {}
+        """Frames of the feed that could not be read, and how often the image was given up and fetched anew."""
+        found = {"feed frames refused": self._refused, "images fetched anew": self._subscription.resync_count}
+        return {what: count for what, count in found.items() if count}
 
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
         self._watchers.append(callback)
+
+    def distrust(self) -> None:
+        """Fetch the image anew, as a snapshot: what came on the feed is not what was committed."""
+        self._subscription.start_again()
 
     def bus_changed(self, online: bool) -> None:
         """Nothing to do: what was missed shows as a gap."""

@@ -30,6 +30,9 @@ class Group(Protocol):
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
 
+    def distrust(self) -> None:
+        """A controller has contradicted the local image: have it made anew, unless this node is a controller itself."""
+
     async def start(self) -> None:
         """Join; returns when the local image is one that the group has had."""
 

@@ -255,6 +255,9 @@ class RaftMember:
         """Call ``callback`` after each change of the image."""
         self._watchers.append(callback)
 
+    def distrust(self) -> None:
+        """Nobody can contradict what was committed."""
+
     async def start(self) -> None:
         """Listen and tick; returns when a barrier that was committed since is applied here."""
         await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)

@@ -133,6 +133,10 @@ class GroupThread:
         """Call ``callback`` on the node's loop after changes of the image."""
         self._watchers.append(callback)
 
+    def distrust(self) -> None:
+        """As ``Group``."""
+        self.loop.call_soon_threadsafe(self.inner.distrust)
+
     async def start(self) -> None:
         """``open`` has done it."""
 

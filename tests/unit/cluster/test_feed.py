@@ -302,3 +302,53 @@ def test_a_server_that_takes_smaller_messages_is_sent_none_that_is_larger(feed: 
     feed.deliver([*entries, feed.producer.head()])
     feed.settle()
     assert max(sizes) < 16 * 1024
+
+
+# ---- what somebody else puts on the feed -------------------------------------------------------------------------------------
+def forged_deletion(feed: Feed, index: int) -> pb.FeedEntry:
+    name, stream = next(iter(feed.driver.fsm.image.streams.items()))
+    record = pb.Record(streamDeleted=pb.StreamDeleted(name=name, uid=stream.uid))
+    return pb.FeedEntry(previousIndex=feed.subscription.image.index, index=index, records=[record])
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 1 << 60])
+def test_an_image_that_a_forged_record_has_changed_is_fetched_anew(ahead: int) -> None:
+    feed = Feed()
+    feed.deliver(feed.register("n1", "n2"))
+    feed.deliver(feed.do("create", name="s"))
+    feed.settle()
+    feed.deliver([forged_deletion(feed, feed.driver.index + ahead)])
+    assert "s" not in feed.subscription.image.streams
+    for _ in range(6):  # three seconds in which nothing happens
+        feed.deliver([feed.producer.head()])
+    feed.settle()
+    assert "s" in feed.subscription.image.streams
+    assert feed.subscription.resync_count == 1
+
+
+def test_the_true_entry_in_the_place_of_a_forged_one_tells_at_once() -> None:
+    feed = Feed()
+    feed.deliver(feed.register("n1", "n2"))
+    feed.deliver(feed.do("create", name="s"))
+    feed.settle()
+    true = feed.register("n3")
+    feed.deliver([forged_deletion(feed, true[0].index)])
+    feed.deliver(true)
+    feed.settle()
+    assert "s" in feed.subscription.image.streams
+    assert feed.subscription.resync_count == 1
+
+
+def test_what_comes_twice_or_late_is_no_contradiction() -> None:
+    feed = Feed()
+    feed.deliver(feed.register("n1"))
+    feed.settle()
+    old = [feed.producer.head()] * 5
+    entries = feed.register("n2", "n3")
+    feed.deliver(entries)
+    feed.deliver(entries)
+    feed.deliver(old)
+    feed.deliver(entries)
+    feed.deliver([feed.producer.head(), *old])
+    feed.check()
+    assert feed.subscription.resync_count == 0

@@ -16,6 +16,9 @@ from liftpy.config import ReplicationConfig
 from liftpy.errors import StorageError
 from liftpy.replica.events import MetadataHeard
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.deletions import Deletions
+
+DECIDES = Deletions(None, "a", decides=True)  # type: ignore[arg-type]
 
 
 class Group:
@@ -76,7 +79,7 @@ async def test_a_change_between_the_last_look_and_the_end_of_the_opening_is_not_
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id=follower, replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(5):
         await partitions.settled()
@@ -115,7 +118,7 @@ async def _with_slow_worker(
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     await partitions.settled()
     return group, partitions, made, may_end
@@ -193,7 +196,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(20):
         await partitions.settled()
@@ -246,7 +249,7 @@ async def test_a_log_that_can_not_be_opened_keeps_no_other_waiting(monkeypatch: 
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(10):
         await partitions.settled()
