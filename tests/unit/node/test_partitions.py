@@ -280,7 +280,7 @@ async def test_partitions_that_wait_are_opened_whatever_changes_meanwhile(monkey
 
     monkeypatch.setattr(module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail))  # type: ignore[arg-type]
+    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions._changed._slice_s = (
         0.0  # one partition in each turn of the loop: a place may get free while others wait for their turn
     )
