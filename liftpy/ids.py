@@ -14,15 +14,23 @@ from liftpy.errors import InvalidNameError
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 MAX_SUBJECT_LENGTH = 255
+_SHOWN_LENGTH = 80
 
 NO_OFFSET = -1
 """Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
 
 
+def shown(text: str) -> str:
+    """``text`` as an error may say it: quoted, and shortened where it is long."""
+    if not isinstance(text, str) or len(text) <= _SHOWN_LENGTH:
+        return repr(text)
+    return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
+
+
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidNameError(f"{what} {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+        raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
 
 
@@ -37,10 +45,12 @@ def check_data_subject(subject: str, namespace: str) -> str:
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
-        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
+        raise InvalidNameError(
+            f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
+        )
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {subject!r} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
+            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
         )
     return subject
 

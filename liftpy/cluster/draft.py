@@ -14,6 +14,9 @@ from liftpy.cluster.image import ClusterImage, Counters, NodeImage, PartitionIma
 from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionChanged, Record
 from liftpy.wire._pb import cluster_pb2 as pb
 
+MAX_DETAIL_LENGTH = 600
+"""Of a refusal, in characters."""
+
 
 class Decision(NamedTuple):
     """What a request does: records to replay, in order, and the answer to the caller."""
@@ -24,6 +27,8 @@ class Decision(NamedTuple):
 
 def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionImage | None = None) -> Decision:
     """Nothing is changed; the caller is told why, and with ``partition`` the state as it is."""
+    if len(detail) > MAX_DETAIL_LENGTH:  # what was asked for is repeated in it: all controllers keep the answer for a while
+        detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
     response = pb.ControlResponse(error=error, detail=detail)
     if partition is not None:
         response.partition.CopyFrom(partition_to_pb(partition))

@@ -2,7 +2,7 @@
 
 A caller that hears nothing retries with the same operation id, on any node, through any metadata leader; the first
 entry of that id decides, the later ones get its answer. The window is part of the image, so that it survives
-snapshots, and is bounded by count and by age: a retry later than that is a new operation.
+snapshots, and is bounded by count, by size and by age: a retry later than that is a new operation.
 
 Age is measured by what entries say of the time, and one entry may come from a clock that is years off. So it is the sum of the
 steps between one operation and the next, none of which counts below zero or above ``MAX_STEP_NS``: a wrong clock neither
@@ -20,6 +20,9 @@ OPERATION_ID_SIZE_BYTES = 16
 MAX_OPERATIONS = 65_536
 MAX_AGE_NS = 600 * 1_000_000_000
 MAX_STEP_NS = 10 * 1_000_000_000
+MAX_SIZE_BYTES = 32 << 20
+"""Of all answers, each with ``_ENTRY_BYTES`` for what it takes beside its bytes."""
+_ENTRY_BYTES = 400
 _EVICT_AT_ONCE = 16
 
 
@@ -45,6 +48,8 @@ class OperationWindow:
     """Sequence -> operation id, for ``oldest <= sequence < next_sequence``."""
     oldest: int = 0
     next_sequence: int = 0
+    size_bytes: int = 0
+    """As counted for ``MAX_SIZE_BYTES``."""
 
     def __len__(self) -> int:
         return self.next_sequence - self.oldest
@@ -62,20 +67,23 @@ class OperationWindow:
         Age evicts a few at a time, so that one apply after a quiet night stays as cheap as any other.
         """
         by_id, order, oldest = self.by_id, self.order, self.oldest
+        size_bytes = self.size_bytes + _size_bytes(operation)
         aged = replace(operation, age_ns=self._age_ns(operation.time_ns))
         too_old = aged.age_ns - MAX_AGE_NS
-        for _ in range(_EVICT_AT_ONCE):
-            if oldest == self.next_sequence:
-                break
+        evicted = 0
+        while oldest < self.next_sequence:
             held = by_id[order[oldest]]
-            if held.age_ns >= too_old and self.next_sequence - oldest < MAX_OPERATIONS:
+            too_much = self.next_sequence - oldest >= MAX_OPERATIONS or size_bytes > MAX_SIZE_BYTES
+            if not too_much and (held.age_ns >= too_old or evicted >= _EVICT_AT_ONCE):
                 break
+            evicted, size_bytes = evicted + 1, size_bytes - _size_bytes(held)
             by_id, order, oldest = by_id.delete(held.operation_id), order.delete(oldest), oldest + 1
         return OperationWindow(
             by_id.set(operation.operation_id, aged),
             order.set(self.next_sequence, operation.operation_id),
             oldest,
             self.next_sequence + 1,
+            size_bytes,
         )
 
     def _age_ns(self, time_ns: int) -> int:
@@ -88,5 +96,13 @@ class OperationWindow:
     def of(cls, operations: list[Operation]) -> OperationWindow:
         """From operations in their order, as a snapshot holds them."""
         return cls(
-            Map((o.operation_id, o) for o in operations), Map(enumerate(o.operation_id for o in operations)), 0, len(operations)
+            Map((o.operation_id, o) for o in operations),
+            Map(enumerate(o.operation_id for o in operations)),
+            0,
+            len(operations),
+            sum(map(_size_bytes, operations)),
         )
+
+
+def _size_bytes(operation: Operation) -> int:
+    return len(operation.response) + _ENTRY_BYTES

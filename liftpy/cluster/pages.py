@@ -22,6 +22,7 @@ from typing import Any
 from liftpy.cluster.codec import counters_to_pb, node_to_pb, partition_to_pb, stream_to_pb
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.errors import NotFoundError, ProtocolError
+from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 
 DEFAULT_PAGE_BYTES = 128 * 1024
@@ -113,10 +114,10 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
     stream = image.streams.get(request.name)
     if stream is None:
         known = ", ".join(nsmallest(_NAMED, image.streams)) or "none"
-        detail = f"there is no stream {request.name!r}; there are: {known}"
+        detail = f"there is no stream {shown(request.name)}; there are: {known}"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
     if request.uid and request.uid != stream.uid:
-        detail = f"stream {request.name!r} is {stream.uid} now; {request.uid} is gone"
+        detail = f"stream {request.name!r} is {stream.uid} now; {shown(request.uid)} is gone"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
     response = pb.ControlResponse(index=image.index, stream=stream_to_pb(replace(stream, partitions=())))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))

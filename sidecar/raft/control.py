@@ -15,8 +15,10 @@ from nats.aio.client import Client
 
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
+from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.subject_index import begins_under
 from liftpy.errors import LiftError
+from liftpy.ids import shown
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
@@ -28,6 +30,8 @@ from sidecar.tasks import spawn
 _TIMEOUT_S = 2.0
 _MAX_WAITING = 4096
 """Requests that may be under way at once; more are answered UNAVAILABLE."""
+_MAX_WAITING_BYTES = 16 << 20
+"""Of the requests that are under way, as they came; the same of more."""
 
 
 class ControlDesk:
@@ -52,6 +56,7 @@ class ControlDesk:
         self._leads = leads
         self._decide = decide
         self._alone = alone
+        self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -74,21 +79,27 @@ class ControlDesk:
         except LiftError:
             self.counters["control requests refused"] += 1
             return
+        size_bytes = len(message.data)
         request.sender = who
         fit_request(request, self._connection.max_payload)
         if not self._leads():
             await self._reply(message.reply, self._alone(request))
-        elif (wrong := self._refusal(door, who, request)) is not None:
+        elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
             self.counters["control requests refused"] += 1
             await self._reply(message.reply, wrong)
-        elif len(self._under_way) >= _MAX_WAITING:
+        elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:
             self.counters["control requests over the bound"] += 1
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
             await self._reply(message.reply, busy)
         else:
             task = spawn(self._answer(message.reply, request), "answering a control request")
             self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self._under_way_bytes += size_bytes
+            task.add_done_callback(partial(self._answered, size_bytes))
+
+    def _answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._under_way_bytes -= size_bytes
 
     def _asker(self, door: Door, subject: str) -> str:
         """The node id or principal in ``subject``, '' where there is none."""
@@ -100,14 +111,14 @@ class ControlDesk:
             return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
         return self._may_answer(reply)
 
-    def _refusal(self, door: Door, who: str, request: pb.ControlRequest) -> pb.ControlResponse | None:
+    def _refusal(self, door: Door, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
         """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
         inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
-        detail = refusal(door, who, request)
+        detail = fit(request, size_bytes) or refusal(door, who, request)
         create = request.createStream
         for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
             if begins_under(create.subject, create.partitions or 1, prefix):
-                detail = f"subject {create.subject!r} would overlap with the inboxes under {prefix}: choose another"
+                detail = f"subject {shown(create.subject)} would overlap with the inboxes under {prefix}: choose another"
         return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
     async def _answer(self, reply: str, request: pb.ControlRequest) -> None:

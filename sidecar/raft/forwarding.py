@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -25,7 +26,7 @@ DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse |
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
     """An answer that says why there is none."""
-    return pb.ControlResponse(operationId=request.operationId, error=error, detail=detail)
+    return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
 class Forwarder:

@@ -19,7 +19,8 @@ from liftpy.ids import check_name
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
-MAX_NODES = 10_000
+MAX_NODES = 1000
+"""Who registers beyond takes the place of one that is of no use to anybody; so ghosts neither pile up nor keep a real node out."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 
@@ -36,6 +37,9 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
     if known is not None and how is Descent.OUTLIVED:
         detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
         return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
+    if not _make_room(draft, request.nodeId):
+        detail = f"there are {MAX_NODES} nodes already, and all of them run or hold data: stop and remove some first"
+        return refuse(pb.ControlResponse.INVALID, detail)
     node = NodeImage(
         node_id=request.nodeId,
         incarnation=draft.next_incarnation(),
@@ -131,9 +135,19 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
         return f"{len(request.earlierNonces)} earlier nonces, more than {MAX_EARLIER_NONCES}"
     if not 0 <= request.weight <= MAX_WEIGHT:
         return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g} (0: 1)"
-    if request.nodeId not in draft.image.nodes and len(draft.image.nodes) >= MAX_NODES:
-        return f"there are {MAX_NODES} nodes already"
     return ""
+
+
+def _make_room(draft: Draft, node_id: str) -> bool:
+    """Whether there is room for the node; one that does not run and holds nothing goes for it, the one longest unheard of first."""
+    nodes = draft.image.nodes
+    if node_id in nodes or len(nodes) < MAX_NODES:
+        return True
+    useless = [node for node in nodes.values() if node.fenced and not draft.image.hosted.get(node.node_id)]
+    if not useless:
+        return False
+    draft.add(NodeRemoved(min(useless, key=lambda node: (node.session_time_ns, node.node_id)).node_id))
+    return True
 
 
 def current_node(draft: Draft, node_id: str, incarnation: int) -> NodeImage | Decision:

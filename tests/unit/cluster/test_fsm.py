@@ -130,6 +130,38 @@ def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pyte
     assert len(driver.fsm.image.operations) == 10
 
 
+def test_the_window_of_operations_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_SIZE_BYTES", 20_000)
+    driver = Driver(("a",))
+    for number in range(300):
+        driver.create(f"s{number}", "not a subject" * 500)
+        window = driver.fsm.image.operations
+        kept = sum(len(o.response) for o in window)
+        assert kept <= window.size_bytes <= 20_000
+    assert 10 < len(window) == len(window.by_id) < 60
+    restored = ClusterFsm()
+    restored.restore(driver.fsm.snapshot())
+    assert restored.image.operations.size_bytes == window.size_bytes
+
+
+@pytest.mark.parametrize("length", [100, 4000, 400_000])
+def test_what_is_refused_is_not_said_at_full_length(length: int) -> None:
+    driver = Driver(("a",))
+    name = "orders-" + "a" * length
+    for response in (
+        driver.create(name, "x"),
+        driver.create("s", name + "."),
+        driver.ask(deleteStream=pb.DeleteStream(name=name)),
+        driver.ask(removeNode=pb.RemoveNode(nodeId=name)),
+        driver.register(name),
+        driver.ask(describeStream=pb.DescribeStream(name=name)),
+    ):
+        assert response.error != Error.OK
+        assert response.ByteSize() < 1000
+        assert "orders-aaaa" in response.detail
+    assert "bytes)" in driver.create(name, "x").detail
+
+
 def test_deduplication_survives_a_snapshot() -> None:
     driver = Driver(("a",))
     first = driver.create()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
+from liftpy.cluster.checks import check_image
 from liftpy.cluster.codec import image_from_bytes, image_to_bytes
+from liftpy.cluster.decisions.nodes import MAX_NODES
 from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, FolderStarts
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -282,3 +284,24 @@ def test_nonces_survive_a_snapshot_and_old_images_have_none() -> None:
     found = image_from_bytes(image_to_bytes(driver.fsm.image)).nodes
     assert (found["b"].nonce, found["b"].earlier_nonces) == (200, (101,))
     assert (found["a"].nonce, found["a"].earlier_nonces) == (0, ())
+
+
+# ---- ghosts ------------------------------------------------------------------------------------------------------------------
+def test_ghosts_neither_pile_up_nor_keep_a_real_node_out() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    answers = [driver.register(f"ghost{number}") for number in range(1100)]
+    assert len(driver.fsm.image.nodes) == MAX_NODES
+    assert [answer.error for answer in answers].count(Error.INVALID) == 1100 - (MAX_NODES - 3)
+    assert "stop and remove" in answers[-1].detail
+    assert driver.restart("a").error == Error.OK, "who is known registers as before"
+    assert driver.register("new").error == Error.INVALID
+    driver.fence("ghost5")
+    driver.fence("ghost4")
+    driver.fence("b")
+    assert driver.register("new").error == Error.OK
+    assert driver.register("newer").error == Error.OK
+    assert {"ghost4", "ghost5"}.isdisjoint(driver.fsm.image.nodes)
+    assert "b" in driver.fsm.image.nodes, "it holds data"
+    assert driver.register("newest").error == Error.INVALID
+    check_image(driver.fsm.image)

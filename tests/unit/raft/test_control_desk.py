@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import nats.errors
 import pytest
 
+from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.cluster.request_bounds import fit
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -249,3 +252,73 @@ async def test_an_answer_is_cut_to_what_a_message_takes(controller: Controller) 
     assert 0 < response.nextPartition == len(response.stream.partitions) < 100
     assert response.ByteSize() < 4096
     assert controller.decided[1].describeCluster.maxBytes == 2048
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------------------------
+LONG = "a" * 400_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ControlRequest(createStream=pb.CreateStream(name=LONG, subject="x")),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x" * 4000)),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders-" + "a" * 4000)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n1"])] * 257)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
+    ],
+)
+async def test_a_request_that_is_too_large_is_refused_before_it_is_logged(
+    controller: Controller, request_: pb.ControlRequest
+) -> None:
+    request_.operationId = b"o" * 16
+    await controller.receive(Message(frames.encode(request_), "_INBOX.x", "space.control.admin"))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error, response.operationId) == (pb.ControlResponse.INVALID, b"o" * 16)
+    assert "more than" in response.detail or "longer than" in response.detail
+    assert response.ByteSize() < 500
+    assert controller.decided == []
+
+
+async def test_a_flood_of_large_requests_leaves_nothing_behind(controller: Controller) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name=LONG, subject="x"))
+    message = Message(frames.encode(request), "_INBOX.x", "space.control.admin")
+    await controller.receive(message)
+    tracemalloc.start()
+    for _ in range(300):
+        await controller.receive(message)
+    await controller.settled()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2_000_000
+    assert len(controller.replies) == 301
+
+
+async def test_requests_under_way_are_bounded_in_bytes(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    controller.may_decide.set()
+    await controller.settled()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+async def test_a_reason_for_people_is_cut_and_refuses_nothing(controller: Controller) -> None:
+    leaving = pb.LeaveIsr(stream="s", node="n1", reason="because " * 1000)
+    await controller.receive(Message(frames.encode(pb.ControlRequest(operationId=b"o" * 16, leaveIsr=leaving))))
+    await controller.settled()
+    assert len(controller.decided) == 1
+    assert len(controller.decided[0].leaveIsr.reason) <= 256
+
+
+def test_a_whole_batch_of_a_nodes_own_is_never_refused_for_its_size() -> None:
+    longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
+    request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
+    while request.batch.ByteSize() > MAX_BATCH_BYTES:
+        del request.batch.requests[-1]
+    assert fit(request, len(frames.encode(request))) == ""
