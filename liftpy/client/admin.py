@@ -159,9 +159,9 @@ class Admin:
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
-    async def stream(self, name: str) -> StreamImage:
-        """One stream, without the rest of the cluster; raises NotFoundError."""
-        request = cluster_pb2.ControlRequest(describeStream=cluster_pb2.DescribeStream(name=name))
+    async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
+        """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""
+        request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
         return await self._whole(await self._ask(request))
 
     async def _whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:

@@ -95,6 +95,12 @@ class Client:
         finally:
             await (self._transport.close() if self._owns_connection else self._transport.leave())
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """What came and could not be used, by kind: damaged answers, batches that do not decompress, acks by somebody else, and what
+        the connection left out. Nothing of it was handed on; what is there is worth a look at the nodes' logs."""
+        return dict(self._transport.counters + self._transport.parse_errors)
+
     # ---- administration ----------------------------------------------------------------------------------------------
     async def create_stream(
         self,
@@ -296,9 +302,9 @@ class Client:
     async def _describe(self, stream: str) -> StreamImage:
         self._streams.pop(stream, None)
         try:
-            found = (await self._admin.describe()).stream(stream)
+            found = await self._admin.stream(stream)
         except NotFoundError:  # a leader that was deposed and does not know may be behind
-            found = (await self._admin.describe(linearizable=True)).stream(stream)
+            found = await self._admin.stream(stream, linearizable=True)
         self._streams[stream] = found
         return found
 

@@ -137,11 +137,19 @@ class PartitionReader:
                         self.node = self.options.node or error.leader
                     raise
                 except (CorruptionError, ProtocolError):
+                    self._transport.counters["damaged answers"] += 1
                     await self._complain(progress)
                     raise
+                for piece in slices:
+                    piece.batch.on_damage = self._damaged
                 self.node = self.options.node or progress.node
                 return slices
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _damaged(self, error: CorruptionError) -> None:
+        """The bytes are those that were written, and don't stand for what their header says: only who wrote them knows why."""
+        self._transport.counters["batches that do not decompress"] += 1
+        logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
         """Tell who sent wrong bytes, so that it looks at them again; whether it hears that changes nothing here."""

@@ -42,6 +42,8 @@ _REMEMBERED_SUBJECTS = 1024
 _REMEMBERED_BYTES = 256
 """Longer subjects are compared every time."""
 
+_PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
+"""The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
@@ -165,7 +167,12 @@ class StrictParser(Parser):
         position, resets = 0, self._resets
         while position < len(buffer):
             position = self._messages(buffer, position)
-            end = await self._other(buffer, position)
+            plain = _PLAIN(buffer, position)
+            end = plain.end() + int(plain[4]) + 2 if plain is not None else len(buffer) + 1
+            if plain is not None and end <= len(buffer) and not self._needed_bytes:
+                await self._deliver(plain[1], plain[2], plain[3] or b"", buffer[plain.end() : end - 2])
+            else:
+                end = await self._other(buffer, position)
             if self._resets != resets:
                 return  # what is left belongs to a connection that is gone
             if end == position:
@@ -231,11 +238,14 @@ class StrictParser(Parser):
     async def _message(self, line: list[bytes], content: bytes) -> None:
         """One that is for nats-py, or does not fit; ``content``: header block and payload."""
         fields = message_fields(line)
-        number = size_of(fields[1]) if fields is not None else -1
-        if fields is None or number < 0:
+        if fields is None or size_of(fields[1]) < 0:
             self.errors["malformed message lines"] += 1
             return
         subject, sid, reply, header = fields
+        await self._deliver(subject, sid, reply, content[header:], content[:header])
+
+    async def _deliver(self, subject: bytes, sid: bytes, reply: bytes, payload: bytes, headers: bytes = b"") -> None:
+        number = int(sid)
         subscription = self._connection._subs.get(number)
         if subscription is None:
             return  # it was on its way when we left
@@ -243,7 +253,7 @@ class StrictParser(Parser):
             self.errors["messages under a foreign subject"] += 1
             return
         try:
-            await self._connection._process_msg(number, subject, reply, content[header:], content[:header])
+            await self._connection._process_msg(number, subject, reply, payload, headers)
         except Exception:  # no UTF-8, a header block that is none: it concerns this message alone
             self.errors["messages that can't be decoded"] += 1
 

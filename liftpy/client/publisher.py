@@ -196,8 +196,19 @@ class Publisher:
             await self._put_on_the_wire(number, message)
         return message.answer
 
-    async def post(self, value: bytes | None, *, key: bytes | None = None, headers: HeadersLike | None = None) -> None:
+    async def post(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        addressed: bool = False,
+    ) -> None:
         """Send without an ack: nothing tells whether it is stored. Plain bytes, or the envelope where there is a key or no value.
+
+        Plain bytes carry no address: whoever listens on the subject stores them, also a stream that was made there after this
+        publisher's was deleted, as long as nothing has told it so. ``addressed``: in the envelope, which another stream or another
+        incarnation of this one refuses; plain NATS subscribers of the subject see the envelope then.
 
         What plain NATS can't carry as it is, is refused with ConfigError. Raises ProtocolError (too large), UnavailableError (not
         sent), NotAllowedError when NATS has refused an earlier one.
@@ -208,7 +219,7 @@ class Publisher:
         self._raise_denied()
         self._posted = True
         address, give_up_at = self._addressing.address, asyncio.get_running_loop().time() + self._options.timeout_s
-        if key is not None or value is None:
+        if addressed or key is not None or value is None:
             payload = enveloped(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
             await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
             return
@@ -377,6 +388,7 @@ class Publisher:
     def _not_ours(self, why: str) -> None:
         """Somebody else answers on the subject; what it says is nothing about our stream [A9]. The ack is waited for."""
         self.foreign_answers += 1
+        self._transport.counters["acks by somebody else"] += 1
         self._last_foreign = f"; {why}"
         self._addressing.doubt()
 

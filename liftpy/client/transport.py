@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -126,6 +127,8 @@ class Transport:
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
         self._loop = asyncio.get_running_loop()
+        self.counters: Counter[str] = Counter()
+        """What came and could not be used, by kind."""
         self.closed = False
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
@@ -136,6 +139,12 @@ class Transport:
         """Done when the connection has been renewed; then there is another one. Only of a connection of our own making."""
         if isinstance(connection, StrictConnection):
             connection.on_reconnected.append(self._renewed)
+
+    @property
+    def parse_errors(self) -> Counter[str]:
+        """What our parser left out of what the connection received, by kind."""
+        found = getattr(getattr(self.connection, "_ps", None), "errors", None)
+        return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""

@@ -17,7 +17,7 @@ from liftpy.client.positions import Bounds
 from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.spark.link import Link
-from liftpy.spark.options import SourceOptions
+from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
 
 BOUNDS_AGE_S = 0.2
@@ -87,9 +87,8 @@ class Catalog:
     async def _describe(self) -> tuple[StreamImage, ...]:
         now_s = self._clock()
         admin = Admin(await self._link.transport(), self._link.subjects, self._options.patience_s)
-        image = (await admin.describe()).image
         wanted = self._options.wanted
-        streams = tuple(image.streams[name] for name in wanted.among(image.streams))
+        streams = await _wanted_streams(admin, wanted)
         there = {(stream.name, p.partition) for stream in streams for p in stream.partitions}
         if lacking := [f"{stream}/{partition}" for stream, partition in wanted.partitions if (stream, partition) not in there]:
             raise NotFoundError(f"assign names partitions that are not there: {', '.join(lacking)}")
@@ -138,3 +137,12 @@ def _view_of(
         starting_at=starting_at,
         ending_at=None if ending_at is None else min(ending_at, bounds.end_offset),
     )
+
+
+async def _wanted_streams(admin: Admin, wanted: Selection) -> tuple[StreamImage, ...]:
+    """Those that have names one by one; all are looked at for a pattern, and to say which name was meant."""
+    if not wanted.pattern:
+        with suppress(NotFoundError):
+            return tuple(await asyncio.gather(*(admin.stream(name) for name in wanted.streams)))
+    there = (await admin.describe()).image.streams
+    return tuple(there[name] for name in wanted.among(there))

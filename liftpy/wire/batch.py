@@ -14,7 +14,7 @@ is of the whole body. A batch is atomic: it is there with a right CRC, or it is 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -117,12 +117,14 @@ class BatchTooLargeError(ValueError):
 class RecordBatch:
     """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
 
-    __slots__ = ("__dict__", "header", "view")
+    __slots__ = ("__dict__", "header", "on_damage", "view")
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         self.header = header
         self.view = view
         """The whole batch, header included."""
+        self.on_damage: Callable[[CorruptionError], None] | None = None
+        """Told of columns that can't be had: they are made long after the batch was taken."""
 
     @property
     def base_offset(self) -> int:
@@ -157,6 +159,14 @@ class RecordBatch:
     @cached_property
     def columns(self) -> ColumnSet:
         """The columns, decompressed if need be; CorruptionError when they don't fit their header."""
+        try:
+            return self._decoded()
+        except CorruptionError as error:
+            if self.on_damage is not None:
+                self.on_damage(error)
+            raise
+
+    def _decoded(self) -> ColumnSet:
         columns = decode_columns(self.body(), self.header.record_count, Columns(self.header.column_bits))
         if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
             raise CorruptionError(f"the batch at offset {self.base_offset} holds a record past its last offset")

@@ -54,6 +54,8 @@ def consume(name: str, partition: int, start: str, until: str | None, as_json: b
             await done.pop()
         finally:
             await end_tasks((printing, watching))
+            for what, count in sorted(client.counters.items()):
+                click.echo(f"{what}: {count}", err=True)
 
     with_client(target, work)
 

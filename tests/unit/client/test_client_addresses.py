@@ -34,6 +34,7 @@ class Node:
         self.streams: dict[str, pb.Stream] = {}
         self.stored: dict[str, list[client_pb2.Message]] = {}
         self.described = 0
+        self.kinds: set[str] = set()
         self.silent = False
         self.listening: dict[str, Any] = {}
 
@@ -74,6 +75,7 @@ class Node:
     async def on_control(self, message: Any) -> None:
         request = frames.decode(message.data, pb.ControlRequest)
         self.described += 1
+        self.kinds.add(request.WhichOneof("request") or "")
         description = describer(request)
         assert description is not None
         answer = description(image_from_pb(pb.Image(index=1, streams=list(self.streams.values()))))
@@ -146,6 +148,32 @@ async def test_a_stream_that_was_made_again_is_found_and_gets_every_message_once
     assert sorted(node.values("u2")) == sorted(b"%d" % i for i in range(50))
 
 
+async def test_one_stream_is_asked_for_and_not_the_whole_cluster(client: Client, node: Node) -> None:
+    for name in "abc":
+        await node.make(name, f"u{name}")
+    await client.publish("a", b"x")
+    await client.publish("b", b"x")
+    assert (await client.stream("c")).uid == "uc"
+    with pytest.raises(NotFoundError, match="there are: a, b, c"):
+        await client.publish("nowhere", b"x")
+    assert node.kinds == {"describeStream"}
+
+
+async def test_a_message_without_an_ack_can_be_bound_to_its_stream(client: Client, node: Node) -> None:
+    await node.make("a", "u1")
+    async with await client.publisher("a") as publisher:
+        await publisher.post(b"1", addressed=True)
+        await publisher.flush()
+        await node.transport.settle()
+        assert node.values("u1") == [b"1"]
+        await node.delete("a")
+        await node.make("a", "u2")
+        await publisher.post(b"2", addressed=True)
+        await publisher.flush()
+        await node.transport.settle()
+        assert node.values("u2") == []
+
+
 async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
@@ -153,6 +181,7 @@ async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: No
     with pytest.raises(OutcomeUnknownError, match="another stream of this name"):
         await publisher.publish(b"x")
     assert publisher.foreign_answers == 1
+    assert client.counters == {"acks by somebody else": 1}
     await publisher.close()
 
 

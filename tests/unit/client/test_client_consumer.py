@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+import crc32c
 import pytest
 
 from liftpy.client import Client, ReadOptions
@@ -14,6 +16,7 @@ from liftpy.client.consumer import Consumer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport
+from liftpy.config import Codec
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
@@ -248,12 +251,39 @@ async def test_damaged_answers_are_asked_elsewhere_and_raised_when_all_are_damag
 ) -> None:
     leader.grow(100)
     leader.damage = True
+    assert client.counters == {}
     with pytest.raises(CorruptionError, match="CRC-32C"):
         await values(aiter(client.consume("s", until="end", options=QUICK)))
+    assert client.counters["damaged answers"] > 0
     other = await Replica(server_side, leader.subjects, "n2").start()
     other.grow(100)
     patient = ReadOptions(patience_s=10, answer_timeout_s=0.3)
     assert await values(aiter(client.consume("s", until="end", options=patient))) == expected(0, 100)
+
+
+@pytest.mark.parametrize("by_records", [True, False])
+async def test_a_bomb_is_refused_and_counted_however_it_is_read(client: Client, leader: Replica, by_records: bool) -> None:
+    leader.grow(10)
+    bomb = bytearray(build_batch([bytes(1 << 20)], base_offset=10, leader_epoch=1, codec=Codec.ZSTD))
+    struct.pack_into("<I", bomb, 56, 4096)  # the size of its body
+    struct.pack_into("<I", bomb, 0, crc32c.crc32c(bytes(bomb[4:])))
+    leader.batches.append(bytes(bomb))
+    leader.high_watermark = 10
+    consumer = client.consume("s", until="end", options=QUICK)
+    seen: list[bytes | None] = []
+
+    async def read() -> None:
+        if by_records:
+            async for record in consumer:
+                seen.append(record.value)
+        else:
+            async for piece in consumer.batches():
+                seen.extend(piece.values())
+
+    with pytest.raises(CorruptionError, match="the batch at offset 10"):
+        await read()
+    assert seen == expected(0, 10)
+    assert client.counters == {"batches that do not decompress": 1}
 
 
 async def test_nobody_there_is_said_after_a_bounded_time(client: Client) -> None:
