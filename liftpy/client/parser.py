@@ -109,6 +109,9 @@ class StrictParser(Parser):
     JetStream delivers under subjects that nobody subscribed to.
     """
 
+    takes_plain = True
+    """Messages without headers go the short way to nats-py; not where somebody looks at each first."""
+
     def __init__(self, connection: Any, errors: Counter[str] | None = None, *, check_subjects: bool = True) -> None:
         self._rest = Parser(connection)
         """For everything that is no message."""
@@ -167,7 +170,7 @@ class StrictParser(Parser):
         position, resets = 0, self._resets
         while position < len(buffer):
             position = self._messages(buffer, position)
-            plain = _PLAIN(buffer, position)
+            plain = _PLAIN(buffer, position) if self.takes_plain else None
             end = plain.end() + int(plain[4]) + 2 if plain is not None else len(buffer) + 1
             if plain is not None and end <= len(buffer) and not self._needed_bytes:
                 await self._deliver(plain[1], plain[2], plain[3] or b"", buffer[plain.end() : end - 2])

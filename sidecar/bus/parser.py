@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.client.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, size_of
+from liftpy.client.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """(subject, reply or b"", payload, raw NATS header block or b""); called on the loop, must not raise and not block."""
@@ -22,6 +22,8 @@ _SIZES = {b"%d" % size_bytes: size_bytes for size_bytes in range(4096)}
 
 class SinkParser(StrictParser):
     """``sinks`` maps the subscription's id to its sink; ``expect`` says which subjects a sink is given (without it: all)."""
+
+    takes_plain = False
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)
@@ -88,8 +90,9 @@ class SinkParser(StrictParser):
         stats["in_bytes"] += size_bytes
         return position
 
-    async def _deliver(self, subject: bytes, sid: bytes, reply: bytes, payload: bytes, headers: bytes = b"") -> None:
-        if sid in self._sinks:  # all but its subject fits: it would not have come here
+    async def _message(self, line: list[bytes], content: bytes) -> None:
+        fields = message_fields(line)
+        if fields is not None and fields[1] in self._sinks:  # all but its subject fits: it would not have come here
             self.errors["messages under a foreign subject"] += 1
             return
-        await super()._deliver(subject, sid, reply, payload, headers)
+        await super()._message(line, content)

@@ -1,6 +1,7 @@
 """Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
 The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus.
+The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import html
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import InboxRule
@@ -24,8 +26,10 @@ from sidecar.status.report import Reporter
 _HOST = "127.0.0.1"
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
+_LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
-"""In one answer over NATS; the page of the status port shows all."""
+"""In one answer over NATS, and on a page of the status port that names no other number."""
+MOST_ON_A_PAGE = 5000
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -80,19 +84,23 @@ class StatusService:
 
     def _respond(self, request: bytes) -> bytes:
         words = request.split(b"\r\n", 1)[0].split()
-        pages: dict[bytes, Callable[[Reporter], tuple[str, bytes]]] = {
-            b"/": lambda r: (_HTML, _page(r.report())),
-            b"/status": lambda r: (_JSON, json.dumps(r.report()).encode()),
-            b"/metrics": lambda r: (_TEXT, exposition(r)),
+        pages: dict[bytes, Callable[[Reporter, _Part], tuple[str, bytes]]] = {
+            b"/": lambda r, part: (_HTML, _page(r.page(*part), part[1])),
+            b"/status": lambda r, part: (_JSON, json.dumps(r.page(*part)).encode()),
+            b"/metrics": lambda r, _: (_TEXT, exposition(r)),
         }
-        path = words[1].split(b"?")[0] if len(words) >= 2 else b""
+        path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
         if path not in pages:
             return _http("404 Not Found", _TEXT, b"/, /status and /metrics\n")
+        part = _part(query)
+        if part is None:
+            text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
+            return _http("400 Bad Request", _TEXT, text.encode())
         if self.reporter is None:
             return _http("503 Service Unavailable", _TEXT, b"starting\n")
-        kind, body = pages[path](self.reporter)
+        kind, body = pages[path](self.reporter, part)
         return _http("200 OK", kind, body if words[0] == b"GET" else b"")
 
     async def close(self) -> None:
@@ -121,6 +129,22 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
     return "", -1
 
 
+_Part = tuple[tuple[str, int], int]
+"""((stream, partition) behind which it begins, how many)."""
+
+
+def _part(query: bytes) -> _Part | None:
+    """What a page is asked for; None: nothing of the sort. Names that are nobody's change nothing."""
+    fields = dict(parse_qsl(query.decode("ascii", "replace")))
+    stream, slash, partition = fields.get("after", "/-1").rpartition("/")
+    count = fields.get("count", str(PAGE_PARTITIONS))
+    try:
+        after, wanted = (stream, int(partition[:_LONGEST_NUMBER])), int(count[:_LONGEST_NUMBER])
+    except ValueError:
+        return None
+    return (after, wanted) if slash and 1 <= wanted <= MOST_ON_A_PAGE else None
+
+
 def _http(status: str, kind: str, body: bytes) -> bytes:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body
@@ -129,8 +153,8 @@ def _http(status: str, kind: str, body: bytes) -> bytes:
 _COLUMNS = ("stream", "partition", "role", "phase", "leader", "leader_epoch", "isr", "newest_offset", "high_watermark")
 
 
-def _page(report: dict[str, Any]) -> bytes:
-    """A table for people, without scripts."""
+def _page(report: dict[str, Any], count: int) -> bytes:
+    """A table for people, without scripts, and where it goes on."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(_text(p[c]))}</td>" for c in _COLUMNS) + "</tr>" for p in report["partitions"]
     )
@@ -138,9 +162,12 @@ def _page(report: dict[str, Any]) -> bytes:
     facts = ("node", "version", "incarnation", "uptime_s", "metadata_leader", "metadata_index")
     summary = ", ".join(f"{name.replace('_', ' ')} {html.escape(str(report[name]))}" for name in facts)
     style = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}tr:nth-child(even){background:#eee}"
+    last = report["partitions"][-1] if report["more"] else None
+    where = urlencode({"after": f"{last['stream']}/{last['partition']}", "count": count}) if last is not None else ""
+    further = f'<p><a href="/?{html.escape(where)}">the next {count}</a></p>' if where else ""
     text = (
         f"<!doctype html><title>liftpy {html.escape(report['node'])}</title><style>{style}</style>"
-        f"<h1>{html.escape(report['node'])}</h1><p>{summary}</p><table><tr>{heads}</tr>{rows}</table>"
+        f"<h1>{html.escape(report['node'])}</h1><p>{summary}</p><table><tr>{heads}</tr>{rows}</table>{further}"
         '<p><a href="/status">JSON</a> <a href="/metrics">metrics</a></p>'
     )
     return text.encode()
