@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import zlib
 from collections import Counter
@@ -54,6 +55,9 @@ from sidecar.settings import NodeSettings
 from sidecar.timers import Timers
 
 logger = logging.getLogger("liftpy.partition")
+
+_REQUEST_ID_BASE = secrets.randbits(61)
+"""Of this process: who does not hear its requests can't guess their ids, and a leader does not believe others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ class PartitionWorker:
         self._node = node
         self.state: PartitionState | None = None
         seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
-        self.replica = Replica(node.settings.node_id, node.incarnation, node.settings.replication, seed, node.intake)
+        self.replica = Replica(
+            node.settings.node_id, node.incarnation, node.settings.replication, seed, node.intake, _REQUEST_ID_BASE
+        )
         own_subject = data_subject(subject, key.partition)
         node_id = node.settings.node_id
         self._driver = Driver(key, self.replica, node.fatal)

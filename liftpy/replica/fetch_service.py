@@ -59,7 +59,7 @@ class FetchService:
         if live == 0 or event.incarnation != live:
             self.waiters.forget(event.replica)
             return None  # fenced, or a peer without incarnations: it may read, it does not count
-        if event.request_id <= progress.last_request_id:
+        if not progress.believes(event.request_id, now_ns):
             return RefusalReason.UNKNOWN
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
         if event.offset + 1 >= self._log.log_end_offset:

@@ -108,8 +108,8 @@ class FollowerRole(Role):
         self.phase = following.value
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
-        self._request_id = self.shared.next_request_id
-        self.shared.next_request_id += 1
+        self._request_id = max(self.shared.next_request_id, self.shared.request_id_base + now_ns)
+        self.shared.next_request_id = self._request_id + 1
         self.shared.deadlines.set(Deadline.REQUEST, now_ns + nanoseconds(self.shared.config.fetch_timeout_s), out)
         return self._request_id
 

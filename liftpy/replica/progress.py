@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liftpy.config import NS_PER_S
+
+REACH_NS = 10 * NS_PER_S
+"""Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""
+DOUBT_NS = 5 * NS_PER_S
+"""When nothing else has been heard of a follower for so long, what was not believed of it is believed after all."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -40,6 +47,8 @@ class Progress:
     """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
     """The newest request that counted; one below it was overtaken on its way."""
+    doubted_ns: int | None = None
+    """When the first request came that was not believed, since the last one that was; None: none."""
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
 
@@ -57,9 +66,22 @@ class Progress:
             self.incarnation = incarnation
             self.position = None
             self.was_caught_up = False
-            self.last_request_id = 0
+            self.last_request_id, self.doubted_ns = 0, None
             self.progressed_ns, self.mark_end_offset = 0, -1
             self.told_high_watermark = -2
+
+    def believes(self, request_id: int, now_ns: int) -> bool:
+        """Whether a request of this id can be the follower's next one: neither one that was overtaken on its way, nor one from the
+        future, behind which all that the follower itself says would look overtaken.
+
+        But nobody is doubted for good: the id that was believed first may have been somebody else's.
+        """
+        reach = self.last_request_id + max(now_ns - self.last_fetch_ns, 0) + REACH_NS
+        if not self.last_request_id or self.last_request_id < request_id <= reach:
+            return True
+        if self.doubted_ns is None:
+            self.doubted_ns = now_ns
+        return now_ns - self.doubted_ns > DOUBT_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
         """A valid fetch acknowledges everything up to ``offset`` (inclusive).
@@ -78,7 +100,7 @@ class Progress:
         if self.position is not None and offset > self.position:
             self.progressed_ns = now_ns
         self.position = offset
-        self.last_request_id = request_id
+        self.last_request_id, self.doubted_ns = request_id, None
         self.last_fetch_ns = now_ns
         self.absences, self.probed = 0, False
         self.log_end_offset_at_last_fetch = leader_end_offset

@@ -48,12 +48,19 @@ class Replica:
     for all of its replicas."""
 
     def __init__(
-        self, node_id: str, incarnation: int, config: ReplicationConfig, seed: int = 0, intake: NodeIntake | None = None
+        self,
+        node_id: str,
+        incarnation: int,
+        config: ReplicationConfig,
+        seed: int = 0,
+        intake: NodeIntake | None = None,
+        request_id_base: int = 0,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
         succession = Succession(node_id, lease_ns)
         self._shared = Shared(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
+        self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
         self._role: Role = WaitingRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
@@ -247,7 +254,8 @@ class Replica:
 
     def _log_opened(self, event: ev.LogOpened, now_ns: int) -> None:
         self._shared.log.opened(event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs)
-        self._shared.next_request_id = max(now_ns, 1)  # above every id of an earlier replica object of this process
+        # Above every id of an earlier replica object of this process.
+        self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
         self._persisted_epoch = event.persisted_epoch
 
     def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int) -> None:

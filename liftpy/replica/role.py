@@ -68,7 +68,10 @@ class Shared:
     state: PartitionState = NO_STATE
     """The partition as of the last PartitionChanged; epoch 0: none yet."""
     next_request_id: int = 1
-    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request."""
+    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request; and at least with the
+    clock, so that it can tell one that this process has not sent."""
+    request_id_base: int = 0
+    """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
         """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""

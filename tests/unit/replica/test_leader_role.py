@@ -468,3 +468,50 @@ def test_stopping_gives_everything_up() -> None:
     assert leader.replica.role == "STOPPED"
     leader.told(state(epoch=9, leader_epoch=9))
     assert leader.replica.role == "STOPPED"
+
+
+# ---- request ids that are not the follower's --------------------------------------------------------------------------------
+BASE = 10**18
+
+
+@pytest.mark.parametrize("forged", [2**63 - 1, BASE + 3600 * S, 1])
+def test_a_fetch_from_the_future_commits_nothing_and_keeps_the_follower_from_nothing(forged: int) -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=BASE)
+    leader.fetch("c", -1, request_id=BASE)
+    leader.publish(3)
+    for replica in ("b", "c"):
+        leader.fetch(replica, 2, request_id=forged)
+        assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
+    assert leader.replica.high_watermark == -1
+    leader.now_ns += S
+    leader.fetch("b", 2, request_id=BASE + S)
+    leader.fetch("c", 1, request_id=BASE + S)
+    assert leader.replica.high_watermark == 1
+
+
+def test_a_forged_first_fetch_keeps_the_follower_waiting_for_a_while_only() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=2**63 - 1)
+    leader.publish(1)
+    leader.fetch("c", 0, request_id=BASE + leader.now_ns)
+    start_ns = leader.now_ns
+    while leader.replica.high_watermark < 0:
+        leader.now_ns += S
+        leader.heard()
+        leader.fetch("b", 0, request_id=BASE + leader.now_ns)
+        assert leader.now_ns - start_ns < 10 * S
+    leader.now_ns += S
+    leader.publish(1)
+    leader.fetch("b", 1, request_id=BASE + leader.now_ns)
+    leader.fetch("c", 1, request_id=BASE + leader.now_ns)
+    assert leader.replica.high_watermark == 1
+
+
+def test_ids_of_a_follower_go_with_its_clock_whatever_it_did_before() -> None:
+    follower = Stepped("b").follows(state(leader="a"))
+    fetch = follower.only(do.SendFetch).request_id
+    follower.now_ns += 100 * S
+    follower.step(ev.RequestFailed(fetch, "unreadable"))
+    follower.fire(Deadline.FETCH)
+    assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
