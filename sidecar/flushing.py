@@ -99,7 +99,7 @@ class Flusher:
         if self._flush is not None or self._wanted or self._closed:
             return
         self._began_s = time.monotonic()
-        if self._place.on_loop:
+        if self._place.takes(self._log.unflushed_bytes, False):  # a large one begins while the turn goes on
             self._wanted = True
             self._place.waiting += 1
             self._loop.call_soon(self._begin_in_turn)

@@ -140,6 +140,11 @@ class Log:
         return self._durable_end_offset
 
     @property
+    def unflushed_bytes(self) -> int:
+        """About so much was appended to the active segment since a flush of it last began."""
+        return max(self.segments[-1].size_bytes - self.segments[-1].flushing_bytes, 0)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(s.size_bytes for s in self.segments)
@@ -221,7 +226,7 @@ class Log:
             return None
         seals, self._unsynced = tuple(self._unsynced), []
         active = self.segments[-1]
-        size_bytes = max(active.size_bytes - active.flushing_bytes, 0)
+        size_bytes = self.unflushed_bytes
         active.flushing_bytes = active.size_bytes
         self._flush = Flush(self.storage, active.file, seals, self._new_names, self.log_end_offset, size_bytes)
         self._new_names = False

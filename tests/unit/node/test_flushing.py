@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.errors import StorageError
-from liftpy.log.flush_place import LONG_S, MOST_WAITING, FlushPlace
+from liftpy.log.flush_place import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.proving import FLUSH_FAILED_NAME
@@ -34,6 +34,7 @@ class Bench:
         self.gate = threading.Event()
         self.gate.set()
         self.syncs = 0
+        self.synced = threading.Event()
         self.threads: list[bool] = []
         """Of each sync, whether it ran on the loop."""
         self.fault: Exception | None = None
@@ -51,6 +52,7 @@ class Bench:
             self.threads.append(threading.current_thread() is threading.main_thread())
             assert self.gate.wait(10)
             self.syncs += 1
+            self.synced.set()
             if self.fault is not None:
                 raise self.fault
 
@@ -177,6 +179,24 @@ async def test_a_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.fu
     await until(lambda: bench.flushed == [1, 2], "the second one, in a new segment")
     assert bench.threads[0]
     assert not any(bench.threads[1:])
+    await bench.flusher.close()
+
+
+async def test_a_large_flush_begins_in_a_thread_before_the_turn_ends(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
+    """The turn may be long; the disk works meanwhile."""
+    bench = Bench(pool, place=fast)
+    bench.threads.clear()
+    bench.synced.clear()
+    bench.log.append(build_batch([b"x" * (LARGE_BYTES + 1)], base_offset=0, leader_epoch=1))
+    bench.flusher.appended()
+    assert bench.synced.wait(10), "without a turn of the loop"
+    assert bench.threads == [False]
+    await until(lambda: bench.flushed == [1], "it is told")
+    bench.append()
+    await until(lambda: bench.flushed == [1, 2], "a small one")
+    assert bench.threads == [False, True], "is of what came since"
     await bench.flusher.close()
 
 
