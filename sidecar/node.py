@@ -275,6 +275,8 @@ class Node:
         """Take everything down; return the exit code. May be called after a failed start."""
         began = time.monotonic()
         clean = self._failure is None and self.partitions is not None
+        if self.group is not None:
+            self.group.retire()
         if self._housekeeping is not None:
             await self._housekeeping.close()
         if self._scrub is not None:

@@ -134,6 +134,9 @@ class FeedSubscriber:
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
 
+    def retire(self) -> None:
+        """Nothing to give up."""
+
     async def hand_over(self) -> None:
         """Nothing to hand over."""
 

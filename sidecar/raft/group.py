@@ -36,6 +36,9 @@ class Group(Protocol):
     async def start(self) -> None:
         """Join; returns when the local image is one that the group has had."""
 
+    def retire(self) -> None:
+        """This node is about to stop: it leads the group no more than it does now. Others that stop, too, hand over to nobody."""
+
     async def hand_over(self) -> None:
         """Let another member lead the group, where this one does, and wait until it is known; bounded, best effort."""
 

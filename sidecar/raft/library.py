@@ -166,6 +166,8 @@ class RaftCore(SyncObj):
         """In the running tick: entries, their answers, and something for each."""
         self.on_probation = False
         """It must not campaign; see ``sidecar.raft.probation``."""
+        self.retired = False
+        """It stops soon: it votes, and does not campaign, whoever asks it to. A leadership that it took would be lost at once."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
         others = [Node(i) for i in members if i != node_id]
         super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
@@ -265,8 +267,8 @@ class RaftCore(SyncObj):
             self.hold_election(now + min(away_s, HOLD_S))
 
     def doTick(self, timeToWait: float = 0.0) -> None:
-        """One tick; on probation, with an election that is never due."""
-        if self.on_probation:
+        """One tick; on probation, and before the end, with an election that is never due."""
+        if self.on_probation or self.retired:
             self._SyncObj__raftElectionDeadline = math.inf
         super().doTick(timeToWait)
 

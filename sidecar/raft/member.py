@@ -298,6 +298,10 @@ class RaftMember:
             self._feed.producer.fit(self._connection.max_payload)
         self._transport.sessions.set_online(online)
 
+    def retire(self) -> None:
+        """Take over from nobody, and don't campaign."""
+        self._core.retired = True
+
     async def hand_over(self) -> None:
         """Let another member lead; denied while nobody has all entries, so it is asked for again."""
         self._leaving = True
