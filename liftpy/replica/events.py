@@ -274,6 +274,8 @@ class Deadline(Enum):
     ISR_CHANGE = "isr-change"  # leader: no answer from the metadata group
     PROMOTION = "promotion"  # candidate: progress
 
+    __hash__ = object.__hash__  # by identity, as they are compared: an enum's own is a call into Python, several times an event
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAbsent:

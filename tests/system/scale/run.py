@@ -106,7 +106,7 @@ class Run:
         """What the partitions cost while nothing happens."""
         if not self._sizes.idle_s:
             return
-        await asyncio.sleep(8.0)  # a partition is quiet after ten idle waits
+        await asyncio.sleep(15.0)  # a partition is quiet after ten idle waits
         assert self.cluster.nats is not None
         pids = {**{name: node.pid for name, node in self.cluster.nodes.items()}, "nats-server": self.cluster.nats.pid}
         before = {name: cpu_s(pid) for name, pid in pids.items()}
