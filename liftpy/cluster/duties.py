@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, Question, Said
-from liftpy.cluster.batches import MAX_REQUESTS, answer_of, batch_of
+from liftpy.cluster.batches import MAX_REQUESTS, SENT_TOGETHER, answer_of, batch_of
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.pages import describe, describe_stream
@@ -153,7 +153,7 @@ class MetadataDuties:
         alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._preferred.due(self._image, now_ns))
         many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns))
         requests = [control_request(message) for message in many]
-        batches = [batch_of(requests[first : first + MAX_REQUESTS]) for first in range(0, len(requests), MAX_REQUESTS)]
+        batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:

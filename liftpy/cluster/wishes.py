@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS, batch_of
+from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER, batch_of
 from liftpy.ids import PartitionKey
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -76,7 +76,7 @@ class Wishes:
             return None
         size_bytes = 0
         for waiting in (self._first, self._then):
-            while waiting and len(self._out) < MAX_REQUESTS:
+            while waiting and len(self._out) < SENT_TOGETHER:
                 slot = next(iter(waiting))
                 added = waiting[slot].request.ByteSize() + 8
                 if self._out and size_bytes + added > MAX_BATCH_BYTES:

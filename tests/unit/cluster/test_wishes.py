@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.wishes import Wishes
 from liftpy.ids import PartitionKey
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -56,13 +56,13 @@ def test_thousands_leave_in_few_batches_one_at_a_time() -> None:
     batches = 0
     while (batch := asked.wishes.take()) is not None:
         assert asked.wishes.take() is None, "one batch is out"
-        assert len(batch.batch.requests) <= MAX_REQUESTS
+        assert len(batch.batch.requests) <= SENT_TOGETHER
         assert batch.ByteSize() <= 64 * 1024
         sent += numbers(batch)
         batches += 1
         asked.wishes.answered(OK)
     assert sent == list(range(3000))
-    assert batches <= 3000 / MAX_REQUESTS + 1
+    assert batches <= 3000 / SENT_TOGETHER + 1
     assert len(asked.answers) == 3000
 
 
