@@ -36,8 +36,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     before = (core.log.last_index, core.raftLastApplied)
     core.doTick(0)
     if core.leads and (core.log.last_index, core.raftLastApplied) != before:
-        core.send_now()
-        core.doTick(0)
+        core.send_at_once()
     if core.failure is not None:
         raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure
     transport.sync()

@@ -165,6 +165,8 @@ class RaftCore(SyncObj):
         """It was late, and not believed."""
         self._applied_bytes = 0
         """In the running tick: entries, their answers, and something for each."""
+        self._goes_on = False
+        """It is the second part of a tick, which is bounded as a whole."""
         self.on_probation = False
         """It must not campaign; see ``sidecar.raft.probation``."""
         self.retired = False
@@ -245,10 +247,6 @@ class RaftCore(SyncObj):
             answered[node] = before
         return done
 
-    def send_now(self) -> None:
-        """Leader: let the next tick send, without waiting for the append period."""
-        self._SyncObj__newAppendEntriesTime = 0
-
     def cancel_snapshot(self, node: Node) -> None:
         """A snapshot that is being sent to ``node`` begins anew next time, instead of going on in the middle."""
         self._SyncObj__serializer.cancelTransmisstion(node)
@@ -272,6 +270,15 @@ class RaftCore(SyncObj):
         if self.on_probation or self.retired:
             self._SyncObj__raftElectionDeadline = math.inf
         super().doTick(timeToWait)
+
+    def send_at_once(self) -> None:
+        """Leader: the log has moved, so what there is to send leaves in this tick, too."""
+        self._SyncObj__newAppendEntriesTime = 0
+        self._goes_on = True
+        try:
+            self.doTick(0)
+        finally:
+            self._goes_on = False
 
     def begin_probation(self) -> None:
         """This member has forgotten what it promised: it leads nothing, and what it promises now is nothing either."""
@@ -311,7 +318,9 @@ class RaftCore(SyncObj):
     def _SyncObj__applyLogEntries(self) -> bool:
         """So much of what is committed as fits into one tick: a member that comes back has thousands of entries to apply, and must
         take and send frames meanwhile. Counted in bytes, which tell how much work it is: time can't be replayed."""
-        committed, self._applied_bytes = self.raftCommitIndex, 0
+        committed = self.raftCommitIndex
+        if not self._goes_on:
+            self._applied_bytes = 0
         try:
             while self.raftLastApplied < committed and self._applied_bytes < APPLIED_PER_TICK_BYTES:
                 following = self.raftLastApplied + 1

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.cluster.batches import SENT_TOGETHER
 from tests.unit.raft.ours import OurNet, our_net
+
+A_REQUEST_BYTES = 100
+"""Or some more: what a replica asks of the group."""
 
 
 def late(net: OurNet, name: str, seconds: float, leader: str) -> int:
@@ -47,3 +51,20 @@ def test_a_member_that_is_always_late_campaigns_all_the_same(tmp_path: Path) -> 
             assert net.now - began < 3.0, "nobody leads, and it does not campaign"
             for name in (near, far):
                 net.tick(name)
+
+
+def test_one_tick_applies_one_batch_of_requests(tmp_path: Path) -> None:
+    """Between two of them the leader sends what keeps the others from campaigning, and everybody listens."""
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        for number in range(12):
+            net.put(lead, b"%d" % number + b"." * (SENT_TOGETHER * A_REQUEST_BYTES))
+        before = {name: member.core.raftLastApplied for name, member in net.up.items()}
+        most, steps = 0, 0
+        while min(member.core.raftLastApplied - before[name] for name, member in net.up.items()) < 12:
+            at = {name: member.core.raftLastApplied for name, member in net.up.items()}
+            net.step()
+            most = max(most, *(member.core.raftLastApplied - at[name] for name, member in net.up.items()))
+            steps += 1
+            assert steps < 500
+        assert 1 <= most <= 2
