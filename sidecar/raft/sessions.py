@@ -3,10 +3,10 @@
 Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
 other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
 an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
-ignored; so are unknown senders. Behind a hello stands what the sender's folder holds: whether its process is trusted is asked
-with every one, before anything else of it is heard. Every frame carries the sender's term, because the library's
-``next_node_idx`` does not; and a frame whose term is out of reach is as if it had not come: a forged one would be adopted, and the next
-election would go beyond what numbers are bounded by, on every member and for good.
+ignored; so are unknown senders. Before a hello goes the list of members: who has another one is refused. Behind it stands what the
+sender's folder holds: whether its process is trusted is asked with every one, before anything else of it is heard. Every frame carries
+the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out of reach is as if it had not come: a
+forged one would be adopted, and the next election would go beyond what numbers are bounded by, on every member and for good.
 
 ``sidecar.raft.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
 """
@@ -36,10 +36,12 @@ TERM_REACH = 1 << 24
 """A term so far ahead of the own one is not heard: a member alone needs months of elections to get there, a forged frame one step.
 A peer that says nothing else is heard when this much, times the seconds for which it has said so, gets there: nobody is left behind."""
 _SAY_EVERY_S = 1.0
+_SAY_LIST_EVERY_S = 10.0
 
 _FRAME = struct.Struct("<BBQQQQ")
 """kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
-_HELLO, _DATA = 1, 2
+_HELLO, _DATA, _MEMBERS = 1, 2, 3
+_MAX_LIST_BYTES = 1024
 _FIRST, _LAST, _NEW = 1, 2, 4
 
 
@@ -58,6 +60,8 @@ class Peer:
     """As its last such hello said; 0 from a version that does not say it."""
     trusted: bool = True
     """What its process says and acknowledges counts: its folder holds what the ones before it knew (``lineage.py``)."""
+    other_list: bool = False
+    """Its settings name other controllers than this member's: there is no session with it."""
     beyond_since: float | None = None
     """Since when it has said only terms that are out of reach; None: what it said last was within."""
     epoch: int = 0
@@ -100,6 +104,7 @@ class Sessions:
     peers: dict[str, Peer] = field(init=False)
     _said_at: float = -1e9
     """When a term that is out of reach was logged last."""
+    _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:
         self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
@@ -147,19 +152,26 @@ class Sessions:
         peer = self.peers.get(node_id)
         if peer is None:
             self.counters["unknown sender"] += 1
+            if frame[:1] == bytes((_MEMBERS,)):
+                self._same_list(node_id, frame[_FRAME.size :], now)
             return
         if len(frame) < _FRAME.size:
             self.counters["short frame"] += 1
             return
         kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
         of_session = kind == _DATA and epoch == peer.epoch and own == peer.own_epoch
-        if term >= MAX_NUMBER or not (of_session or kind == _HELLO):
+        if kind == _MEMBERS:
+            if own == peer.own_epoch:
+                self._list_received(peer, frame[_FRAME.size :], now)
+        elif term >= MAX_NUMBER or not (of_session or kind == _HELLO):
             self.counters["stale frame"] += 1  # or of no session that there can be
         elif not self._reaches(peer, term, own == peer.own_epoch, now):
             self.counters["terms out of reach"] += 1
         elif of_session:
             peer.received_at = now
             self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
+        elif peer.other_list and own == peer.own_epoch:
+            self.counters["hellos refused"] += 1
         else:
             try:
                 peer.trusted = self.judge(node_id, frame[_FRAME.size :], own == peer.own_epoch)
@@ -188,8 +200,34 @@ class Sessions:
             )
         return False
 
+    @property
+    def _list(self) -> bytes:
+        return ", ".join(sorted((self.node_id, *self.peer_ids))).encode()
+
+    def _list_received(self, peer: Peer, said: bytes, now: float) -> None:
+        peer.other_list = not self._same_list(peer.node_id, said, now)
+        if peer.other_list and peer.up:
+            self._end(peer, "another list of controllers")
+
+    def _same_list(self, node_id: str, said: bytes, now: float) -> bool:
+        """Groups of other members would count other majorities: such members refuse each other, and say why."""
+        if said == self._list:
+            return True
+        self.counters["other lists of controllers"] += 1
+        if now - self._list_said_at >= _SAY_LIST_EVERY_S:
+            self._list_said_at = now
+            logger.error(
+                "the controllers are %s here, and %s in the settings of %s: they refuse each other until the lists are the same",
+                self._list.decode(),
+                ascii(said[:_MAX_LIST_BYTES].decode(errors="replace")).strip("'"),
+                node_id[:_MAX_LIST_BYTES],
+            )
+        return False
+
     def _hello(self, peer: Peer, now: float) -> None:
         peer.hello_at = now
+        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, peer.epoch, 0, self.term())
+        self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
         flags = _NEW if self.is_new() else 0
         frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, self.term())
         self.outbox.append((peer.node_id, frame + self.tail_for(peer.node_id)))

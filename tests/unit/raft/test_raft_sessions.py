@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.raft import codec, library
-from sidecar.raft.sessions import CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
+from sidecar.raft.sessions import _FRAME, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
 class Pair:
     """Two members with a bus between them that a test may spoil."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, lists: dict[str, str] | None = None) -> None:
         rng = random.Random(seed)
         self.now = 0.0
         self.got: dict[str, list[bytes]] = {"a": [], "b": []}
@@ -27,7 +27,7 @@ class Pair:
         self.sides = {
             me: Sessions(
                 me,
-                tuple({"a", "b"} - {me}),
+                tuple(sorted(set((lists or {}).get(me, "ab")) - {me})),
                 lambda _, body, __, me=me: self.got[me].append(body) is None,
                 lambda _, up, me=me: self.links[me].append(up),
                 lambda: rng.getrandbits(63),
@@ -257,3 +257,33 @@ def test_no_frame_is_larger_than_a_server_with_a_small_max_payload_takes() -> No
         assert max(len(frame) for _, frame in pair.sides["a"].outbox) < max_payload
         pair.deliver()
     assert pair.got["b"] == [body] * 3
+
+
+@pytest.mark.parametrize("lists", [{"a": "abc", "b": "abd"}, {"a": "ab", "b": "abc"}, {"a": "abc", "b": "bcd"}])
+def test_members_whose_lists_of_controllers_differ_refuse_each_other_and_say_both(
+    lists: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(lists=lists)
+    for _ in range(20):
+        pair.now += HELLO_PERIOD_S * 1.1
+        for side in pair.sides.values():
+            side.poll(pair.now)
+        pair.take()
+        while pair.bus:
+            sender, to, frame = pair.bus.pop(0)
+            if to in pair.sides:
+                pair.sides[to].receive(sender, frame, pair.now)
+            pair.take()
+    assert pair.links == {"a": [], "b": []}
+    said = [record.getMessage() for record in caplog.records if "refuse each other" in record.getMessage()]
+    assert 1 <= len(said) <= 4
+    assert any(", ".join(sorted(lists["a"])) in line and ", ".join(sorted(lists["b"])) in line for line in said)
+
+
+def test_a_list_that_answers_nobody_ends_no_session() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["a"]
+    side.receive("b", bytes((_MEMBERS,)) + bytes(_FRAME.size - 1) + b"x, y", pair.now)
+    assert side.peers["b"].up
+    assert not side.peers["b"].other_list
