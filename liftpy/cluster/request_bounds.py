@@ -7,6 +7,7 @@ Algorithm: a request as a whole, each of its texts and each of its lists has a b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -38,11 +39,22 @@ def _wrong(message: Message, path: str) -> str:
         if field.name == _FOR_PEOPLE:
             setattr(message, field.name, value[: MAX_TEXT_BYTES // 4])
             continue
-        for item in values:
-            wrong = _wrong_item(field, item, where)
+        for member, item in _members(field, values):
+            wrong = _wrong_item(member, item, where)
             if wrong:
                 return wrong
     return ""
+
+
+def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
+    """Each item with the field that describes it; of a map its keys and its values."""
+    kind = field.message_type
+    if kind is None or not kind.GetOptions().map_entry:
+        yield from ((field, item) for item in values)
+        return
+    of_keys, of_values = (kind.fields_by_name[name] for name in ("key", "value"))
+    for key, value in values.items():
+        yield from ((of_keys, key), (of_values, value))
 
 
 def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:

@@ -1,0 +1,26 @@
+"""Bounds of a control request hold for every kind of field, maps included: an ISR change names incarnations in one."""
+
+from __future__ import annotations
+
+from liftpy.cluster.request_bounds import MAX_LIST_LENGTH, MAX_TEXT_BYTES, fit
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def change(incarnations: dict[str, int]) -> pb.ControlRequest:
+    request = pb.ControlRequest()
+    field = next(
+        field
+        for field in request.DESCRIPTOR.fields
+        if field.message_type and "incarnations" in field.message_type.fields_by_name
+    )
+    asked = getattr(request, field.name)
+    asked.SetInParent()
+    for node, incarnation in incarnations.items():
+        asked.incarnations[node] = incarnation
+    return request
+
+
+def test_a_map_of_a_request_is_looked_into() -> None:
+    assert fit(change({"n1": 3, "n2": 7}), 100) == ""
+    assert "longer than" in fit(change({"n1": 3, "x" * (MAX_TEXT_BYTES + 1): 1}), 2000)
+    assert "items" in fit(change({f"n{number}": 1 for number in range(MAX_LIST_LENGTH + 1)}), 2000)
