@@ -13,6 +13,8 @@ from liftpy.errors import InvalidNameError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
+_RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
+"""What may stand in a configuration and on a command line as it is."""
 MAX_SUBJECT_LENGTH = 255
 _SHOWN_LENGTH = 80
 
@@ -32,6 +34,16 @@ def check_name(name: str, what: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
+
+
+def check_publisher_subject(subject: str) -> str:
+    """Return ``subject`` if it is a NATS subject, wildcards included, else raise InvalidNameError."""
+    tokens = subject.split(".")
+    if len(subject) > MAX_SUBJECT_LENGTH or not all(
+        t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
+    ):
+        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
+    return subject
 
 
 def check_data_subject(subject: str, namespace: str) -> str:

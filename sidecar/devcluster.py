@@ -22,7 +22,7 @@ from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.embedded import NatsServer, spawn
-from sidecar.settings import DEFAULT_NAMESPACE, child_environment
+from sidecar.settings import DEFAULT_NAMESPACE, child_environment, quiet_environment
 
 MAX_NODES = 16
 MAX_CONTROLLERS = 3
@@ -216,7 +216,9 @@ class DevCluster:
         names = [f"n{number + 1}" for number in range(self._count)]
         controllers = names[:MAX_CONTROLLERS] if self._count >= MAX_CONTROLLERS else names[:1]
         for name in names:
-            self.nodes[name] = DevNode(name, self._command(name, controllers), self._environment(), self._on_line)
+            self.nodes[name] = DevNode(
+                name, self._command(name, controllers), self._environment(name == names[0]), self._on_line
+            )
 
     def _command(self, name: str, controllers: list[str]) -> list[str]:
         flags = {
@@ -232,10 +234,12 @@ class DevCluster:
             command += [flag, value]
         return command
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, says_if_open: bool) -> dict[str, str]:
+        """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
         checkout = str(Path(__file__).resolve().parent.parent)  # so that it works from there, too, whatever the folder
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
-        return {**child_environment(), "PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
+        ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
+        return {**child_environment(), **ours, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
         """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import nats.errors
 
-from liftpy.client.parser import StrictConnection
+from liftpy.client.parser import StrictConnection, watch_denials
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.rights import RightsWatch
 from sidecar.disk.data_folder import DataFolder
 from sidecar.raft.feed import FeedSubscriber
 from sidecar.raft.group import Group
@@ -55,6 +56,8 @@ class GroupLink:
         """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
         await self._connect()
         settings = self._settings
+        rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
+        watch_denials(self._connection, rights.denied)
         if settings.is_controller:
             self._group = RaftMember(
                 settings.node_id,
@@ -71,6 +74,7 @@ class GroupLink:
         else:
             self._group = FeedSubscriber(settings.node_id, self._connection, self._subjects)
         await self._group.start()
+        rights.started()
         return self._group
 
     async def _connect(self) -> None:

@@ -33,6 +33,7 @@ from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.replication import AnswerRouter
+from sidecar.bus.rights import RightsWatch
 from sidecar.deletions import Deletions
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import open_count, raise_limit
@@ -54,7 +55,7 @@ from sidecar.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
 from sidecar.scrub import Scrub
 from sidecar.services import ServiceDesk
-from sidecar.settings import NodeSettings
+from sidecar.settings import NodeSettings, was_said_to_be_open
 from sidecar.status.report import Reporter
 from sidecar.status.service import StatusService
 from sidecar.tasks import attended, fatal_on
@@ -83,6 +84,7 @@ class Node:
         self.status = StatusService(settings)
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
+        self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._hand_over = False
@@ -116,6 +118,7 @@ class Node:
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
+        self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
         self.group = await self._thread.open(self.fatal)
@@ -148,7 +151,17 @@ class Node:
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _look_at_rights(self, links: Links) -> None:
+        for link in links.all():
+            link.on_denial(self._rights.denied)
+        if not links.replication.asks_who_comes and not was_said_to_be_open():
+            logger.warning(
+                "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
+                "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
+            )
 
     def _build(self, links: Links, group: Group, folder: DataFolder, identity: Identity) -> None:
         settings, bus = self.settings, links.replication

@@ -39,6 +39,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
+from liftpy.wire.subjects import Subjects, check_speaker
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
@@ -47,6 +48,8 @@ _PREFIX = "LIFTPY_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 """Not a setting: what a node that starts itself again says to its next life."""
 _MAX_RESTARTS = 1_000
+_OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
+"""Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -90,11 +93,11 @@ class NodeSettings:
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
-        check_name(self.node_id, "node_id")
+        check_speaker(self.node_id, "node_id")
         check_name(self.namespace, "namespace")
         _check_urls(self.nats)
         for controller in self.controllers:
-            check_name(controller, "controllers:")
+            check_speaker(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
             raise ConfigError("controllers names a node twice")
         if self.rack:
@@ -112,7 +115,7 @@ class NodeSettings:
             raise ConfigError(f"inbox_prefixes: applications are not answered under {self.namespace}., where nodes are")
         if self.credentials.inbox_prefix:
             raise ConfigError(
-                f"inbox_prefix is for applications; a node is answered under {self.namespace}.inbox.{self.node_id}"
+                f"inbox_prefix is for applications; a node is answered under {Subjects(self.namespace).inbox(self.node_id)}"
             )
 
     @property
@@ -160,6 +163,16 @@ def search_path() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether somebody else has warned that this NATS server has no authorization."""
+    return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))
+
+
+def quiet_environment() -> dict[str, str]:
+    """What to add to the environment of a node that need not warn of that again."""
+    return {_OPEN_NATS_SAID: "1"}
 
 
 def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:

@@ -19,17 +19,19 @@ from liftpy.client.parser import make_strict
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.errors import ConfigError, NotFoundError, ProtocolError
+from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.ids import check_name
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
 
+_READY = "LEADER_READY"
 _STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
 
 
@@ -121,9 +123,28 @@ class Client:
         stream = await self._admin.create_stream(name, subject, partitions=partitions, replicas=replicas, config=config)
         self._streams[name] = stream
         if ready_s:
-            options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
-            await asyncio.gather(*(self._reader(name, p.partition, options).bounds(stream.uid) for p in stream.partitions))
+            await asyncio.gather(*(self._led(stream, partition.partition, ready_s) for partition in stream.partitions))
         return stream
+
+    async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+        """Return when its leader takes messages, as it says itself, or as its node does to who may not read."""
+        try:
+            options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
+            await self._reader(stream.name, partition, options).bounds(stream.uid)
+        except NotAllowedError:
+            await self._led_as_nodes_say(stream, partition, ready_s)
+
+    async def _led_as_nodes_say(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+        leader = stream.partitions[partition].leader
+        before = json.dumps({"after": [stream.name, partition - 1]}).encode()
+        async for attempt in retrying(ready_s):
+            with attempt:
+                page = await self._status_page(leader, before, 1.0)
+                said = next(
+                    (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
+                )
+                if said.get("phase") != _READY:
+                    raise UnavailableError(f"{leader} does not lead {stream.name}/{partition} yet")
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name
 from liftpy.wire.inboxes import check_inbox_prefixes
+from liftpy.wire.subjects import check_speaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Credentials:
         if self.inbox_prefix:
             check_inbox_prefixes((f"{self.inbox_prefix}.",))
         if self.principal:
-            check_name(self.principal, "principal")
+            check_speaker(self.principal, "principal")
 
     def nats_options(self) -> dict[str, Any]:
         """Keyword arguments for ``nats.connect``; raise ConfigError if a TLS file can't be used."""

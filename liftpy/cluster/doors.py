@@ -7,7 +7,8 @@ Constraint: the table is whole. A request of a kind that is in no row is refused
 that there are.
 
 Worked example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is refused, and so it is within a batch;
-``deleteStream`` on ``<ns>.info`` is refused; ``passOver``, which only the metadata leader proposes, is refused wherever it comes from.
+``deleteStream`` on ``<ns>.info`` is refused; anything on ``<ns>.control.admin.read``, where who may read may publish as well, is
+refused; ``passOver``, which only the metadata leader proposes, is refused wherever it comes from.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from enum import Enum
 
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import PARTITION_WORDS
 
 MAX_NAMED_LENGTH = 64
 
@@ -48,6 +50,8 @@ BY_NOBODY_ELSE = frozenset({"unfenceNode", "passOver", "concludeElection"})
 def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     """Why ``request`` may not be asked for there by ``who`` (the name in the subject), '' if it may."""
     kind = request.WhichOneof("request") or "a request of an unknown kind"
+    if door is not Door.INFO and who in PARTITION_WORDS:
+        return f"nobody is called {who!r}: who may read may publish on this subject as well"
     if kind in READS:
         return ""
     if door is Door.NODE and kind == "batch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 
@@ -21,7 +22,7 @@ class Subjects:
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
         if self.principal:
-            check_name(self.principal, "principal")
+            check_speaker(self.principal, "principal")
 
     def replicate(self, stream: str, partition: int) -> str:
         """Followers fetch here; the partition's leader listens."""
@@ -94,13 +95,22 @@ class Subjects:
 
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
-_PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
+PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
+"""With which the subjects of partitions end. No node and no principal is called so: who may publish on ``<ns>.*.*.read`` would
+speak for it on ``<ns>.control.node.read``."""
+
+
+def check_speaker(name: str, what: str) -> str:
+    """Return ``name`` if a node or a principal may be called so, else raise InvalidNameError naming ``what``."""
+    if name in PARTITION_WORDS:
+        raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
+    return check_name(name, what)
 
 
 def is_protocol_shaped(subject: str) -> bool:
     """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
     tokens = subject.split(".")
-    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in _PARTITION_WORDS))
+    return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
 
 
 def data_subject(stream_subject: str, partition: int) -> str:

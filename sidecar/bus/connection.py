@@ -22,7 +22,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from liftpy.client.parser import StrictConnection
+from liftpy.client.parser import Denied, StrictConnection
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.parser import Sink, SinkParser
@@ -41,7 +41,10 @@ _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
 _LONGEST_HEARING_S = 16.0
 _PING_INTERVAL_S = 2
-_PRIVATE = ("_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport")
+_PRIVATE = (
+    "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
+    "_server_info",
+)  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 
@@ -267,6 +270,15 @@ class BusConnection(StrictConnection):
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each reconnect."""
         self._on_reconnect.append(callback)
+
+    def on_denial(self, callback: Denied) -> None:
+        """Call ``callback`` when the server refuses a publish or a subscription."""
+        self._parser.denials.append(callback)
+
+    @property
+    def asks_who_comes(self) -> bool:
+        """Whether the server wants credentials; where it does not, everybody may do everything."""
+        return bool(self._server_info.get("auth_required"))
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback`` with whether the connection is up, each time when it is lost and when it is back."""

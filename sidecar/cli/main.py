@@ -31,6 +31,7 @@ COMMANDS = {
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "controllers": ("sidecar.cli.controllers", "Show the metadata group."),
+    "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
     "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
 }

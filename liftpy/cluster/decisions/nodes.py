@@ -15,8 +15,8 @@ from liftpy.cluster.image import NodeImage
 from liftpy.cluster.records import NodeChanged, NodeRemoved
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
 from liftpy.errors import InvalidNameError
-from liftpy.ids import check_name
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import check_speaker
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 1000
@@ -125,7 +125,7 @@ def remove_node(draft: Draft, request: pb.RemoveNode) -> Decision:
 
 def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
     try:
-        check_name(request.nodeId, "node id")
+        check_speaker(request.nodeId, "node id")
     except InvalidNameError as error:
         return str(error)
     for what in ("rack", "version", "statusAddress", "folderId"):

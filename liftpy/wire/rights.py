@@ -1,0 +1,156 @@
+"""Who publishes and subscribes where: the one table of subjects, and the NATS rights of each role that follow from it. Pure.
+
+Goal: nobody has to find out by trying what a user must be allowed, and nobody is allowed more. Constraint: every subject that the code
+builds has a row (a test compares them with ``Subjects`` and looks for subjects that are built elsewhere).
+
+Algorithm: a role's rights are the rows where it stands. A node has everything below the namespace in one pattern. NATS's wildcards are
+whole tokens, so a pattern such as ``<ns>.*.*.read`` is also ``<ns>.control.admin.read``: no node and no principal has one of the words
+with which the subjects of partitions end, and controllers refuse those (``liftpy.cluster.doors``).
+
+Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and ``liftpy.orders.*.read.*``, and
+subscribe to ``_INBOX.>``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from liftpy.wire.subjects import data_subject
+
+RESPONSES_MAX = 1_000
+"""Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
+RESPONSES_EXPIRE_S = 30
+_MAX_LISTED_PARTITIONS = 64
+
+
+class Role(Enum):
+    """What a NATS user is for."""
+
+    PUBLISHER = "publisher"
+    READER = "reader"
+    NODE = "node"
+    OPERATOR = "operator"
+    STATUS = "status"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose.
+    ``pattern``: with {ns}, {stream}, {principal}, {data} and {inbox} to be filled in."""
+
+    built_by: str
+    pattern: str
+    publish: frozenset[Role]
+    subscribe: frozenset[Role]
+
+
+def _use(built_by: str, pattern: str, publish: tuple[Role, ...], subscribe: tuple[Role, ...] = (Role.NODE,)) -> Use:
+    return Use(built_by, pattern, frozenset(publish), frozenset(subscribe))
+
+
+_READERS = (Role.READER, Role.SERVICE)
+_APPLICATIONS = (Role.PUBLISHER, Role.READER, Role.OPERATOR, Role.STATUS, Role.SERVICE)
+USES = (
+    _use("replicate", "{ns}.{stream}.*.replicate", (Role.NODE,)),
+    _use("offset", "{ns}.{stream}.*.offset", (Role.NODE,)),
+    _use("read", "{ns}.{stream}.*.read", _READERS),
+    _use("read_from", "{ns}.{stream}.*.read.*", _READERS),
+    _use("notify", "{ns}.notify.*", (Role.NODE,)),
+    _use("info", "{ns}.info", (Role.READER, Role.OPERATOR, Role.STATUS, Role.SERVICE)),
+    _use("control_admin", "{ns}.control.admin{principal}", (Role.OPERATOR,)),
+    _use("control_node", "{ns}.control.node.*", (Role.NODE,)),
+    _use("raft", "{ns}.raft.*.*", (Role.NODE,)),
+    _use("feed", "{ns}.feed", (Role.NODE,)),
+    _use("feed_snapshot", "{ns}.feed.snapshot", (Role.NODE,)),
+    _use("inbox", "{ns}.inbox.*.>", (Role.NODE,)),
+    _use("status", "{ns}.status.*", (Role.OPERATOR, Role.STATUS, Role.NODE)),
+    _use("service", "{ns}.service.*", (Role.SERVICE,)),
+    _use("data_subject", "{data}", (Role.PUBLISHER, Role.SERVICE)),
+    _use("", "{inbox}.>", (Role.NODE,), _APPLICATIONS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a user's rights are about. ``streams``: empty means all; ``data_subjects``: what publishers publish on and streams are
+    attached to, wildcards included; ``inbox_prefix``: without a dot at the end."""
+
+    namespace: str = "liftpy"
+    streams: tuple[str, ...] = ()
+    data_subjects: tuple[str, ...] = ()
+    inbox_prefix: str = "_INBOX"
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Subjects, wildcards included. ``responses``: (at most so many, within so many seconds) to who asked; None: not needed."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    responses: tuple[int, int] | None = None
+
+
+def rights_of(role: Role, scope: Scope) -> Rights:
+    """What NATS has to allow a user of that role, and nothing else."""
+    publish = _subjects(scope, [use for use in USES if role in use.publish])
+    subscribe = _subjects(scope, [use for use in USES if role in use.subscribe])
+    if role is not Role.NODE:
+        return Rights(publish, subscribe)
+    everything = f"{scope.namespace}.>"
+    own = f"{scope.namespace}."
+    return Rights(
+        (everything, *(subject for subject in publish if not subject.startswith(own))),
+        (everything, *(subject for subject in subscribe if not subject.startswith(own))),
+        (RESPONSES_MAX, RESPONSES_EXPIRE_S),
+    )
+
+
+def _subjects(scope: Scope, uses: list[Use]) -> tuple[str, ...]:
+    fills = {
+        "ns": (scope.namespace,),
+        "stream": scope.streams or ("*",),
+        "principal": (f".{scope.principal}" if scope.principal else "",),
+        "data": scope.data_subjects,
+        "inbox": (scope.inbox_prefix,),
+    }
+    found: dict[str, None] = {}
+    for use in uses:
+        patterns = [use.pattern]
+        for name, values in fills.items():
+            place = "{" + name + "}"
+            patterns = [p.replace(place, value) for p in patterns for value in (values if place in p else ("",))]
+        found |= dict.fromkeys(patterns)
+    return tuple(found)
+
+
+def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
+    """What a publisher of a stream publishes on, one subject for each partition; with a wildcard where there are very many."""
+    if partitions > _MAX_LISTED_PARTITIONS:
+        return subject, f"{subject}.*"
+    return tuple(data_subject(subject, number) for number in range(partitions))
+
+
+def as_nats_conf(rights: Rights) -> str:
+    """The ``permissions`` of a user in a nats-server configuration."""
+    lines = ["permissions: {", _allow("publish", rights.publish), _allow("subscribe", rights.subscribe)]
+    if rights.responses is not None:
+        lines.append(f'  allow_responses: {{ max: {rights.responses[0]}, expires: "{rights.responses[1]}s" }}')
+    return "\n".join([*lines, "}"])
+
+
+def _allow(what: str, subjects: tuple[str, ...]) -> str:
+    quoted = ", ".join(f'"{subject}"' for subject in subjects)
+    return f"  {what}: {{ allow: [{quoted}] }}"
+
+
+def as_nsc(rights: Rights, user: str) -> str:
+    """The command of ``nsc`` that gives them to a user."""
+    words = [f"nsc edit user --name {user}"]
+    words += [f"--allow-pub '{subject}'" for subject in rights.publish]
+    words += [f"--allow-sub '{subject}'" for subject in rights.subscribe]
+    if rights.responses is not None:
+        words.append(f"--allow-pub-response={rights.responses[0]} --response-ttl {rights.responses[1]}s")
+    return " \\\n  ".join(words)

@@ -1,0 +1,55 @@
+"""``liftpy rights``: which rights NATS has to give a user, for the configuration of nats-server or for nsc."""
+
+from __future__ import annotations
+
+import click
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name, check_publisher_subject
+from liftpy.wire.rights import Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from sidecar.cli.options import connection_options
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+
+@click.command()
+@click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the user is for.")
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Of these streams only; may be given several times.")
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    metavar="SUBJECT",
+    help="Data subjects, wildcards allowed: a publisher's, or those that a node's streams are attached to.  [default: those of "
+    "--stream, as the cluster says; for a node all]",
+)
+@click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
+@connection_options
+def rights(role: str, streams: tuple[str, ...], subjects: tuple[str, ...], form: str, target: Target) -> None:
+    """Print the rights of one NATS user.
+
+    With --inbox-prefix the user is answered under inboxes of its own (its client needs the same option), with --principal an
+    operator's changes carry its name. Only a publisher's --stream without --subject asks the cluster.
+    """
+    wanted = Role(role)
+    for name in streams:
+        check_name(name, "stream")
+    for subject in subjects:
+        check_publisher_subject(subject)
+    if wanted is Role.PUBLISHER and not subjects:
+        if not streams:
+            raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
+        subjects = with_client(target, lambda client: _subjects_of(client, streams))
+    if wanted is Role.NODE and not subjects:
+        subjects = (">",)
+    scope = Scope(
+        target.namespace, streams, subjects, target.credentials.inbox_prefix or "_INBOX", target.credentials.principal
+    )
+    found = rights_of(wanted, scope)
+    click.echo(as_nats_conf(found) if form == "nats-conf" else as_nsc(found, target.credentials.principal or role))
+
+
+async def _subjects_of(client: Client, streams: tuple[str, ...]) -> tuple[str, ...]:
+    described = [await client.stream(name) for name in streams]
+    return tuple(s for stream in described for s in partition_subjects(stream.subject, len(stream.partitions)))

@@ -1,0 +1,279 @@
+"""A cluster on a nats-server whose users have the rights of their roles, as ``liftpy rights`` prints them: what each has to do works,
+and each subject that it must not reach is denied."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from conftest import show
+
+from liftpy.client import Client, Credentials, connect
+from liftpy.client.parser import watch_denials
+from liftpy.client.transport import Transport, open_connection
+from liftpy.errors import NotAllowedError
+from liftpy.service import Service
+from liftpy.service.host import ServiceHost
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire.rights import USES, Role, Scope, as_nats_conf, rights_of
+from sidecar.devcluster import DevCluster
+from sidecar.embedded import NatsServer
+
+pytestmark = pytest.mark.processes
+
+NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
+SCOPES = {
+    Role.NODE: Scope(NS, data_subjects=("shop.>",)),
+    Role.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
+    Role.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
+    Role.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
+    Role.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
+    Role.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
+}
+
+
+def configuration() -> str:
+    users = [f"{{ user: {r.value}, password: {r.value}-secret, {as_nats_conf(rights_of(r, s))} }}" for r, s in SCOPES.items()]
+    return "authorization: { users: [\n" + "\n".join(users) + "\n] }\n"
+
+
+def credentials(role: Role) -> Credentials:
+    scope = SCOPES[role]
+    return Credentials(
+        user=role.value, password=f"{role.value}-secret", inbox_prefix=scope.inbox_prefix, principal=scope.principal
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with NatsServer(config=configuration()) as server:
+        user = {"LIFTPY_USER": "node", "LIFTPY_PASSWORD": "node-secret"}
+        with DevCluster(3, nats_url=server.url, namespace=NS, settings=user, on_line=show) as running:
+            asyncio.run(make_streams(running))
+            yield running
+
+
+async def make_streams(cluster: DevCluster) -> None:
+    async with await as_role(cluster, Role.OPERATOR) as operator:
+        await operator.create_stream(STREAM, SUBJECT, ready_s=0)
+        await operator.create_stream("out", OUT, ready_s=0)
+
+
+async def as_role(cluster: DevCluster, role: Role) -> Client:
+    return await connect(cluster.nats_url, NS, credentials=credentials(role))
+
+
+def liftpy(cluster: DevCluster, role: Role, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    scope = SCOPES[role]
+    flags = ["--nats", cluster.nats_url, "--namespace", NS, "--user", role.value, "--inbox-prefix", scope.inbox_prefix]
+    flags += ["--principal", scope.principal] if scope.principal else []
+    return subprocess.run(
+        [sys.executable, "-c", _MAIN, *words, *flags],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"LIFTPY_PASSWORD": f"{role.value}-secret", "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin"},
+    )
+
+
+_MAIN = "from sidecar.cli.main import main; main()"
+
+
+class Count(Service):
+    """How many records there were; says each number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.count = int(snapshot or b"0")
+
+    def on_record(self, record: Any) -> None:
+        self.count += 1
+        self.emit(b"%d" % self.count)
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.count
+
+
+async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Path) -> None:
+    plain = await nats.connect(
+        cluster.nats_url, user="publisher", password="publisher-secret", inbox_prefix=b"_INBOX_publisher"
+    )
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                answer = json.loads((await plain.request(SUBJECT, b"plain", timeout=2)).data)
+                break
+            except nats.errors.NoRespondersError:
+                await asyncio.sleep(0.05)
+        assert (answer["stream"], answer["seq"]) == (STREAM, 1)
+        async with await as_role(cluster, Role.PUBLISHER) as client, await client.publisher(STREAM, subject=SUBJECT) as p:
+            ack = await p.publish(b"ours")
+            assert ack is not None
+            assert ack.offset == 1
+        async with await as_role(cluster, Role.READER) as reader:
+            values = [record.value async for record in reader.consume(STREAM, until="end")]
+            assert values == [b"plain", b"ours"]
+            assert (await reader.bounds(STREAM)).end_offset == 2
+            assert (await reader.stream(STREAM)).subject == SUBJECT
+        await _a_service_works(cluster, tmp_path)
+        async with await as_role(cluster, Role.STATUS) as status:
+            for node in cluster.nodes:
+                report = await status.node_status(node)
+                assert "refused by NATS's rights" not in report["counters"], "a node was denied something"
+                assert not [kind for kind in report["nats"]["errors"] if "rights" in kind]
+    assert not [
+        line for node in cluster.nodes.values() for line in node.log if "does not let" in line or "lets everybody" in line
+    ]
+    await plain.close()
+
+
+async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
+    connection = await open_connection(cluster.nats_url, credentials=credentials(Role.SERVICE))
+    async with await as_role(cluster, Role.OPERATOR) as operator:
+        leader = (await operator.stream(STREAM)).partitions[0].leader
+    settings = ServiceSettings(service="count", stream=STREAM, node=leader, data=folder, output_stream="out")
+    host = ServiceHost(Count, settings, Transport(connection), NS)
+    running = asyncio.create_task(host.run())
+    async with await connect(cluster.nats_url, NS, credentials=credentials(Role.SERVICE)) as reader:
+        said = [record.value async for record in reader.consume("out", until=1)]
+    assert said == [b"1", b"2"]
+    host.stop()
+    await running
+    await connection.close()
+
+
+def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
+    made = liftpy(cluster, Role.OPERATOR, "stream", "create", "more", "--subject", "shop.more")
+    assert made.returncode == 0, made.stderr
+    shown = liftpy(cluster, Role.STATUS, "status", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert all(node["answers"] for node in json.loads(shown.stdout)["nodes"])
+    read = liftpy(cluster, Role.READER, "consume", STREAM, "--until", "end", "--json")
+    assert read.returncode == 0, read.stderr
+    assert liftpy(cluster, Role.OPERATOR, "stream", "delete", "more", "--yes").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        (Role.READER, ("stream", "create", "mine", "--subject", "shop.mine")),
+        (Role.STATUS, ("stream", "delete", STREAM, "--yes")),
+        (Role.PUBLISHER, ("status",)),
+        (Role.STATUS, ("consume", STREAM, "--until", "end")),
+    ],
+)
+def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: Role, words: tuple[str, ...]) -> None:
+    done = liftpy(cluster, role, *words)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "NATS does not let this user publish on acme." in done.stderr
+
+
+async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
+    async with await as_role(cluster, Role.PUBLISHER) as client, asyncio.timeout(1):
+        for work in (client.list_streams(), client.bounds(STREAM), client.node_status("n1"), client.delete_stream(STREAM)):
+            with pytest.raises(NotAllowedError, match="does not let this user"):
+                await work
+        with pytest.raises(NotAllowedError):
+            _ = [record async for record in client.consume(STREAM)]
+
+
+def forged(role: Role) -> list[str]:
+    """A subject of every row where the role has no place, under names that are there."""
+    names = {"ns": NS, "stream": STREAM, "data": "shop.other", "inbox": "_INBOX_somebody"}
+    found = []
+    for use in USES:
+        for principal in ("", ".bob"):
+            subject = use.pattern.format(**names, principal=principal)
+            for name in ("n1", "0"):
+                found.append(subject.replace("*", name).replace(">", "x.1"))
+    others = [
+        f"{NS}.{STREAM}.0.replicate",
+        f"{NS}.other.0.read",
+        f"{NS}.other.0.read.n1",
+        f"{NS}.raft.n1.n2",
+        "$SYS.REQ.SERVER.PING",
+    ]
+    own = rights_of(role, SCOPES[role]).publish
+    return sorted({s for s in (*found, *others) if not any(_matches(pattern, s) for pattern in own)})
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    tokens, given = pattern.split("."), subject.split(".")
+    if tokens[-1] == ">":
+        tokens, given = tokens[:-1], given[: len(tokens) - 1] if len(given) >= len(tokens) else []
+    return len(tokens) == len(given) and all(t in ("*", g) for t, g in zip(tokens, given, strict=True))
+
+
+@pytest.mark.parametrize("role", sorted(set(Role) - {Role.NODE}, key=lambda role: role.value))
+async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: Role) -> None:
+    subjects = forged(role)
+    assert len(subjects) >= 15
+    listened = [
+        f"{NS}.>",
+        ">",
+        SUBJECT,
+        f"{NS}.inbox.>",
+        f"{NS}.raft.n1.*",
+        "_INBOX.>",
+        "_INBOX_somebody.>",
+        f"{NS}.feed",
+        "$SYS.>",
+    ]
+    denied: set[tuple[bool, str]] = set()
+    connection = await open_connection(cluster.nats_url, credentials=credentials(role))
+    watch_denials(connection, lambda is_publish, subject: denied.add((is_publish, subject)))
+    for subject in subjects:
+        await connection.publish(subject, b"forged", reply=f"{SCOPES[role].inbox_prefix}.1")
+    for subject in listened:
+        await connection.subscribe(subject)
+    await connection.flush()
+    await connection.flush()
+    await connection.close()
+    assert {subject for is_publish, subject in denied if is_publish} == set(subjects)
+    assert {subject for is_publish, subject in denied if not is_publish} == set(listened)
+
+
+@pytest.mark.parametrize("lacking", ["publish", "subscribe"])
+def test_a_node_without_its_rights_ends_and_says_which(lacking: str, tmp_path: Path) -> None:
+    what, instead = ("publish: { allow: [", "info") if lacking == "publish" else ("subscribe: { allow: [", "inbox.>")
+    rights = as_nats_conf(rights_of(Role.NODE, SCOPES[Role.NODE])).replace(f'{what}"acme.>"', f'{what}"acme.{instead}"')
+    with NatsServer(config=f"authorization: {{ users: [ {{ user: node, password: secret, {rights} }} ] }}") as server:
+        done = _node(server.url, tmp_path, LIFTPY_USER="node", LIFTPY_PASSWORD="secret")
+    assert done.returncode == 1, done.stderr
+    assert f"NATS does not let this node {lacking} on acme." in done.stderr
+    assert "liftpy rights --role node --namespace acme" in done.stderr
+
+
+def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **environment: str) -> Any:
+    flags = ["--node-id", "n1", "--controllers", "n1", "--data", str(folder / "n1"), "--nats", url, "--namespace", NS, "--json"]
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin", **environment}
+    command = [sys.executable, "-m", "sidecar", *flags]
+    if until is None:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        assert until(process.stdout.readline())
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_a_start_without_authorization_says_so_once(tmp_path: Path) -> None:
+    with NatsServer() as server:
+        done = _node(server.url, tmp_path, until=lambda line: '"ready"' in line)
+    warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and "lets everybody in" in line]
+    assert len(warnings) == 1, done.stderr
+    assert done.stderr.count("liftpy rights") == 1

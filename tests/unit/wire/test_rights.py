@@ -1,0 +1,133 @@
+"""The table of subjects is whole, and the rights that follow from it are those of the roles and no more."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from liftpy.cluster.doors import Door, refusal
+from liftpy.errors import ConfigError
+from liftpy.testing.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
+from liftpy.wire import subjects as built
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.rights import USES, Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.wire.subjects import PARTITION_WORDS, Subjects, check_speaker
+from sidecar.cli.main import liftpy
+
+ROOT = Path(__file__).resolve().parents[3]
+LISTENERS_ONLY = {"raft_inbox": "raft", "control_admin_all": "control_admin", "inboxes": "inbox"}
+"""Functions that build what is subscribed to where another one builds what is published on."""
+ARGUMENTS = {"stream": "orders", "partition": 0, "node_id": "n1", "to": "n1", "sender": "n2"}
+
+
+def matches(pattern: str, subject: str) -> bool:
+    tokens = [{"*": r"[^.]+", ">": r".+"}.get(t, re.escape(t)) for t in pattern.split(".")]
+    return re.fullmatch(r"\.".join(tokens), subject) is not None
+
+
+def build(name: str) -> list[str]:
+    function = getattr(Subjects(), name)
+    made = function(**{p: ARGUMENTS[p] for p in inspect.signature(function).parameters})
+    return [made] if isinstance(made, str) else list(made)
+
+
+def test_every_subject_that_is_built_has_a_row() -> None:
+    functions = {name for name, _ in inspect.getmembers(Subjects, inspect.isfunction) if not name.startswith("_")}
+    rows = {use.built_by for use in USES} - {"", "data_subject"}
+    assert functions - set(LISTENERS_ONLY) == rows
+    assert hasattr(built, "data_subject")
+    for name in rows:
+        (use,) = (use for use in USES if use.built_by == name)
+        pattern = use.pattern.format(ns="liftpy", stream="*", principal="", data="", inbox="")
+        for subject in build(name):
+            assert matches(pattern, subject if name != "inbox" else f"{subject}.x"), (pattern, subject)
+
+
+def test_subjects_are_built_in_one_place() -> None:
+    """No other module puts a namespace in front of something."""
+    found = []
+    for path in [*(ROOT / "liftpy").rglob("*.py"), *(ROOT / "sidecar").rglob("*.py")]:
+        if "_pb" in path.parts or path.name in ("subjects.py", "rights.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                text = ast.unparse(node)
+                if re.search(r"namespace\}\.(?!\{door|>|,| )", text):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
+    fake = [line for line in found if "fake_node" in line]
+    assert len(fake) <= 2, "the wildcard subscriptions of a node for tests"
+    assert [line for line in found if line not in fake and "raise" not in line and "startswith" not in line] == []
+
+
+def test_who_may_do_what_on_the_wire() -> None:
+    scope = Scope("ns", ("orders",), ("shop.orders",), "_INBOX_me", "me")
+    assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in Role} == {
+        "publisher": ("shop.orders", "|", "_INBOX_me.>"),
+        "reader": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "|", "_INBOX_me.>"),
+        "node": ("ns.>", "_INBOX_me.>", "|", "ns.>", "shop.orders"),
+        "operator": ("ns.info", "ns.control.admin.me", "ns.status.*", "|", "_INBOX_me.>"),
+        "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
+        "service": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "ns.service.*", "shop.orders", "|", "_INBOX_me.>"),
+    }
+
+
+def test_where_a_pattern_reaches_further_than_its_row() -> None:
+    """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
+    words = ["x", *PARTITION_WORDS]
+    for role in set(Role) - {Role.NODE}:
+        allowed = rights_of(role, Scope()).publish
+        for use in USES:
+            if role in use.publish or not use.pattern.startswith("{ns}"):
+                continue
+            pattern = use.pattern.format(ns="liftpy", stream="x", principal=".*")
+            for word in words:
+                subject = pattern.replace("*", word).replace(">", word)
+                if any(matches(a, subject) for a in allowed):
+                    assert word in PARTITION_WORDS, (role, subject, "a name that anybody may have")
+
+
+@pytest.mark.parametrize("word", sorted(PARTITION_WORDS))
+def test_nobody_is_called_like_the_end_of_a_subject(word: str) -> None:
+    for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
+        assert refusal(Door.ADMIN, word, request)
+        assert refusal(Door.ADMIN, "alice", request) == ""
+    assert refusal(Door.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
+    assert refusal(Door.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
+    with pytest.raises(ConfigError, match="choose another"):
+        check_speaker(word, "node")
+
+
+def test_partitions_have_subjects_of_their_own() -> None:
+    assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
+    assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(liftpy, ["rights", *arguments], catch_exceptions=True)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return done.output.strip()
+
+
+def test_the_command_prints_them() -> None:
+    assert run("--role", "status", "--namespace", "ns") == (
+        'permissions: {\n  publish: { allow: ["ns.info", "ns.status.*"] }\n  subscribe: { allow: ["_INBOX.>"] }\n}'
+    )
+    assert run("--role", "reader", "--stream", "a", "--stream", "b", "--format", "nsc", "--principal", "bob").startswith(
+        "nsc edit user --name bob \\\n  --allow-pub 'liftpy.a.*.read' \\\n  --allow-pub 'liftpy.b.*.read'"
+    )
+    assert "allow_responses: { max: " in run("--role", "node")
+    assert "--allow-pub-response=" in run("--role", "node", "--format", "nsc")
+    assert '"shop.>"' in run("--role", "publisher", "--subject", "shop.>")
+    assert as_nats_conf(rights_of(Role.NODE, Scope())).startswith("permissions")
+    assert "--response-ttl" in as_nsc(rights_of(Role.NODE, Scope()), "n")
+
+
+@pytest.mark.parametrize("subject", ['a"b', "a b", "a..b", "", "a\\", "'", "a.>.b"])
+def test_what_is_no_subject_is_refused(subject: str) -> None:
+    done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--subject", subject])
+    assert isinstance(done.exception, ConfigError)
