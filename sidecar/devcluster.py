@@ -22,7 +22,7 @@ from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.embedded import NatsServer, spawn
-from sidecar.settings import DEFAULT_NAMESPACE, child_environment, quiet_environment
+from sidecar.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
 
 MAX_NODES = 16
 MAX_CONTROLLERS = 3
@@ -217,14 +217,13 @@ class DevCluster:
         controllers = names[:MAX_CONTROLLERS] if self._count >= MAX_CONTROLLERS else names[:1]
         for name in names:
             self.nodes[name] = DevNode(
-                name, self._command(name, controllers), self._environment(name == names[0]), self._on_line
+                name, self._command(name, controllers), self._environment(name, name == names[0]), self._on_line
             )
 
     def _command(self, name: str, controllers: list[str]) -> list[str]:
         flags = {
             "--node-id": name,
             "--data": str(self.data / name),
-            "--nats": self._node_nats_urls.get(name, self.nats_url),
             "--namespace": self.namespace,
             "--controllers": ",".join(controllers),
             "--status-port": "0",
@@ -234,12 +233,13 @@ class DevCluster:
             command += [flag, value]
         return command
 
-    def _environment(self, says_if_open: bool) -> dict[str, str]:
+    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
         """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
         checkout = str(Path(__file__).resolve().parent.parent)  # so that it works from there, too, whatever the folder
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
+        nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
         ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
-        return {**child_environment(), **ours, **({} if says_if_open else quiet_environment())}
+        return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
         """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.

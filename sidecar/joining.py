@@ -45,6 +45,11 @@ class GroupLink:
             raise ConfigError(
                 "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
             )
+        if not settings.is_controller and (folder.raft / "journal").exists():
+            raise ConfigError(
+                f"controllers = {', '.join(settings.controllers)} lacks this node: {settings.node_id} is a member of the metadata "
+                f"group, as its folder {folder.raft} shows; name it, or start under another id with a folder of its own"
+            )
         self._settings = settings
         self._folder = folder
         self._subjects = subjects

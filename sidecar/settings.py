@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.urls import check_urls, shown
 from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
@@ -57,13 +58,13 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 class Target:
     """How a command reaches a cluster: servers, namespace, credentials."""
 
-    nats: tuple[str, ...] = (DEFAULT_NATS,)
+    nats: tuple[str, ...] = field(default=(DEFAULT_NATS,), repr=False)
     namespace: str = DEFAULT_NAMESPACE
     credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
-        _check_urls(self.nats)
+        check_urls(self.nats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class NodeSettings:
 
     node_id: str
     data: Path
-    nats: tuple[str, ...] = (DEFAULT_NATS,)
+    nats: tuple[str, ...] = field(default=(DEFAULT_NATS,), repr=False)
     namespace: str = DEFAULT_NAMESPACE
     credentials: Credentials = field(default_factory=Credentials)
     controllers: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class NodeSettings:
     def __post_init__(self) -> None:
         check_speaker(self.node_id, "node_id")
         check_name(self.namespace, "namespace")
-        _check_urls(self.nats)
+        check_urls(self.nats)
         for controller in self.controllers:
             check_speaker(controller, "controllers:")
         if len(set(self.controllers)) != len(self.controllers):
@@ -175,6 +176,17 @@ def quiet_environment() -> dict[str, str]:
     return {_OPEN_NATS_SAID: "1"}
 
 
+def credentials_environment(credentials: Credentials) -> dict[str, str]:
+    """The settings that give a child process these credentials; none of them shows in the list of processes."""
+    values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
+    return {_PREFIX + name.upper(): value for name, value in values.items() if value}
+
+
+def nats_environment(url: str) -> dict[str, str]:
+    """The same for where a child process connects: a URL may hold a password."""
+    return {_PREFIX + "NATS": url}
+
+
 def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
     """How many times this node has started itself again without a quiet time since; 0 for one that was started."""
     told = (os.environ if environment is None else environment).get(_RESTARTS, "")
@@ -186,24 +198,17 @@ def restarted_environment(in_a_row: int) -> dict[str, str]:
     return {**os.environ, _RESTARTS: str(min(in_a_row, _MAX_RESTARTS))}
 
 
-def _check_urls(urls: tuple[str, ...]) -> None:
-    known = ("nats://", "tls://", "ws://", "wss://")
-    for url in urls:
-        if not url.startswith(known):
-            raise ConfigError(f"nats: {url!r} is not a NATS URL such as {DEFAULT_NATS}")
-    if not urls:
-        raise ConfigError("nats: at least one URL is needed")
-
-
 def _read_file(config_file: Path | None) -> dict[str, Any]:
     if config_file is None:
         return {}
     try:
         table = tomllib.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise ConfigError(f"{config_file}: {error}") from None
         raise ConfigError(f"the configuration file can't be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{config_file}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{config_file} is nested too deeply") from None
     for name in ("credentials", "replication"):
         if not isinstance(table.get(name, {}), dict):
             raise ConfigError(f"{config_file}: {name} must be a section")
@@ -244,19 +249,56 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
     """``raw`` (text, or TOML's own type) as the type of ``field``, which its default shows; raise ConfigError if it can't."""
     default = "" if field.default is MISSING else field.default
     try:
+        for text in raw if isinstance(raw, list) else (raw,):
+            if isinstance(text, str) and not text.isprintable():
+                raise ValueError("it has control characters")
         if name == "data":
             return Path(raw).expanduser()
         if isinstance(default, tuple):
-            return _split(raw) if isinstance(raw, str) else tuple(str(item) for item in raw)
+            return _split(raw) if isinstance(raw, str) else tuple(map(_text, raw))
         if isinstance(default, bool):
             return _truth(raw)
         if isinstance(raw, bool):
             raise ValueError("true and false have no meaning here")
-        if isinstance(default, int):
-            return int(raw) if isinstance(raw, str) or raw == int(raw) else _refuse(raw)
-        return float(raw) if isinstance(default, float) else str(raw)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} = {raw!r} is not a {type(default).__name__}: {error}") from None
+        if isinstance(default, (int, float)):
+            return _number(raw, type(default))
+        return _text(raw)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(f"{name} = {_shown(name, raw)} is not a {_KINDS[type(default)]}: {error}") from None
+
+
+_KINDS = {str: "text", tuple: "list of texts", bool: "truth value", int: "whole number", float: "number"}
+_SECRET = ("password", "token")
+_MAX_SHOWN = 80
+
+
+def _shown(name: str, raw: Any) -> str:
+    """For an error: without secrets, and not at any length."""
+    if name in _SECRET:
+        return "***"
+    if name == "nats":
+        return shown(raw) if isinstance(raw, str) else "[...]"
+    text = repr(raw)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _text(raw: Any) -> str:
+    if isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
+        return str(raw)
+    raise ValueError("a text is wanted")
+
+
+def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
+    """Digits of ours, no others that Python would take."""
+    if isinstance(raw, str):
+        if not raw.isascii() or "_" in raw:
+            raise ValueError("use the digits 0 to 9")
+        return kind(raw)
+    if not isinstance(raw, (int, float)):
+        raise ValueError("a number is wanted")
+    if kind is int and raw != int(raw):
+        raise ValueError(f"{raw} is not whole")
+    return kind(raw)
 
 
 def _truth(raw: Any) -> bool:
@@ -264,10 +306,6 @@ def _truth(raw: Any) -> bool:
     if str(raw).lower() not in known:
         raise ValueError("use true or false")
     return known[str(raw).lower()]
-
-
-def _refuse(raw: Any) -> Any:
-    raise ValueError(f"{raw} is not a whole number")
 
 
 def _split(text: str) -> tuple[str, ...]:

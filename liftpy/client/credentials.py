@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
+import nkeys
+
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import check_inbox_prefixes
 from liftpy.wire.subjects import check_speaker
+
+_MAX_FILE_BYTES = 1024 * 1024
+_JWT = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}")
+_SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,11 @@ class Credentials:
             check_speaker(self.principal, "principal")
 
     def nats_options(self) -> dict[str, Any]:
-        """Keyword arguments for ``nats.connect``; raise ConfigError if a TLS file can't be used."""
+        """Keyword arguments for ``nats.connect``; raise ConfigError if a file can't be used, and say why."""
+        if self.creds_file:
+            _check_creds(self.creds_file)
+        if self.nkey_seed_file:
+            _check_seed(self.nkey_seed_file, _read(self.nkey_seed_file, "nkey_seed_file"))
         options: dict[str, Any] = {
             "user_credentials": self.creds_file,
             "nkeys_seed": self.nkey_seed_file,
@@ -57,8 +68,6 @@ class Credentials:
         options = {name: value for name, value in options.items() if value}
         if self.inbox_prefix:
             options["inbox_prefix"] = self.inbox_prefix.encode()
-        if self.inbox_prefix:
-            options["inbox_prefix"] = self.inbox_prefix.encode()
         if self.tls_ca_file or self.tls_cert_file:
             options["tls"] = self._tls_context()
         return options
@@ -66,8 +75,45 @@ class Credentials:
     def _tls_context(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.tls_ca_file or None)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"tls_ca_file {self.tls_ca_file} can't be used: {error}") from None
+        try:
             if self.tls_cert_file:
-                context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the TLS files can't be used: {error}") from error
+                context.load_cert_chain(self.tls_cert_file, self.tls_key_file, password=_no_password)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            files = f"tls_cert_file {self.tls_cert_file} with tls_key_file {self.tls_key_file}"
+            raise ConfigError(f"{files} can't be used: {error}") from None
         return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted; give one that is not")
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_creds(path: str) -> None:
+    text = _read(path, "creds_file")
+    jwt, seed = _JWT.search(text), _SEED.search(text)
+    if jwt is None or seed is None:
+        missing = "JWT" if jwt is None else "nkey seed"
+        raise ConfigError(f"creds_file {path} holds no user {missing}: give the file that nsc writes (nsc generate creds)")
+    _check_seed(path, seed[1], "creds_file")
+
+
+def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
+    try:
+        pair = nkeys.from_seed(bytearray(seed.strip()))
+        is_user = pair.public_key.startswith(b"U")
+        pair.wipe()
+    except Exception:  # nkeys and binascii have several; none of their texts may show what was read
+        raise ConfigError(f"{name} {path} holds no nkey seed: one line that begins with SU") from None
+    if not is_user:
+        raise ConfigError(f"{name} {path} holds the seed of no user: one line that begins with SU")

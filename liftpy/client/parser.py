@@ -26,6 +26,7 @@ from nats.aio.client import Client
 from nats.errors import Error, ProtocolError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
+from liftpy.client.urls import wants_tls
 from liftpy.errors import ConfigError
 
 logger = logging.getLogger("liftpy.bus")
@@ -279,6 +280,25 @@ class StrictConnection(Client):
         self.on_reconnected: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
+        self._wants_tls = False
+
+    async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
+        """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""
+        urls = [servers] if isinstance(servers, str) else list(servers)
+        self._wants_tls = bool(options.get("tls")) or wants_tls(urls)
+        await super().connect(servers=servers, **options)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""
+        if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
+            if not info.get("tls_available"):
+                raise Error("nats: the server offers no TLS, and TLS is wanted here: refused")
+            info["tls_required"] = True  # it would do without; we would not
+        await super()._process_info(info, initial_connection=initial_connection)
+
+    def _is_in_the_clear(self) -> bool:
+        server = self._current_server
+        return not self.options.get("tls_handshake_first") and (server is None or server.uri.scheme != "wss")
 
     async def _read_loop(self) -> None:
         """As nats-py's, with larger reads, and nothing that a server sends ends it for good: it reconnects."""

@@ -20,6 +20,7 @@ from liftpy.client.answers import Answers, nobody_there
 from liftpy.client.credentials import Credentials
 from liftpy.client.ending import end_tasks
 from liftpy.client.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
 
 _T = TypeVar("_T")
@@ -55,6 +56,7 @@ async def open_connection(
     ``servers``: one URL or several, also comma separated. ``nats_options`` go to ``nats.connect`` and win over the defaults.
     """
     urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
+    check_urls(urls, bare=True)
     options: dict[str, Any] = {
         "name": name,
         "connect_timeout": timeout_s,
@@ -80,12 +82,14 @@ async def open_connection(
         await _not_swallowed(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
-        raise UnavailableError(f"no NATS server lets us in at {', '.join(urls)}: {seen.last or error}") from error
+        if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in seen.last.lower():
+            raise NotAllowedError(f"the NATS server at {shown(urls)} does not accept these credentials") from None
+        raise UnavailableError(f"no NATS server lets us in at {shown(urls)}: {seen.last or error}") from error
     except asyncio.CancelledError:
         await _close(connection)  # half connected, it would stay so
         raise
     except ValueError as error:
-        raise ConfigError(f"{servers!r} is not a NATS URL (nats://host:port): {error}") from error
+        raise ConfigError(f"{shown(urls)} can't be connected to as it is: {error}") from error
     return connection
 
 

@@ -29,8 +29,8 @@ class ServiceLock:
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
         with _storage_errors("open", path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            _make_folder(path.parent)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -51,7 +51,7 @@ class SnapshotStore:
         self._kept = kept
         self._max_bytes = max_bytes
         with _storage_errors("open", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+            _make_folder(self.folder)
 
     def positions(self) -> list[int]:
         """Positions of the snapshots, ascending."""
@@ -90,7 +90,8 @@ class SnapshotStore:
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -117,6 +118,12 @@ class SnapshotStore:
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:020d}{_SUFFIX}"
+
+
+def _make_folder(folder: Path) -> None:
+    """Also of those above it: nobody else writes there, whatever the umask."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(exist_ok=True, mode=0o750)
 
 
 @contextlib.contextmanager

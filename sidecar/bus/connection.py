@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from liftpy.client.parser import Denied, StrictConnection
+from liftpy.client.urls import shown, shown_address
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.parser import Sink, SinkParser
@@ -306,7 +307,7 @@ class BusConnection(StrictConnection):
                 callback(False)
 
     async def _reconnected(self) -> None:
-        where = self.connected_url.netloc if self.connected_url else "?"
+        where = shown_address(self.connected_url) or "?"
         logger.info("NATS connection for %s is back, at %s", self.name, where)
         for callback in self._on_reconnect:
             callback()
@@ -357,6 +358,6 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Co
                 await connection.stop()
             if not announced:
                 why = connection.last_problem or error
-                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", ", ".join(settings.nats), why)
+                logger.warning("no NATS server at %s lets this node in yet (%s); trying on", shown(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)

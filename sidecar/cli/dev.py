@@ -12,10 +12,12 @@ from typing import Any
 
 import click
 
+from liftpy.client.credentials import Credentials
+from liftpy.client.urls import check_urls, shown
 from liftpy.errors import UnavailableError
-from sidecar.cli.options import json_option
+from sidecar.cli.options import credential_options, json_option
 from sidecar.devcluster import MAX_NODES, DevCluster
-from sidecar.settings import DEFAULT_NAMESPACE
+from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment
 
 _WATCH_S = 0.25
 _SOON_S = 10.0
@@ -43,8 +45,16 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     help="When a node that was killed, or has failed, is started again.",
 )
 @json_option
+@credential_options
 def dev(
-    nodes: int, data: Path | None, port: int, nats: str | None, namespace: str, restart_after: float, as_json: bool
+    nodes: int,
+    data: Path | None,
+    port: int,
+    nats: str | None,
+    namespace: str,
+    restart_after: float,
+    as_json: bool,
+    credentials: Credentials,
 ) -> None:
     """Run nats-server and a cluster of sidecars here, in the foreground.
 
@@ -56,7 +66,17 @@ def dev(
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopping.set())
-    cluster = DevCluster(nodes, data=data, port=port, nats_url=nats or "", namespace=namespace, on_line=_print_line)
+    if nats:
+        check_urls(nats.split(","))
+    cluster = DevCluster(
+        nodes,
+        data=data,
+        port=port,
+        nats_url=nats or "",
+        namespace=namespace,
+        settings=credentials_environment(credentials) if nats else {},
+        on_line=_print_line,
+    )
     try:
         cluster.start()
         _announce(cluster, as_json)
@@ -101,11 +121,11 @@ def _announce(cluster: DevCluster, as_json: bool) -> None:
         for name, node in cluster.nodes.items()
     }
     if as_json:
-        said = {"event": "ready", "nats": cluster.nats_url, "namespace": cluster.namespace, "nodes": nodes}
+        said = {"event": "ready", "nats": shown(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
         click.echo(json.dumps(said))
         return
-    click.echo(f"ready: {len(nodes)} nodes on {cluster.nats_url}, data in {cluster.data}; Ctrl-C stops everything")
-    click.echo(f"  next: liftpy stream create events --subject 'events' --nats {cluster.nats_url}")
+    click.echo(f"ready: {len(nodes)} nodes on {shown(cluster.nats_url)}, data in {cluster.data}; Ctrl-C stops everything")
+    click.echo(f"  next: liftpy stream create events --subject 'events' --nats {shown(cluster.nats_url)}")
 
 
 def _print_line(node_id: str, line: str) -> None:

@@ -30,6 +30,22 @@ _CREDENTIALS = {
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
 
 
+def credential_options(function: F) -> F:
+    """Add the credentials alone, for nodes; the command gets ``credentials: Credentials``."""
+    names = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in names}
+        return function(*args, credentials=target_from(None, None, given).credentials, **kwargs)
+
+    for name in reversed(names):
+        flag, text = _CREDENTIALS[name]
+        metavar = "NAME" if name == "user" else "FILE"
+        command = click.option(flag, name, default=None, metavar=metavar, help=text)(command)
+    return command  # type: ignore[return-value]
+
+
 def connection_options(function: F) -> F:
     """Add --nats, --namespace and the credentials; the command gets ``target: sidecar.settings.Target``."""
 

@@ -8,10 +8,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
+import stat
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -23,6 +26,9 @@ from liftpy.errors import CorruptionError, FolderLockedError, StorageError, Unkn
 from liftpy.ids import PartitionKey, check_name
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
+logger = logging.getLogger("liftpy.node")
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FORMAT = 1
 _STARTS = tuple(field.name for field in fields_of(FolderStarts))
 
@@ -52,12 +58,18 @@ class DataFolder:
         """Of all logs in it."""
         self._folders = MadeFolders()
         make_folder(path)
+        self._check_owner()
         try:
             for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
                 if folder.exists():
                     sync_folder(folder)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+            if not stat.S_ISREG(os.fstat(self._lock).st_mode):
+                os.close(self._lock)
+                raise StorageError(f"{path / 'lock'} is no file: remove it")
         except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise StorageError(f"{path / 'lock'} is no file, or a link to one: it is not followed; remove it") from None
             raise StorageError(f"data folder {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,6 +78,21 @@ class DataFolder:
             raise FolderLockedError(f"data folder {path} is in use by another process; stop it, or choose another") from None
         os.ftruncate(self._lock, 0)
         os.write(self._lock, f"{os.getpid()}\n".encode())
+
+    def _check_owner(self) -> None:
+        """Whoever else owns the folder, or may write to it, can put another one's data in place of ours."""
+        try:
+            found = self.path.stat()
+            if found.st_uid != os.geteuid():
+                raise StorageError(
+                    f"data folder {self.path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}: start it as "
+                    "the owner, or give it the folder (chown)"
+                )
+            if found.st_mode & _WRITABLE_BY_OTHERS:
+                self.path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
+                logger.warning("data folder %s was writable for others; it is not any more", self.path)
+        except OSError as error:
+            raise StorageError(f"data folder {self.path}: {error.strerror}") from error
 
     @property
     def raft(self) -> Path:

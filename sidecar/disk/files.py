@@ -250,7 +250,9 @@ def make_folder(folder: Path) -> None:
     """
     with _storage_errors("make", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for made in reversed(missing):  # each by itself: of those above it, mkdir's parents=True leaves the mode to the umask
+            made.mkdir(exist_ok=True, mode=0o750)
+        folder.mkdir(exist_ok=True, mode=0o750)
         for made in missing:
             sync_folder(made.parent)
         if not missing:
@@ -263,7 +265,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     Raises StorageError."""
     temporary = path.with_name(path.name + ".tmp")
     with _storage_errors("write", path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
             for piece in (data,) if isinstance(data, bytes) else data:
                 view = memoryview(piece)

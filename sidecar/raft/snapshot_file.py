@@ -67,7 +67,7 @@ def _entry(entry: pb.RaftEntry) -> Entry:
 
 def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
     """Write and flush; the library renames it into place right after. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
         view = memoryview(encode_snapshot_file(snapshot))
         while view:

@@ -13,6 +13,7 @@ from heapq import nsmallest
 from typing import Any
 
 from liftpy import __version__
+from liftpy.client.urls import shown_address
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.snapshot import ReplicaSnapshot
 from sidecar import clock
@@ -93,7 +94,7 @@ class Reporter:
         errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {
             "connected": all(link.is_connected for link in links),
-            "server": self._links.replication.connected_url.netloc if self._links.replication.connected_url else "",
+            "server": shown_address(self._links.replication.connected_url),
             "max_payload_bytes": self._links.replication.max_payload,
             "send_buffer_bytes": sum(link.unsent_bytes for link in links),
             **{name: sum(link.stats[name] for link in links) for name in _TRAFFIC},

@@ -24,6 +24,8 @@ from sidecar.status.metrics import exposition
 from sidecar.status.report import Reporter
 
 _HOST = "127.0.0.1"
+_OWN_NAMES = (b"127.0.0.1", b"localhost")
+"""Under which the page is asked for, whatever the port: a tunnel has another one."""
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
 _LONGEST_NUMBER = 10
@@ -90,6 +92,8 @@ class StatusService:
             b"/metrics": lambda r, _: (_TEXT, exposition(r)),
         }
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
+        if _host_of(request) not in _OWN_NAMES:
+            return _http("421 Misdirected Request", _TEXT, b"this page has the names 127.0.0.1 and localhost only\n")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
         if path not in pages:
@@ -108,6 +112,15 @@ class StatusService:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _host_of(request: bytes) -> bytes:
+    """The name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
+    hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
+    if len(hosts) != 1:
+        return b""
+    name, _, port = hosts[0].rpartition(b":")
+    return name if port.isdigit() else hosts[0]
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:

@@ -1,0 +1,64 @@
+"""NATS URLs: checked before anything connects, and shown without what is secret in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from liftpy.errors import ConfigError
+
+SCHEMES = ("nats", "tls", "ws", "wss")
+ENCRYPTED = ("tls", "wss")
+_USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
+_HIDDEN = r"\g<1>***@"
+
+
+def shown(urls: str | Iterable[str]) -> str:
+    """One URL, or several, for people: users, passwords and tokens are left out."""
+    return ", ".join(_USER_INFO.sub(_HIDDEN, url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
+
+
+def shown_address(uri: Any) -> str:
+    """Host and port of a URL that ``urlsplit`` has taken apart, '' for None."""
+    return uri.netloc.rpartition("@")[2] if uri is not None else ""
+
+
+def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
+    """Raise ConfigError that names the first one that is wrong, and what is. ``bare``: ``host:port`` will do."""
+    given = tuple(urls)
+    for url in given:
+        if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
+            raise ConfigError(f"nats: {shown(url)!r} has blanks, control characters or others that no URL has")
+        _check(url, f"nats://{url}" if bare and "://" not in url else url)
+    if not given:
+        raise ConfigError("nats: at least one URL is needed")
+
+
+def _check(url: str, whole: str) -> None:
+    name = f"nats: {shown(url)!r}"
+    try:
+        parts = urlsplit(whole)
+    except ValueError:
+        raise ConfigError(f"{name} is not a NATS URL: nats://host:port") from None
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(f"{name} is not a NATS URL: it begins with one of {', '.join(f'{s}://' for s in SCHEMES)}")
+    if not parts.hostname:
+        raise ConfigError(f"{name} names no host: nats://host:port")
+    if not _has_good_port(parts):
+        raise ConfigError(f"{name} has no good port: a number from 1 to 65535")
+    if parts.path not in ("", "/") and not parts.scheme.startswith("ws"):
+        raise ConfigError(f"{name} has a path; a password with a slash in it has %2F there")
+
+
+def _has_good_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+def wants_tls(urls: Iterable[str]) -> bool:
+    """Whether one of them says that nothing may travel in the clear."""
+    return any(url.strip().split("://")[0].lower() in ENCRYPTED for url in urls if "://" in url)

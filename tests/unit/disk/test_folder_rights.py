@@ -1,0 +1,76 @@
+"""Who may write to a node's folders: its user alone, whatever the umask, and nobody's links are followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
+from liftpy.service.store import ServiceLock
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import replace_file
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_nothing_is_writable_for_others_whatever_the_umask(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "a" / "b" / "data")
+    folder.store_identity(NodeIdentity("n1"))
+    folder.partition_storage(PartitionKey("orders", "u1", 3))
+    ServiceLock(tmp_path / "s" / "t", "count", "orders", 0).close()
+    made = list(tmp_path.rglob("*"))
+    assert len(made) >= 10
+    assert [path for path in made if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)] == []
+    folder.close()
+
+
+def test_a_folder_that_is_writable_for_others_is_made_ours(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    DataFolder(tmp_path / "data").close()
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o755
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match="belongs to user"):
+        DataFolder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
+def test_a_lock_that_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    data = tmp_path / "data"
+    data.mkdir()
+    lock = data / "lock"
+    if kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(victim if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(StorageError, match="remove it"):
+        DataFolder(data)
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "node.tmp").symlink_to(victim)
+    with pytest.raises(StorageError):
+        replace_file(tmp_path / "node", b"other")
+    assert victim.read_text() == "precious"

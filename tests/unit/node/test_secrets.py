@@ -1,0 +1,195 @@
+"""What is secret in a URL, a setting or a file is in nothing that anybody prints; what is wrong is said at once, and by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+from typing import Any
+
+import nkeys
+import pytest
+
+from liftpy.client import Credentials, connect
+from liftpy.client.transport import open_connection
+from liftpy.client.urls import check_urls, shown
+from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
+from sidecar.embedded import NatsServer
+from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
+
+SECRET = "s3cr3t"
+SEED = nkeys.encode_seed(b"\x07" * 32, nkeys.PREFIX_BYTE_USER)
+ACCOUNT_SEED = nkeys.encode_seed(b"\x07" * 32, nkeys.PREFIX_BYTE_ACCOUNT)
+JWT = "-----BEGIN NATS USER JWT-----\neyJ0\n------END NATS USER JWT------\n"
+KEY = "-----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (f"nats://bob:{SECRET}@h:4222", "nats://***@h:4222"),
+        (f"nats://{SECRET}@h", "nats://***@h"),
+        (f"nats://a:4222,tls://bob:{SECRET}@b:1", "nats://a:4222, tls://***@b:1"),
+        (f"bob:{SECRET}@h:4222", "***@h:4222"),
+        (f"nats://bob:{SECRET}@x@h", "nats://***@h"),
+        ("nats://h:4222", "nats://h:4222"),
+    ],
+)
+def test_a_url_is_shown_without_them(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://{}h:4222", "nats://{}h:port", "nats://{}h:99999", "nats://{}h:0", "nats://{}", "nats://{}:4222", "{}h", "nats:/{}h",
+        "nats://{}h:4222/path", "nats://{}h :4222", "nats://{}h\x00", "nats://{}h:٤٢٢٢", "nats://{}[::1", "",
+    ],
+)  # fmt: skip
+def test_a_url_that_is_wrong_is_named_without_them(url: str) -> None:
+    url = url.format(f"bob:{SECRET}@")
+    with pytest.raises(ConfigError, match="nats: ") as raised:
+        check_urls((url,))
+    assert SECRET not in str(raised.value)
+    for made in (lambda: NodeSettings("n1", Path("x"), nats=(url,)), lambda: Target(nats=(url,))):
+        with pytest.raises(ConfigError) as raised:
+            made()
+        assert SECRET not in str(raised.value)
+
+
+async def test_errors_of_the_client_are_without_them() -> None:
+    with pytest.raises(UnavailableError) as raised:
+        await open_connection(f"nats://bob:{SECRET}@127.0.0.1:1", timeout_s=0.5)
+    assert SECRET not in _everything(raised.value)
+    with pytest.raises(ConfigError) as wrong:
+        await connect(f"nats://bob:{SECRET}@127.0.0.1:port")
+    assert SECRET not in _everything(wrong.value)
+
+
+async def test_wrong_credentials_are_no_unreachable_server() -> None:
+    with NatsServer(config="authorization: { user: bob, password: right }") as server:
+        for url in (server.url, server.url.replace("nats://", f"nats://bob:{SECRET}@")):
+            with pytest.raises(NotAllowedError, match="does not accept these credentials") as raised:
+                await open_connection(url, timeout_s=2)
+            assert SECRET not in _everything(raised.value)
+            assert not raised.value.retryable
+
+
+def _everything(error: BaseException | None) -> str:
+    """Its text, and that of what it came from, as a traceback shows them."""
+    return "" if error is None else f"{error!r} {error} {_everything(error.__cause__)}"
+
+
+def test_settings_are_printed_without_them(tmp_path: Path) -> None:
+    environment = {"LIFTPY_NATS": f"nats://bob:{SECRET}@h:1", "LIFTPY_NODE_ID": "n1", "LIFTPY_DATA": str(tmp_path)}
+    for way in ({"LIFTPY_USER": "bob", "LIFTPY_PASSWORD": SECRET}, {"LIFTPY_TOKEN": SECRET}):
+        settings = load_node_settings(None, {}, {**environment, **way})
+        assert SECRET in settings.credentials.password + settings.credentials.token
+        assert SECRET not in repr(settings)
+        assert SECRET not in repr(target_from(None, None, {}, {**environment, **way}))
+    with pytest.raises(ConfigError) as raised:
+        load_node_settings(None, {}, {**environment, "LIFTPY_PASSWORD": f"{SECRET}\x01", "LIFTPY_USER": "bob"})
+    assert "password" in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+DEEP = "x = " + "[" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("status_port = inf", "status_port"),
+        ("status_port = nan", "status_port"),
+        ("status_port = [1]", "status_port"),
+        ("status_port = 2024-01-01", "status_port"),
+        ('status_port = "٨٠٨٠"', "status_port"),
+        ('status_port = "8_080"', "status_port"),
+        ("weight = nan", "weight"),
+        ("weight = inf", "weight"),
+        ('weight = "１"', "weight"),
+        ('rack = "a\\u0000b"', "rack"),
+        ('data = "/tmp/a\\u0000b"', "data"),
+        ('data = "~nobody-of-that-name/x"', "data"),
+        ("data = 5", "data"),
+        ("rack = []", "rack"),
+        ('controllers = ["n1", 5.5, []]', "controllers"),
+        ('controllers = ["n1\\n"]', "controllers"),
+        ('controllers = ["read"]', "controllers"),
+        ("nats = 5", "nats"),
+        (f'nats = {{ url = "nats://{SECRET}@h" }}', "nats"),
+        (f'[credentials]\ntoken = ["{SECRET}"]', "token"),
+        (f'[credentials]\npassword = {{ x = "{SECRET}" }}', "password"),
+        (DEEP, "nested too deeply"),
+        ("[replication]\nmax_lag_time_s = inf", "max_lag_time_s"),
+        ('[replication]\nmax_lag_time_s = "٣"', "max_lag_time_s"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_refused_by_name(text: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "liftpy.toml"
+    given = text if "data = " in text else f'data = "{tmp_path}"\n{text}'
+    file.write_text(f'node_id = "n1"\n{given}')
+    with pytest.raises(ConfigError, match=name) as raised:
+        load_node_settings(file, {}, {})
+    assert SECRET not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("creds_file", None, "No such file"),
+        ("creds_file", "", "no user JWT"),
+        ("creds_file", JWT, "no user nkey seed"),
+        ("creds_file", JWT + KEY.format(SECRET), "no nkey seed"),
+        ("creds_file", JWT + KEY.format(ACCOUNT_SEED.decode()), "seed of no user"),
+        ("nkey_seed_file", None, "No such file"),
+        ("nkey_seed_file", SECRET, "no nkey seed"),
+        ("nkey_seed_file", ACCOUNT_SEED.decode(), "seed of no user"),
+        ("tls_ca_file", None, "No such file"),
+        ("tls_ca_file", SECRET, "can't be used"),
+        ("tls_cert_file", SECRET, "can't be used"),
+    ],
+)
+async def test_a_file_that_is_wrong_is_said_at_once(name: str, content: str | None, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    if content is not None:
+        path.write_text(content)
+    files: dict[str, Any] = {name: str(path)}
+    if name == "tls_cert_file":
+        files["tls_key_file"] = str(path)
+    with pytest.raises(ConfigError, match=why) as raised:
+        await open_connection("nats://127.0.0.1:1", credentials=Credentials(**files))
+    assert name in str(raised.value)
+    assert SECRET not in _everything(raised.value)
+
+
+def test_files_that_are_right_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "creds").write_text(JWT + KEY.format(SEED.decode()))
+    (tmp_path / "seed").write_bytes(SEED + b"\n")
+    assert Credentials(creds_file=str(tmp_path / "creds")).nats_options() == {"user_credentials": str(tmp_path / "creds")}
+    assert Credentials(nkey_seed_file=str(tmp_path / "seed")).nats_options() == {"nkeys_seed": str(tmp_path / "seed")}
+
+
+@pytest.mark.parametrize("way", ["url", "setting", "one of the urls"])
+async def test_where_tls_is_wanted_nothing_travels_in_the_clear(way: str) -> None:
+    """A server that offers no TLS, or somebody between who says so, never gets to see the password."""
+    heard: list[bytes] = []
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"auth_required":true}\r\n')
+        with contextlib.suppress(OSError):
+            heard.append(await reader.read(1000))
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    urls = {"url": [f"tls://127.0.0.1:{port}"], "one of the urls": [f"nats://127.0.0.1:{port}", "tls://127.0.0.1:1"]}
+    options = {"tls": ssl.create_default_context()} if way == "setting" else {}
+    given = urls.get(way, [f"nats://127.0.0.1:{port}"])
+    with pytest.raises(UnavailableError, match=r"offers no TLS|Connect call failed"):
+        await open_connection(given, credentials=Credentials(user="bob", password=SECRET), timeout_s=1, **options)
+    server.close()
+    assert heard
+    assert not any(heard), "it said something in the clear"
