@@ -1,4 +1,4 @@
-# One image for everything: a sidecar, the command line, and the nats-server that compose.yaml runs three of.
+# One image for a sidecar and for the command line. nats-server has an image of its own: see compose.yaml.
 FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE pyspark_liftpy.py ./

@@ -1,7 +1,7 @@
 """Regenerate ``liftpy/wire/_pb`` from the ``.proto`` files beside this file: ``python protos/generate.py``.
 
 ``--check`` generates into a temporary folder instead and exits 1 when the committed modules differ (a test runs it).
-Needs ``grpcio-tools`` (extra ``test`` or ``dev``), whose bundled protoc keeps everybody's output the same.
+Needs ``grpcio-tools`` (extra ``test``), whose bundled protoc keeps everybody's output the same.
 """
 
 from __future__ import annotations

