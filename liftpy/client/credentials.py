@@ -76,12 +76,12 @@ class Credentials:
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.tls_ca_file or None)
         except (OSError, ssl.SSLError, ValueError) as error:
-            raise ConfigError(f"tls_ca_file {self.tls_ca_file} can't be used: {error}") from None
+            raise ConfigError(f"TLS: tls_ca_file {self.tls_ca_file} can't be used: {error}") from None
         try:
             if self.tls_cert_file:
                 context.load_cert_chain(self.tls_cert_file, self.tls_key_file, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as error:
-            files = f"tls_cert_file {self.tls_cert_file} with tls_key_file {self.tls_key_file}"
+            files = f"TLS: tls_cert_file {self.tls_cert_file} with tls_key_file {self.tls_key_file}"
             raise ConfigError(f"{files} can't be used: {error}") from None
         return context
 

@@ -82,7 +82,7 @@ async def open_connection(
         await _not_swallowed(_first_connect(connection, urls, {"error_cb": seen.note, **options}, timeout_s))
     except (OSError, nats.errors.Error, TimeoutError) as error:
         await _close(connection)
-        if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in seen.last.lower():
+        if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
             raise NotAllowedError(f"the NATS server at {shown(urls)} does not accept these credentials") from None
         raise UnavailableError(f"no NATS server lets us in at {shown(urls)}: {seen.last or error}") from error
     except asyncio.CancelledError:
@@ -109,9 +109,12 @@ class _ErrorsSeen:
 
     def __init__(self) -> None:
         self.last = ""
+        self.not_accepted = False
+        """A server said so; what came of a second try may be a connection that it cut."""
 
     async def note(self, error: Exception) -> None:
         self.last = str(error) or type(error).__name__
+        self.not_accepted = self.not_accepted or "authorization violation" in self.last.lower()
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
