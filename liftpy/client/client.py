@@ -140,7 +140,7 @@ class Client:
         async for attempt in retrying(ready_s):
             with attempt:
                 page = await self._status_page(leader, before, 1.0)
-                said = next(
+                said: dict[str, Any] = next(
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
                 if said.get("phase") != _READY:
