@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from sidecar.bus.inflow import Inflow
 from sidecar.bus.leaving_out import InflowParser
 from sidecar.embedded import NatsServer
 from sidecar.settings import NodeSettings
+from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 
 MIB = 1024 * 1024
@@ -51,10 +53,13 @@ class Taker:
         self.bus: Inflow
 
     async def open(self, server: NatsServer, asks: BusConnection, buffer_bytes: int) -> None:
-        given = NodeSettings("n1", Path("unused"), nats=(server.url,))
+        await self.connect(server.url, asks, buffer_bytes)
+        await self.bus.settled(5.0)
+
+    async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
+        given = NodeSettings("n1", Path("unused"), nats=(url,))
         self.bus = await open_bus(given, lambda: Inflow(self.node, buffer_bytes, asks=asks))
         self.bus.listen("ev", self._take, given_up=self._given_up)
-        await self.bus.settled(5.0)
 
     def _take(self, *_: bytes) -> None:
         self.taken += 1
@@ -81,6 +86,68 @@ async def test_a_loop_that_is_late_is_no_slow_consumer(server: NatsServer, asks:
     assert taker.bus.stats["reconnects"] == 0
     await until(lambda: taker.bus._thread is None, "the loop reads again")
     await taker.bus.stop()
+
+
+async def burst_of(server: FakeServer, taker: Taker) -> int:
+    """Publish until the thread reads; return how many messages that took."""
+    sent = 0
+    deadline = time.monotonic() + 10
+    while taker.bus._thread is None:
+        assert time.monotonic() < deadline
+        server.says(message(b"x" * 1000) * 2000)
+        sent += 2000
+        await asyncio.sleep(0.001)
+    return sent
+
+
+def reading() -> int:
+    """Threads that read sockets."""
+    return sum(thread.name == "liftpy-ingest-socket" for thread in threading.enumerate())
+
+
+async def test_a_connection_that_ends_in_a_burst_loses_nothing_and_comes_back(asks: BusConnection) -> None:
+    fake, taker = FakeServer(), Taker()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    sent = await burst_of(fake, taker)
+    fake.says(message(b"the last") + b"MSG ev 1 100\r\nhal")
+    fake.writers[-1].close()
+    await until(lambda: taker.bus.stats["reconnects"] == 1, "it is back")
+    await until(lambda: taker.taken == sent + 1, "what came before the end")
+    assert taker.bus._thread is None
+    fake.says(message(b"of the new one"))
+    await until(lambda: taker.taken == sent + 2, "the new connection's messages are whole")
+    sent = await burst_of(fake, taker)
+    await taker.bus.stop()
+    await until(lambda: reading() == 0, "no thread is left behind")
+    fake.close()
+
+
+async def test_an_encrypted_connection_is_read_by_the_loop(asks: BusConnection) -> None:
+    fake, taker = FakeServer(), Taker()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    await until(lambda: taker.bus._receiver is not None, "the handshake is done")
+    assert taker.bus._receiver is not None
+    transport = taker.bus._receiver.transport
+    taker.bus._receiver.transport = Encrypted(transport)  # type: ignore[assignment]
+    fake.says(message(b"x" * 1000) * 60_000)
+    await until(lambda: taker.taken == 60_000, "everything")
+    assert (taker.bus._thread, reading()) == (None, 0)
+    taker.bus._receiver.transport = transport
+    await taker.bus.stop()
+    fake.close()
+
+
+class Encrypted:
+    """A transport as asyncio's for TLS says of itself."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def get_extra_info(self, name: str) -> Any:
+        return self if name == "ssl_object" else self._transport.get_extra_info(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 async def test_what_exceeds_every_bound_is_left_out_and_counted() -> None:
