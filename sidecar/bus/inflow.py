@@ -99,6 +99,8 @@ class Inflow(BusConnection):
         self._thread: SocketThread | None = None
         self._told = False
         """The loop is going to hear that the thread has read something."""
+        self.bursts = 0
+        """How often a thread took over."""
         self._large_ns = 0
         """When a read was large last."""
         self._burst_ns = 0
@@ -210,6 +212,7 @@ class Inflow(BusConnection):
         if transport.get_extra_info("ssl_object") or transport.is_closing() or descriptor is None:
             return False
         transport.pause_reading()
+        self.bursts += 1
         self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
         return True
 

@@ -109,6 +109,7 @@ class Reporter:
             "waiting_bytes": inflow.waiting_bytes,
             "most_waiting_bytes": inflow.most_waiting_bytes,
             "server_holds_bytes": inflow.overflow.backlog_bytes,
+            "bursts": inflow.bursts,
             "left_out": inflow.left_out,
             "lost_with_connections": inflow.cuts.lost_messages,
             "connections_with_unknown_loss": inflow.cuts.unknown,
