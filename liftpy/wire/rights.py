@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.wire.subjects import data_subject
+from liftpy.wire.subjects import SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000
 """Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
@@ -37,7 +37,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose.
+    """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose and what
+    nats-server answers.
     ``pattern``: with {ns}, {stream}, {principal}, {data} and {inbox} to be filled in."""
 
     built_by: str
@@ -68,6 +69,7 @@ USES = (
     _use("status", "{ns}.status.*", (Role.OPERATOR, Role.STATUS, Role.NODE)),
     _use("service", "{ns}.service.*", (Role.SERVICE,)),
     _use("data_subject", "{data}", (Role.PUBLISHER, Role.SERVICE)),
+    _use("", SERVER_CONNECTIONS, (Role.NODE,), ()),
     _use("", "{inbox}.>", (Role.NODE,), _APPLICATIONS),
 )
 

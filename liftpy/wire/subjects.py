@@ -93,6 +93,8 @@ class Subjects:
         return f"{self.namespace}.service.{node_id}"
 
 
+SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+"""Where nats-server answers what it holds for the connections of the own account."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})

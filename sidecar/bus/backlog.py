@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 
-SUBJECT = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 _OPEN_OR_CLOSED = 2
 _OUTSTANDING = 16
 _ASK_EVERY_NS = 20_000_000
@@ -58,7 +58,7 @@ class Backlog:
         while len(self._outstanding) >= _OUTSTANDING:
             self._outstanding.pop(next(iter(self._outstanding)))
         question = json.dumps({"cid": client_id, "state": _OPEN_OR_CLOSED}).encode()
-        if self._bus.send(SUBJECT, (question,), f"{self._prefix}.{self._number}"):
+        if self._bus.send(SERVER_CONNECTIONS, (question,), f"{self._prefix}.{self._number}"):
             self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, heard
 
     def _answered(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:

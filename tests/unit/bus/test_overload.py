@@ -16,7 +16,7 @@ import pytest
 
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire.envelope import MAGIC
-from sidecar.bus.backlog import SUBJECT
+from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.leaving_out import InflowParser
@@ -186,7 +186,7 @@ async def test_what_a_cut_connection_cost_is_counted(
         for _ in range(10):
             asks.send("ev", (b"x" * 60_000,))
         sent += 10
-        answer = await asks.request(SUBJECT, json.dumps({"cid": client_id, "state": 1}).encode(), timeout=5)
+        answer = await asks.request(SERVER_CONNECTIONS, json.dumps({"cid": client_id, "state": 1}).encode(), timeout=5)
         closed = bool(json.loads(answer.data)["data"]["connections"])
     taker.node.full_count = 0
     cuts = taker.bus.cuts

@@ -16,7 +16,7 @@ from liftpy.testing.fake_node import FakeNode  # noqa: F401  (its subjects are l
 from liftpy.wire import subjects as built
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.rights import USES, Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.wire.subjects import PARTITION_WORDS, Subjects, check_speaker
+from liftpy.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
 from sidecar.cli.main import liftpy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +55,8 @@ def test_subjects_are_built_in_one_place() -> None:
         if "_pb" in path.parts or path.name in ("subjects.py", "rights.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("$SYS."):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
             if isinstance(node, ast.JoinedStr):
                 text = ast.unparse(node)
                 if re.search(r"namespace\}\.(?!\{door|>|,| )", text):
@@ -69,7 +71,7 @@ def test_who_may_do_what_on_the_wire() -> None:
     assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in Role} == {
         "publisher": ("shop.orders", "|", "_INBOX_me.>"),
         "reader": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "|", "_INBOX_me.>"),
-        "node": ("ns.>", "_INBOX_me.>", "|", "ns.>", "shop.orders"),
+        "node": ("ns.>", SERVER_CONNECTIONS, "_INBOX_me.>", "|", "ns.>", "shop.orders"),
         "operator": ("ns.info", "ns.control.admin.me", "ns.status.*", "|", "_INBOX_me.>"),
         "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
         "service": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "ns.service.*", "shop.orders", "|", "_INBOX_me.>"),
