@@ -150,7 +150,7 @@ async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, st
 def _twin(bench: Any, name: str, data: Path) -> DevNode:
     command = bench.cluster._command(name, list(NODES))
     command[command.index("--data") + 1] = str(data)
-    return DevNode(name, command, bench.cluster._environment(), show)
+    return DevNode(name, command, bench.cluster._environment(name, True), show)
 
 
 async def test_kills_and_quick_restarts_keep_the_place_in_the_isr(fragile: Any, stream_name: str) -> None:
