@@ -206,6 +206,12 @@ def test_ruff_and_mypy_are_content() -> None:
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by name: the second one would not run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
     marked = [
         path.relative_to(ROOT).as_posix()
