@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import PARTITION_WORDS
-
-MAX_NAMED_LENGTH = 64
 
 
 class Door(Enum):
@@ -72,7 +71,7 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
         return _elsewhere(kind, Door.NODE)
     named = getattr(getattr(request, kind), ASKER[kind])
     if named != who:
-        return f"{kind} speaks for {named[:MAX_NAMED_LENGTH]!r} on the subject of {who[:MAX_NAMED_LENGTH]!r}"
+        return f"{kind} speaks for {shown(named)} on the subject of {shown(who)}"
     return ""
 
 

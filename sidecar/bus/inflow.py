@@ -127,21 +127,15 @@ class Inflow(BusConnection):
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _take(self, data: bytes) -> bytes | None:
-        if not self._is_taken_at_once(data):
+        if not self._takes_at_once(data):
             return data
-        self._see(len(data))
-        self.taken_bytes += len(data)
-        self._done_bytes += len(data)
         left = super()._take(data)
         if left is None:
             self._hand_over()
         return left
 
     async def _taken(self, data: bytes) -> None:
-        if self._is_taken_at_once(data):
-            self._see(len(data))
-            self.taken_bytes += len(data)
-            self._done_bytes += len(data)
+        if self._takes_at_once(data):
             await self._parse(data)
         else:
             self._append(data)
@@ -156,8 +150,14 @@ class Inflow(BusConnection):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
             self._pings_outstanding = 0  # it is us who do not read
 
-    def _is_taken_at_once(self, data: bytes) -> bool:
-        return not self._chunks and not self._parsing and len(data) <= _PIECE_BYTES and self._may_take()
+    def _takes_at_once(self, data: bytes) -> bool:
+        """Whether ``data`` need not go through the buffer; then it counts as taken."""
+        if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
+            return False
+        self._see(len(data))
+        self.taken_bytes += len(data)
+        self._done_bytes += len(data)
+        return True
 
     def _see(self, size_bytes: int) -> None:
         """So much was read: by the loop or by the thread, never by both."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -17,6 +18,13 @@ from sidecar.settings import child_environment
 _STOP_TIMEOUT_S = 20.0
 _ABANDON_TIMEOUT_S = 1.0
 _LAST_WORDS_BYTES = 2000
+
+
+def _import_path() -> str:
+    """What can be imported here can be there. Spark looks for ``pyspark_*`` in folders: it does not see an editable install's hooks."""
+    source = importlib.util.find_spec("pyspark_liftpy")
+    folders = [*sys.path, str(Path(source.origin).parent) if source is not None and source.origin else ""]
+    return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
 
 
 class LineProcess:
@@ -34,7 +42,7 @@ class LineProcess:
     async def start(cls, module: str, arguments: list[str], folder: Path) -> LineProcess:
         """Start ``python -m module arguments`` in ``folder``, in a process group of its own."""
         log = folder / f"{module.rpartition('.')[2]}.log"
-        environment = {**child_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
+        environment = {**child_environment(), "PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -16,6 +16,7 @@ _SMALL_SEGMENTS = 16 * 1024
 _SLOW_FLUSH_MS = 700
 _SLOW_FLUSHES_MS = (1500, 6000, 700)
 _LOOKED_AT_S = 1.5
+_LOOKED_AT_ACKS = 200
 """How long publishes are looked at, before and after."""
 _SEALED = 3
 
@@ -147,7 +148,7 @@ async def _slow_disk(round_: Round, node: str) -> None:
     await ground.see(f"{node} makes way", lambda seen: seen.leader not in ("", node) and node not in seen.isr, 60.0)
     rid_at = time.monotonic()
     await round_.acked()
-    await asyncio.sleep(_LOOKED_AT_S)
+    await load.acked_more(_LOOKED_AT_ACKS, DEADLINE_S)
     after_s = load.p50_s(rid_at, time.monotonic())
     round_.tell(
         f"+{slow_ms} ms: p50 {before_s:.3f} s before, {load.p50_s(round_.struck_at, rid_at):.3f} s for "

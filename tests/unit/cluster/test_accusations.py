@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_elections import Cluster
+from election_driver import Cluster
 
 from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
 from liftpy.wire._pb import cluster_pb2 as pb

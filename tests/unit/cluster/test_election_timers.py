@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import MS
-from test_elections import Cluster
+from election_driver import Cluster
 
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.config import ReplicationConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cluster_driver import MS, Error
-from test_elections import Cluster
+from election_driver import Cluster
 
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.image import ClusterImage, PartitionStatus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster_driver import Error
-from test_elections import Cluster
+from election_driver import Cluster
 
 from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.preferred import PreferredLeaders, misplaced

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import ssl
+import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,11 @@ from liftpy.client import Credentials, connect
 from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.disk.data_folder import DataFolder
 from sidecar.embedded import NatsServer
+from sidecar.joining import GroupLink
 from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
 
 SECRET = "s3cr3t"
@@ -193,3 +200,32 @@ async def test_where_tls_is_wanted_nothing_travels_in_the_clear(way: str) -> Non
     server.close()
     assert heard
     assert not any(heard), "it said something in the clear"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_where_tls_is_wanted_and_only_offered_it_is_used(tmp_path: Path) -> None:
+    """nats-py alone goes on in the clear with a server that would do without."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    config = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\nallow_non_tls: true\n'
+    with NatsServer(config=config) as server:
+        connection = await open_connection(server.url, credentials=Credentials(tls_ca_file=str(certificate)), timeout_s=10)
+        try:
+            assert connection._transport._io_writer.get_extra_info("ssl_object") is not None
+            assert await connection.rtt() > 0
+        finally:
+            await connection.close()
+        with pytest.raises(UnavailableError, match="certificate"):
+            await open_connection(server.url.replace("nats://", "tls://"), timeout_s=0.5)
+
+
+def test_a_member_that_its_settings_no_longer_name_does_not_start(tmp_path: Path) -> None:
+    settings = NodeSettings("n4", tmp_path, controllers=("n1", "n2", "n3"))
+    with contextlib.closing(DataFolder(tmp_path)) as folder:
+        GroupLink(settings, folder, Subjects(), InboxRule(("_INBOX.",)), Counter())
+        folder.raft.mkdir()
+        (folder.raft / "journal").touch()
+        with pytest.raises(ConfigError, match="n1, n2, n3 lacks this node: n4 is a member"):
+            GroupLink(settings, folder, Subjects(), InboxRule(("_INBOX.",)), Counter())
