@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
+import os
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import pytest
 
+import pyspark_liftpy
 from liftpy.client import PublishAck
 from liftpy.config import AckPolicy
 from liftpy.errors import PublishRejectedError
 from liftpy.wire.batch import Record, build_batch, parse_batch
-from sidecar.cli import demo_steps, main, publish
+from sidecar.cli import demo_processes, demo_steps, main, publish
 from sidecar.cli.consume import record_json
 from sidecar.cli.demo_failover import Failover
 from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
@@ -265,3 +269,11 @@ def test_a_batchs_records_print() -> None:
     assert [record_json(r) for r in batch.records()] == [
         {"offset": 3, "timestamp_ns": 9, "value": "v", "key": "k", "headers": [{"name": "a", "value": "b"}], "subject": "s"}
     ]
+
+
+def test_the_demos_processes_find_the_data_source_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark looks for it in folders; an editable install puts none of ours on the path."""
+    folder = str(Path(pyspark_liftpy.__file__).parent)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", folder)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: pyspark_liftpy.__spec__)
+    assert folder in demo_processes._import_path().split(os.pathsep)
