@@ -117,7 +117,7 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationConfig:
-    """Time-outs and bounds of replication on one node; the defaults are the specification's."""
+    """Time-outs and bounds of replication on one node; the defaults are the protocol's."""
 
     heartbeat_s: float = 0.25
     session_s: float = 2.0

@@ -1,4 +1,4 @@
-"""Replicated services beside this node: frames in and out for ``liftpy.service.sessions``, one per partition [spec 1].
+"""Replicated services beside this node: frames in and out for ``liftpy.service.sessions`` [protocol: Replicated services].
 
 ``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions; ``PartitionServices`` is one partition's, told by the
 executor of every replay and change of role. A promotion waits here, never the log: without services, or while nobody is a

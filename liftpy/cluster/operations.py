@@ -1,4 +1,4 @@
-"""The window of done operations: a request that comes twice is applied once [spec 6, point 9].
+"""The window of done operations: a request that comes twice is applied once [protocol: The metadata group].
 
 A caller that hears nothing retries with the same operation id, on any node, through any metadata leader; the first
 entry of that id decides, the later ones get its answer. The window is part of the image, so that it survives

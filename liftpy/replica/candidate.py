@@ -1,4 +1,4 @@
-"""CandidateRole: a replica that promotes itself in a proposed LeaderEpoch [spec 1: Promotion: leader replay].
+"""CandidateRole: a replica that promotes itself in a proposed LeaderEpoch [protocol: Promotion].
 
 It persists the epoch, waits until its own log is flushed, serves fetches in the new epoch, replays its log into the derived
 state, the uncommitted tail included, and reports success until the metadata names it leader. Until then it appends nothing and

@@ -1,4 +1,4 @@
-"""FollowerRole: one replica that follows one leader in one LeaderEpoch [spec 1: Writing 2-5, Idle followers, Truncation].
+"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protocol: Writing; Idle followers; Truncation].
 
     RECONCILING <-> RECONCILE_BACKOFF          nothing is fetched and HW is not raised before the logs agree [D11]
         |  \\-> CUTTING -> (ask again, or agreed)

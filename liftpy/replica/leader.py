@@ -1,4 +1,4 @@
-"""LeaderRole: one partition's leader in one LeaderEpoch [spec 1: Writing, Idle followers, Membership of the ISR].
+"""LeaderRole: one partition's leader in one LeaderEpoch [protocol: Writing; Idle followers; Membership of the ISR].
 
 It gives offsets to what is published, answers fetches, moves HW by the commit rule, acknowledges, wakes idle followers and asks
 the metadata group for ISR changes. It never cuts its own log [D25], and without a current lease it appends but

@@ -1,4 +1,4 @@
-"""Service: the class that a replicated application extends [spec 1: Replicated services]. Pure.
+"""Service: the class that a replicated application extends [protocol: Replicated services]. Pure.
 
 A service is a deterministic state machine over the committed records of one partition. Every node runs it over the same log, so
 every node has the same state; one of them, beside the partition's leader, is LEADER, and only its outputs leave the machine.

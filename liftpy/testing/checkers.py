@@ -1,4 +1,4 @@
-"""One check per invariant of the specification, run after every step of a simulated cluster.
+"""One check per invariant of docs/invariants.md that a step can break, run after every step of a simulated cluster.
 
 They look at real logs and replicas and at ghost state; a broken one raises InvariantError with the invariant's name. What is looked
 at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``SimReplica`` and ``Group``.

@@ -124,7 +124,7 @@ def settings(
     state_changed: Callable[[int, int], None],
     compact_after_entries: int,
 ) -> SyncObjConf:
-    """The settings of the specification: no auto tick, large batches, no fork, journal and dump always."""
+    """What this project sets: no auto tick, large batches, no fork, journal and dump always."""
     return SyncObjConf(
         autoTick=False,
         autoTickPeriod=0.02,

@@ -184,6 +184,7 @@ async def _waits(bench: Any, name: str) -> bool:
 
 
 async def test_reads_say_why_they_are_refused(bench: Any, stream_name: str) -> None:
+    """[R7, R9]"""
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"only"])
     leader = await bench.leader(stream_name)

@@ -89,9 +89,12 @@ def test_only_inboxes_are_answered() -> None:
 
 
 def test_expected_offsets_are_found() -> None:
+    """[A7]"""
     header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
     columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
     assert columns.expected == {0: 12, 1: 7}
+    columns, _ = read((b"ev", b"", b"a", header.replace(b"12", b"twelve")))
+    assert columns.expected == {0: -1}, "no record ever has that offset: refused"
 
 
 def test_headers_that_are_no_utf8_survive() -> None:

@@ -37,7 +37,7 @@ def test_subjects_that_are_malformed_or_not_the_users_are_refused(subject: str) 
         check_data_subject(subject, "liftpy")
 
 
-def test_the_subjects_of_the_specification() -> None:
+def test_the_subjects_of_the_protocol() -> None:
     subjects = Subjects("ns")
     assert subjects.replicate("s", 0) == "ns.s.0.replicate"
     assert subjects.offset("s", 1) == "ns.s.1.offset"

@@ -17,6 +17,7 @@ KEY = PartitionKey("orders", "u1", 0)
 
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
+    """[S10]"""
     folder = DataFolder(tmp_path / "data")
     code = f"""
 from pathlib import Path

@@ -205,6 +205,7 @@ def test_complaints_are_bounded() -> None:
 
 @pytest.mark.parametrize("spoil", ["damage", "remove"])
 def test_an_index_that_is_gone_or_damaged_is_written_again_on_opening(spoil: str) -> None:
+    """[S6]"""
     _, storage, _ = filled()
     before = storage.load(index_name(0))
     assert before is not None

@@ -330,6 +330,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None:
+    """[S7]"""
     calls = 0
     while True:
         storage, expected = _written()
@@ -455,6 +456,7 @@ def test_a_segment_rolls_by_age() -> None:
 
 
 def test_a_format_of_another_version_is_refused_and_left_alone() -> None:
+    """[S11]"""
     storage, _ = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     data = storage.files[name].data

@@ -47,6 +47,7 @@ def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFo
 
 
 def test_the_clean_stop_is_used_up_before_the_next_process_acts(folder: DataFolder) -> None:
+    """[S9]"""
     first = Identity(folder, "a")
     first.count_start()
     first.begin(1)

@@ -130,6 +130,7 @@ class _Death(BaseException):
 def test_ours_a_death_within_a_compaction_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
+    """[M8]"""
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     for index in range(1, 101):
@@ -241,6 +242,7 @@ class _Evil:
 
 
 def test_ours_a_pickle_in_a_journals_entry_is_bytes_that_the_state_machine_refuses(tmp_path: Path) -> None:
+    """[M13]"""
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     folder = tmp_path / "a"
     folder.mkdir()

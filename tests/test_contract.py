@@ -1,0 +1,103 @@
+"""The contract in the tree: every code that is cited is in ``docs/invariants.md``, every invariant is checked where that says, and
+what the documents point at is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ROW = re.compile(r"^\| ([A-Z]\d{1,2}) \| (.+) \| (.+) \|$")
+CODE = re.compile(r"(?<![\w.#-])([ACDGLMQRS]\d{1,2})(?![\w-])")
+NOT_BUILT = "not built yet"
+HERE = Path(__file__).resolve()
+
+
+def _texts(*suffixes: str) -> dict[Path, str]:
+    folders = [ROOT / name for name in ("liftpy", "sidecar", "tests", "protos", "docs")]
+    found = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes] + [
+        path for path in ROOT.glob("*") if path.suffix in suffixes
+    ]
+    kept = (path for path in found if "_pb" not in path.parts and path != HERE)
+    return {path: path.read_text(encoding="utf-8") for path in sorted(kept)}
+
+
+SOURCES = _texts(".py", ".proto")
+PAGES = _texts(".md")
+INVARIANTS = {
+    match[1]: match[3] for line in PAGES[DOCS / "invariants.md"].splitlines() if (match := ROW.match(line)) is not None
+}
+
+
+def _at(path: Path, text: str, position: int) -> str:
+    return f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, position) + 1}"
+
+
+def test_no_code_stands_for_two_invariants() -> None:
+    rows = [match[1] for line in PAGES[DOCS / "invariants.md"].splitlines() if (match := ROW.match(line)) is not None]
+    assert len(rows) > 100
+    assert sorted(rows) == sorted(set(rows))
+    by_letter: dict[str, list[int]] = {}
+    for code in rows:
+        by_letter.setdefault(code[0], []).append(int(code[1:]))
+    assert {letter: sorted(numbers) for letter, numbers in by_letter.items()} == {
+        letter: list(range(1, len(numbers) + 1)) for letter, numbers in by_letter.items()
+    }
+
+
+def test_every_code_that_is_cited_is_in_the_docs() -> None:
+    unknown = [
+        f"{_at(path, text, match.start())} {match[1]}"
+        for path, text in {**SOURCES, **PAGES}.items()
+        for match in CODE.finditer(text)
+        if match[1] not in INVARIANTS
+    ]
+    assert not unknown, f"cited, and not in docs/invariants.md: {unknown}"
+
+
+def _is_cited(code: str, path: Path) -> bool:
+    """By a test in whatever way, by shipped code as the name of a check."""
+    text = SOURCES[path]
+    if path.is_relative_to(ROOT / "tests"):
+        return any(match[1] == code for match in CODE.finditer(text))
+    return f'"{code}"' in text
+
+
+@pytest.mark.parametrize("code", INVARIANTS)
+def test_every_invariant_is_cited_by_a_check_or_a_test(code: str) -> None:
+    checked_by = INVARIANTS[code]
+    if checked_by.startswith(NOT_BUILT):
+        citing = [str(path.relative_to(ROOT)) for path, text in SOURCES.items() if re.search(rf"\b{code}\b", text)]
+        assert not citing, f"{code} is cited by {citing}: is it built? Then docs/invariants.md has to name its check"
+        return
+    path = ROOT / checked_by.strip("`")
+    assert path in SOURCES, f"{code}: {path} does not exist"
+    assert _is_cited(code, path), f"{code}: {checked_by} does not cite it"
+
+
+HEADINGS = {line[3:].strip() for line in PAGES[DOCS / "protocol.md"].splitlines() if line.startswith("## ")}
+
+
+def test_what_cites_the_protocol_names_a_section_of_it() -> None:
+    for path, text in SOURCES.items():
+        for match in re.finditer(r"\[protocol: ([^\]]+)\]", text):
+            unknown = {name.strip() for name in match[1].split(";")} - HEADINGS
+            assert not unknown, f"{_at(path, text, match.start())}: docs/protocol.md has no section {unknown}"
+        outside = re.search(r"\[spec\b|\bspec \d|[Ss]pecification", text)
+        assert outside is None, f"{_at(path, text, outside.start())} cites what is not in the tree: say docs/protocol.md"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_what_pages_point_at_is_there(path: Path) -> None:
+    text = PAGES[path]
+    for match in re.finditer(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in match[1]:
+            assert (path.parent / match[1]).exists(), f"{_at(path, text, match.start())}: {match[1]}"
+    if path.name == "CHANGELOG.md":
+        return  # it tells of what was there then
+    for match in re.finditer(r"`((?:liftpy|sidecar|tests|protos|docs)/[\w/.-]*)", text):
+        named = match[1].rstrip(".")
+        assert (ROOT / named).exists(), f"{_at(path, text, match.start())}: {named}"
