@@ -25,7 +25,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.notify import Notifications
-from sidecar.bus.reads import ReadService
+from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import FetchClient, ReplicationService
 from sidecar.chatter import CHATTER
 from sidecar.flushing import Flusher
@@ -51,7 +51,7 @@ class Tools:
     fetches: FetchClient
     notifications: Notifications
     probes: Probes
-    reads: ReadService
+    reads: ReadSubjects
     proposals: Proposals
     services: PartitionServices
     counters: Counter[str]

@@ -26,8 +26,8 @@ from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
 from liftpy.replica import events
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.lineage import Judgement
 from liftpy.replica.partition import PartitionState
+from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
@@ -38,7 +38,7 @@ from sidecar.bus.drops import Drops
 from sidecar.bus.ingest import Ingest
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
-from sidecar.bus.reads import ReadService
+from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
 from sidecar.chatter import CHATTER
 from sidecar.deletions import Deletions
@@ -119,7 +119,16 @@ class PartitionWorker:
         self.feed = self._driver.feed
         """Give the replica an event."""
         self.acks = PendingAcks(node.links.ingest, key, own_subject)
-        self.reads = ReadService(node.links.reads, node.subjects, key, node_id, self, node.inboxes, node.timers, node.counters)
+        source = ReplicaSource(
+            self.replica,
+            log,
+            compacted=config.compaction,
+            failed=lambda: self.executor.storage_failed,
+            is_heard=lambda: self.ingest.heard,
+        )
+        self.reads = ReadSubjects(
+            node.links.reads, node.subjects, key, node_id, source, node.inboxes, node.timers, node.counters
+        )
         self.ingest = Ingest(
             node.links.ingest,
             own_subject,
@@ -257,30 +266,10 @@ class PartitionWorker:
         return self.executor.storage_failed
 
     @property
-    def may_answer_latest(self) -> bool:
-        """Whether HW is the partition's latest: never asked of a leader whose HW is still below its epoch's start [D8], or that a
-        publish can't reach yet: who made a stream and hears of it here publishes next."""
-        return not self.leads or (self.ingest.heard and self.replica.may_answer_latest(clock.now_ns()))
-
-    @property
-    def may_serve_reads(self) -> bool:
-        """With a log that works and that agrees with its leader's, up to its own HW of the current epoch [R7, D8].
-
-        Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate
-        answers too, up to the HW that it has: its services replay from it before it can be the leader.
-        """
-        agrees = self.replica.may_serve_committed() or self.replica.role == "CANDIDATE"
-        return agrees and not self.executor.storage_failed
-
-    @property
     def is_in_sync(self) -> bool:
         """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
-
-    def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
-        """Whether a reader's last record lies on this log [R6]."""
-        return self.replica.judge_reader(last_offset, last_epoch, clock.now_ns())
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:

@@ -67,6 +67,11 @@ class Replica:
 
     # ---- views -----------------------------------------------------------------------------------------------------
     @property
+    def node_id(self) -> str:
+        """Of the node that it is on."""
+        return self._shared.node_id
+
+    @property
     def role(self) -> str:
         """LEADER, CANDIDATE, FOLLOWER, WAITING, FAILED or STOPPED."""
         return self._role.name

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
-from liftpy.errors import DamagedBatchError
+from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
 from liftpy.invariants import check
 from liftpy.testing.clock import MS, S
-from liftpy.testing.messages import Ack, Publish, ReadRequest, ReadResponse
-from liftpy.wire.batch import split_batches
-from liftpy.wire.pieces import NOTHING, Assembly
+from liftpy.testing.messages import Ack, Publish, ReadAnswer, ReadFrame
+from liftpy.wire import frames
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from liftpy.client.slices import BatchSlice
     from liftpy.ids import PartitionKey
     from liftpy.testing.cluster import Cluster
+    from liftpy.wire._pb import client_pb2
 
 PUBLISH_TIMEOUT_NS = 3 * S
 _POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
@@ -74,7 +78,8 @@ class Publisher:
 
 
 class Reader:
-    """Reads one partition from its start, each time from any node that answers, and compares with the one true log [R1-R4, R6]."""
+    """The client library's ``ReadProgress``, each time over any node that answers; what it hands on is compared with the one true log
+    [R1-R4, R6]. It waits at the end now and then, and gives up waiting as now and then."""
 
     def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
@@ -82,17 +87,16 @@ class Reader:
         self.key = key
         self.subject = f"{key.stream}.{key.partition}"
         self.interval_ns = interval_ns
-        self.next_offset = 0
-        """Exclusive: everything below has been read, or retention had deleted it."""
-        self.last = (-1, 0)
-        """(offset, LeaderEpoch) of the last record that was read."""
+        self.progress = ReadProgress(key.stream, key.partition, 0)
         self.cut_at: int | None = None
         """It was told that what it read is gone from this offset on, and reads no more [R6]."""
-        self._assembly = Assembly()
-        self._assembled = 0
-        """Offset at which the batch was asked for that is being put together."""
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
+
+    @property
+    def next_offset(self) -> int:
+        """Exclusive: everything below has been read, or retention had deleted it."""
+        return self.progress.next_offset
 
     def _turn(self) -> None:
         if self.cut_at is not None:
@@ -101,63 +105,70 @@ class Reader:
         self.cluster.clock.after(MS + int(self._rng.random() * 2 * self.interval_ns), self._turn)
 
     def _ask(self, node: str) -> None:
-        asked = self.next_offset
-        held = self._assembly.held if asked == self._assembled else NOTHING
-        request = ReadRequest(asked, self._rng.choice((1, 500, 1 << 20)), False, *self.last, held=held)
-        self.cluster.network.request(self.name, f"{self.subject}.read.{node}", request, lambda r: self._answered(asked, r))
+        asked = self.progress.next_offset
+        request = self.progress.request(self._rng.choice((1, 500, 1 << 20)), self._rng.choice((0, 0, 20, 2000)))
+        self._send(node, request, lambda answer: self._answered(asked, answer))
+
+    def _send(self, node: str, request: client_pb2.ReadRequest, on_reply: Callable[[Any], None]) -> None:
+        self.cluster.network.request(self.name, f"{self.subject}.read.{node}", ReadFrame(frames.encode(request)), on_reply)
 
     def _answered(self, asked: int, answer: Any) -> None:
-        if not isinstance(answer, ReadResponse):
-            return
-        if answer.error:
-            self.cluster.counters[f"read: {answer.error}"] += 1
-            if answer.error == "cut" and asked == self.next_offset:
-                self.cut_at = answer.next_offset
-                check(self.cluster.checkers.lost_by_command(self.key), "R6", self.name, "has read", self.last, "told", answer)
-            if answer.error == "out of range" and asked == self.next_offset < answer.log_start_offset:
-                self.next_offset = answer.log_start_offset
-            return
-        data = self._together(asked, answer)
-        if data is None:
-            return
+        progress, counters = self.progress, self.cluster.counters
+        if asked != progress.next_offset or self.cut_at is not None or not isinstance(answer, ReadAnswer):
+            return  # of several answers to a question the first one counts, however late it comes
+        was_held = progress.assembly.held.position > 0
         try:
-            next_offset, last = self._compare(asked, answer, data)
-        except DamagedBatchError as error:
-            self.cluster.counters["read: damaged"] += 1
-            complaint = ReadRequest(asked, 1, bad_offset=max(error.offset, asked))
-            self.cluster.network.request(self.name, f"{self.subject}.read.{answer.node}", complaint, lambda r: None)
-            return
-        if asked == self.next_offset:
-            self.next_offset, self.last = next_offset, last
-        self.cluster.counters["read answered"] += bool(data)
+            handed_on = progress.accept(answer.frame)
+        except LogTruncatedError as error:
+            counters["read: cut"] += 1
+            self.cut_at = error.end_offset
+            lost = self.cluster.checkers.lost_by_command(self.key)
+            check(lost, "R6", self.name, "has read", (progress.last_offset, progress.leader_epoch), "told", error)
+        except OffsetOutOfRangeError:
+            counters["read: out of range"] += 1
+            progress.next_offset = answer.decoded()[0].logStartOffset
+            check(asked < progress.next_offset, "R2", self.name, "at", asked, "is sent back to", progress.next_offset)
+        except NotServedError:
+            counters["read: not served"] += 1
+        except (DamagedBatchError, ProtocolError) as error:
+            self._refused(error, was_held)
+        else:
+            counters["read: batch put together"] += was_held and bool(handed_on)
+            counters["read answered"] += bool(handed_on)
+            self._compare(asked, answer, handed_on)
+            if not handed_on and progress.assembly.held.position and self._rng.random() < 0.9:
+                self._ask(progress.node)
 
-    def _together(self, asked: int, answer: ReadResponse) -> bytes | memoryview | None:
-        """The batches of an answer, or those whose last piece it was; None: there is more to ask for. Pieces come from all replicas."""
-        if answer.piece is None:
-            return answer.batches
-        if asked != self.next_offset:
-            return None
-        if asked != self._assembled:
-            self._assembly.forget()
-            self._assembled = asked
-        whole = self._assembly.take(answer.piece)
-        self.cluster.counters["read: batch put together"] += whole is not None
-        if whole is None and self._rng.random() < 0.9:
-            self._ask(answer.node)
-        return whole
+    def _refused(self, error: LiftError, in_pieces: bool) -> None:
+        """Wrong bytes: only a node whose disk has lied sends such, and it is told; ``in_pieces``: parts of them came from others."""
+        self.cluster.counters["read: damaged"] += 1
+        node = self.progress.suspect[0] if self.progress.suspect is not None else ""
+        complaint = self.progress.complaint()
+        check(complaint is not None, "R2", self.name, "can't take", error)
+        liars = [name for name, sim_node in self.cluster.nodes.items() if sim_node.lost_data]
+        check(node in liars or (in_pieces and liars), "R3", self.name, "is sent by", node, "whose disk is fine", error)
+        self._send(node, complaint, lambda answer: None)
 
-    def _compare(self, asked: int, answer: ReadResponse, data: bytes | memoryview) -> tuple[int, tuple[int, int]]:
-        """Whole committed batches, in order, without a gap, the bytes of the one true log."""
+    def _compare(self, asked: int, answer: ReadAnswer, handed_on: list[BatchSlice]) -> None:
+        """Committed records, in order, without a gap, the bytes of the one true log."""
         ghost = self.cluster.checkers.ghost(self.key)
-        next_offset, last = asked, self.last
-        for batch in split_batches(data):
+        head, _ = answer.decoded()
+        position = asked
+        for piece in handed_on:
+            batch = piece.batch
             key = (batch.leader_epoch, batch.last_offset)
-            if batch.base_offset > next_offset and self.cluster.nodes[answer.node].lost_data:
-                raise DamagedBatchError("a flipped bit hides a batch", next_offset)
-            check(batch.base_offset <= next_offset <= batch.last_offset, "R2", self.name, "expects", next_offset, "gets", key)
+            check(piece.first_offset == position, "R2", self.name, "expects", position, "gets", piece.first_offset)
             check(batch.last_offset <= ghost.high_watermark, "R1", self.name, "reads", key, "HW", ghost.high_watermark)
-            check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", answer.node)
+            check(ghost.committed.get(batch.last_offset) == key, "R3", self.name, "reads", key, "at", head.node)
             check(ghost.chains[key][1] == batch.header.crc, "R3", self.name, "other bytes", key)
-            next_offset, last = batch.next_offset, (batch.last_offset, batch.leader_epoch)
-        check(next_offset <= answer.high_watermark + 1 or not data, "R1", self.name, next_offset, answer)
-        return next_offset, last
+            position = piece.last_offset + 1
+        check(
+            position == self.progress.next_offset,
+            "R2",
+            self.name,
+            "handed on up to",
+            position,
+            "is at",
+            self.progress.next_offset,
+        )
+        check(position <= head.highWatermark + 1 or not handed_on, "R1", self.name, position, head)

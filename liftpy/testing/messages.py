@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
 from liftpy.wire.pieces import NOTHING, Held, Piece
 
 
@@ -69,27 +71,18 @@ class EpochRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """A committed read from ``offset`` on; ``latest`` asks for the partition's latest offset instead. ``last_offset``,
-    ``last_epoch``: of the last record that the reader has, epoch 0: none."""
+class ReadFrame:
+    """A read, as the client library sends it."""
 
-    offset: int
-    max_bytes: int
-    latest: bool = False
-    last_offset: int = -1
-    last_epoch: int = 0
-    bad_offset: int | None = None
-    held: Held = NOTHING
+    frame: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ReadResponse:
-    """``batches`` up to ``high_watermark``, or why not; or a ``piece`` of the first one."""
+class ReadAnswer:
+    """What a replica answers to it."""
 
-    node: str
-    error: str = ""
-    batches: bytes = b""
-    high_watermark: int = -1
-    log_start_offset: int = 0
-    next_offset: int = 0
-    piece: Piece | None = None
+    frame: bytes
+
+    def decoded(self) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """(header, batches)."""
+        return frames.decode_read_response(self.frame)

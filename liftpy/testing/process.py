@@ -225,6 +225,7 @@ class Process:
             elif key not in changed and not changes.nodes:
                 continue
             replica.feed(ev.PartitionChanged(partition_state(stream, partition), live))
+            replica.reads.advanced()
         self._leases_run()
 
     def _open(self, stream: StreamImage, partition: PartitionImage) -> SimReplica:

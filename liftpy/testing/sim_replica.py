@@ -18,15 +18,14 @@ from liftpy.log.flush import Flush
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.log.pieces import read_portion
-from liftpy.log.rechecks import READERS
 from liftpy.log.scrub import scrubbed
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.assembling import FetchAssembly
-from liftpy.replica.lineage import Lineage
+from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, Timer
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadRequest, ReadResponse
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer
 from liftpy.testing.network import NO_RESPONDERS, Reply
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import build_batch, split_batches
@@ -57,6 +56,10 @@ class SimReplica:
         seed = hash((cluster.seed, process.incarnation, partition.partition))
         self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed, process.intake)
         self.failed = ""
+        source = ReplicaSource(
+            self.replica, log, compacted=log.config.compaction, failed=lambda: bool(self.failed), is_heard=lambda: True
+        )
+        self.reads = Reads[Reply](self.key, self.node_id, source, self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._timers: dict[ev.Deadline, Timer] = {}
@@ -84,7 +87,8 @@ class SimReplica:
         log.on_damage = self._damaged
         subject = f"notify.{self.node_id}.{self.subject}"
         self.cluster.network.subscribe(self.node_id, subject, self._notified)
-        self.cluster.network.subscribe(self.node_id, f"{self.subject}.read.{self.node_id}", self._read)
+        read = f"{self.subject}.read.{self.node_id}"
+        self.cluster.network.subscribe(self.node_id, read, lambda message, reply: self.reads.asked(message.frame, reply))
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
@@ -223,10 +227,7 @@ class SimReplica:
         self.feed(ev.LogStartMoved(self.log.log_start_offset))
 
     def _recheck_log(self, effect: do.RecheckLog) -> None:
-        self._complained(effect.offset, effect.replica)
-
-    def _complained(self, offset: int, asker: str) -> None:
-        self.cluster.counters[self.log.complaint(offset, asker, self.cluster.clock.now_ns).value] += 1
+        self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.cluster.clock.now_ns).value] += 1
 
     def _damaged(self, error: CorruptionError) -> None:
         """The replica gives its role up, and the process comes back to repair the log [S3]."""
@@ -237,6 +238,7 @@ class SimReplica:
 
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
+        self.reads.advanced()
 
     def scrub(self) -> bool:
         """One whole pass over the log; whether nothing was found."""
@@ -467,35 +469,23 @@ class SimReplica:
     def _notified(self, event: ev.Event, reply: Reply) -> None:
         self.feed(event)
 
-    def _read(self, request: ReadRequest, reply: Reply) -> None:
-        replica, log = self.replica, self.log
-        if request.bad_offset is not None:
-            self._complained(request.bad_offset, READERS)
-        if request.latest:
-            known = replica.may_answer_latest(self.cluster.clock.now_ns)
-            reply(ReadResponse(self.node_id, "" if known else "not ready", high_watermark=log.high_watermark))
-            return
-        if self.failed or not replica.may_serve_committed():
-            reply(ReadResponse(self.node_id, "not ready"))
-            return
-        if request.last_epoch:
-            judgement = replica.judge_reader(request.last_offset, request.last_epoch, self.cluster.clock.now_ns)
-            if judgement.lineage is not Lineage.SAME:
-                error = "cut" if judgement.lineage is Lineage.CUT else "not ready"
-                reply(ReadResponse(self.node_id, error, next_offset=judgement.end_offset))
-                return
-        if request.offset > log.high_watermark:
-            reply(ReadResponse(self.node_id, "", b"", log.high_watermark, log.log_start_offset, request.offset))
-            return
-        try:
-            room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, request.max_bytes)
-            result = read_portion(log, request.offset, request.max_bytes, room, held=request.held)
-        except LiftError:
-            reply(ReadResponse(self.node_id, "out of range", b"", log.high_watermark, log.log_start_offset))
-            return
-        data = b"" if result.piece is not None else b"".join(result.chunks)
-        bounds = (log.high_watermark, log.log_start_offset, result.next_offset)
-        reply(ReadResponse(self.node_id, "", data, *bounds, result.piece))
+    # ---- readers: the ReadShell ------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """Of the simulated NATS, in bytes."""
+        return self.cluster.network.max_payload_bytes
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+        return self.cluster.clock.now_ns
+
+    def answer(self, asker: Reply, chunks: Chunks) -> None:
+        """One message back to the reader."""
+        asker(ReadAnswer(b"".join(chunks)))
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """A timer that fires in this process, when it runs."""
+        return self.cluster.clock.at(at_ns, lambda: self.process.run(callback, timer=True)).cancel
 
     # ---- the metadata group ----------------------------------------------------------------------------------------------
     def _propose_isr(self, effect: do.ProposeIsr) -> None:

@@ -1,6 +1,6 @@
 """Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
 
-The shipped ``Ingest``, ``PendingAcks``, ``ReplicationService`` and ``ReadService`` over a real ``Log`` in memory; the bus is
+The shipped ``Ingest``, ``PendingAcks``, ``ReplicationService`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
 a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
 """
 
@@ -24,7 +24,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.acks import PendingAcks
 from sidecar.bus.ingest import Ingest
-from sidecar.bus.reads import ReadService
+from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import ReplicationService
 from sidecar.timers import Timers
 
@@ -119,7 +119,7 @@ class Desk:
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )
         source: Any = _Source(self)
-        self.reads = ReadService(shell, self.subjects, self.key, "n1", source, inboxes, Timers(), self.counters)
+        self.reads = ReadSubjects(shell, self.subjects, self.key, "n1", source, inboxes, Timers(), self.counters)
         self.ingest.start()
         self.replication.start()
 
@@ -164,7 +164,7 @@ class Desk:
 class _Source:
     """What a leader's reads know of it."""
 
-    compacted, leads, may_answer_latest, may_serve_reads, leader, leader_epoch = False, True, True, True, "n1", EPOCH
+    compacted, leads, may_serve, leader, leader_epoch = False, True, True, "n1", EPOCH
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -177,5 +177,8 @@ class _Source:
     def high_watermark(self) -> int:
         return self._desk.log.high_watermark
 
-    def judge_reader(self, last_offset: int, last_epoch: int) -> Judgement:
+    def may_answer_latest(self, now_ns: int) -> bool:
+        return True
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
         return self._desk.judgement

@@ -18,7 +18,7 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion
 from liftpy.log.rechecks import Recheck
 from liftpy.log.segment import Segment
-from liftpy.replica import commit, follower, lag, replica
+from liftpy.replica import commit, follower, lag, reads, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_service import FetchService
@@ -26,15 +26,15 @@ from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.reads import Reads
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.waiting import FailedRole, WaitingRole
 from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
-from sidecar.bus import publishes, reads, replication
+from sidecar.bus import publishes, replication
 from sidecar.bus.ingest import Ingest
-from sidecar.bus.reads import ReadService
 from sidecar.raft.journal import GroupJournal
 from tests.simulation.mutants.catalogue import Mutant, Patches, method
 
@@ -381,9 +381,9 @@ def every_complaint_is_believed() -> Patches:
 
 
 def a_stream_is_its_name() -> Patches:
-    real = ReadService._why_not
+    real = Reads._why_not
 
-    def by_name(self: ReadService, request: Any) -> Any:
+    def by_name(self: Reads[Any], request: Any) -> Any:
         request.streamUid = ""
         return real(self, request)
 
@@ -392,7 +392,7 @@ def a_stream_is_its_name() -> Patches:
     def any_uid(head: Any, uid: str, *rest: Any) -> None:
         check_head(head, "", *rest)
 
-    return [method(ReadService, "_why_not", by_name), method(progress, "check_head", any_uid)]
+    return [method(Reads, "_why_not", by_name), method(progress, "check_head", any_uid)]
 
 
 def failed_flush_is_believed() -> Patches:

@@ -12,12 +12,12 @@ from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
 from liftpy.testing.clients import Publisher
 from liftpy.testing.clock import MS
 from liftpy.testing.cluster import STREAM, Cluster
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadRequest, ReadResponse
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer, ReadFrame
 
 KINDS: dict[type, str] = {
     Publish: "publish", Ack: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
     EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.WokenUp: "wake",
-    ReadRequest: "read", ReadResponse: "read answer",
+    ReadFrame: "read", ReadAnswer: "read answer",
 }  # fmt: skip
 """What ``hold`` calls a message of the data path. On the metadata path it is the request's field name in ``ControlRequest``
 (``changeIsr``, ``reportLeader``, ``registerNode``...), or that with " answer" behind it, or ``heartbeat``, ``heartbeat answer``,

@@ -30,10 +30,12 @@ from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
 from liftpy.testing.faults import Plan
 from liftpy.testing.ghost import PartitionGhost, Shadow
-from liftpy.testing.messages import ReadRequest, ReadResponse
+from liftpy.testing.messages import ReadAnswer, ReadFrame
 from liftpy.testing.network import Noise
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.props import KINDS, Author, Held, Sent
 from tests.scripts.strikes import Strikes
@@ -257,18 +259,20 @@ class Stage(Strikes):
         self.until(lambda: all(s.outcome != "waiting" for s in sent), within_s=PUBLISH_TIMEOUT_NS / S + 1)
         return [s.outcome for s in sent]
 
-    def ask_latest(self, node: str) -> ReadResponse | None:
+    def ask_latest(self, node: str) -> client_pb2.ReadResponse | None:
         """What ``node`` answers when it is asked for the partition's latest offset; None: nothing within a second."""
-        return self.ask(node, ReadRequest(0, 1, latest=True))
+        answer = self.ask(node, boundsOnly=True, minHighWatermark=-1)
+        return None if answer is None else answer[0]
 
-    def ask(self, node: str, request: ReadRequest) -> ReadResponse | None:
-        """What ``node`` answers to a read; None: nothing within a second."""
+    def ask(self, node: str, **fields: Any) -> tuple[client_pb2.ReadResponse, memoryview] | None:
+        """What ``node`` answers to a ReadRequest of these fields, (header, batches); None: nothing within a second."""
         answers: list[Any] = []
+        request = ReadFrame(frames.encode(client_pb2.ReadRequest(**fields)))
         self.cluster.network.request("asker", f"{STREAM}.0.read.{node}", request, answers.append)
         end_ns = self.cluster.clock.now_ns + S
         while not answers and self.cluster.clock.now_ns < end_ns:
             self.cluster.clock.step()
-        return answers[0] if answers and isinstance(answers[0], ReadResponse) else None
+        return answers[0].decoded() if answers and isinstance(answers[0], ReadAnswer) else None
 
     # ---- messages held back ------------------------------------------------------------------------------------------
     def hold(self, *kinds: str, sender: str = "", receiver: str = "", at_most: int | None = None) -> Held:

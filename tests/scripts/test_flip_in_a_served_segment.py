@@ -13,7 +13,6 @@ import pytest
 
 from liftpy.testing.clients import Reader
 from liftpy.testing.clock import MS
-from liftpy.testing.messages import ReadRequest
 from tests.scripts.stage import Stage
 
 KILLS = (
@@ -86,7 +85,7 @@ def test_complaints_without_damage_cost_next_to_nothing() -> None:
         s.settle()
         for offset in (*range(RECORDS), -5, 1 << 60):
             for _ in range(20):
-                assert s.ask(a, ReadRequest(0, 1, bad_offset=offset)) is not None
+                assert s.ask(a, boundsOnly=True, badOffset=offset) is not None
         assert s.leader == a
         assert s.counted("restarts to repair") == 0
         assert 1 <= s.counted("complaints: own copy is right") <= 1 + s.now_s

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.testing.messages import ReadRequest, ReadResponse
+from liftpy.wire._pb.client_pb2 import ReadResponse
 from liftpy.wire.batch import split_batches
 from tests.scripts.stage import Stage
 from tests.scripts.test_unclean_election_only_on_command import elect
 
+Answer = tuple[ReadResponse, memoryview]
+
 KILLS = ("what was read is not looked at", "a replica that lags says cut")
 
 
-def read(s: Stage, node: str, offset: int, last: tuple[int, int] = (-1, 0)) -> ReadResponse:
-    answer = s.ask(node, ReadRequest(offset, 1 << 20, False, *last))
+def read(s: Stage, node: str, offset: int, last: tuple[int, int] = (-1, 0)) -> Answer:
+    answer = s.ask(node, offset=offset, lastOffset=last[0], lastEpoch=last[1], minHighWatermark=-1)
     assert answer is not None
     return answer
 
 
-def last_of(answer: ReadResponse) -> tuple[int, int]:
-    batch = split_batches(answer.batches)[-1]
+def last_of(answer: Answer) -> tuple[int, int]:
+    batch = split_batches(answer[1])[-1]
     return batch.last_offset, batch.leader_epoch
 
 
@@ -50,10 +52,10 @@ def test_a_reader_of_lost_records_is_told_where_the_log_was_cut(later: int) -> N
         s.publish(later)
         s.settle()
         for node in (b, c):
-            told = read(s, node, 4, lost)
-            wanted = ("cut", 2) if node == b else ("not ready", 0)  # only a leader can know
-            assert (told.error, told.next_offset) == wanted, (node, told)
-            assert not read(s, node, 2, common).error, "who had read only what is still there goes on"
+            told, _ = read(s, node, 4, lost)
+            wanted = (ReadResponse.CUT, 2) if node == b else (ReadResponse.NOT_READY, 0)  # only a leader can know
+            assert (told.error, told.cutEndOffset) == wanted, (node, told)
+            assert not read(s, node, 2, common)[0].error, "who had read only what is still there goes on"
 
 
 def test_a_deposed_leader_does_not_call_committed_records_cut() -> None:
@@ -77,9 +79,9 @@ def test_a_deposed_leader_does_not_call_committed_records_cut() -> None:
         s.until(lambda: s.is_open(c))
         s.until(lambda: s.hw(c) >= 4, within_s=60)
         seen = last_of(read(s, c, 0))
-        zombie = read(s, b, seen[0] + 1, seen)
+        zombie, _ = read(s, b, seen[0] + 1, seen)
         assert s.role(b) == "LEADER"
-        assert zombie.error == "not ready"
+        assert zombie.error == ReadResponse.NOT_READY
         s.mend_metadata(b)
         assert set(tail.ids) <= set(s.ids(c))
 
@@ -94,6 +96,6 @@ def test_a_replica_that_lags_says_not_ready() -> None:
             last = last_of(read(s, a, 0))
             assert last[0] == 4
             assert s.end(b) < 5
-            assert read(s, b, 5, last).error == "not ready"
+            assert read(s, b, 5, last)[0].error == ReadResponse.NOT_READY
         s.settle()
-        assert not read(s, b, 5, last).error
+        assert not read(s, b, 5, last)[0].error

@@ -1,0 +1,321 @@
+"""Reads: what a replica answers to a ReadRequest, up to where, and who waits [R1, R4, R6, R7, R9]. Pure, for both shells.
+
+A committed read goes up to this replica's HW, an uncommitted one (leader only) to its log end. Who asks with ``boundsOnly`` wants the
+partition's latest: a node that the metadata names as leader says it only with a lease and a HW that has reached its epoch's start
+[D8]; any other node says what it has, and that it does not lead.
+
+A reader at the end may wait (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting
+readers are bounded; one too many is answered at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.pieces import Portion, read_portion
+from liftpy.log.rechecks import READERS
+from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.replica import Replica
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2 as pb
+from liftpy.wire.batch import parse_header
+from liftpy.wire.pieces import Held, room_bytes
+
+MAX_WAIT_MS = 30_000
+MAX_WAITING = 4096
+_HEADER_ROOM_BYTES = 4096
+_DEFAULT_BYTES = 1024 * 1024
+_E = pb.ReadResponse
+
+Chunks = Sequence[bytes | memoryview]
+Asker = TypeVar("Asker")
+"""The way back to a reader: a reply subject, or what stands for one in a simulation."""
+_Told = TypeVar("_Told", contravariant=True)
+
+
+class ReadSource(Protocol):
+    """What reads need to know of their replica."""
+
+    log: Log
+    compacted: bool
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive: up to where committed reads may see."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """In which the replica leads or follows."""
+
+    @property
+    def leader(self) -> str:
+        """The partition's leader as of the metadata, '' when there is none."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether the metadata names this replica as leader."""
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether its log works and agrees with its leader's, and its HW is one of the current epoch [R7]."""
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """Whether its HW may be told to who asks for the latest [D8]."""
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        """Whether a reader's last record lies on this log [R6]."""
+
+
+class ReplicaSource:
+    """The ``ReadSource`` of a real replica. ``failed``: whether its log is given up; ``is_heard``: whether publishes reach it if it
+    leads, since who made a stream and hears of it here publishes next."""
+
+    def __init__(
+        self, replica: Replica, log: Log, *, compacted: bool, failed: Callable[[], bool], is_heard: Callable[[], bool]
+    ) -> None:
+        self.log = log
+        self.compacted = compacted
+        self._replica = replica
+        self._failed = failed
+        self._is_heard = is_heard
+
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive."""
+        return self._replica.high_watermark
+
+    @property
+    def leader_epoch(self) -> int:
+        """As of the metadata."""
+        return self._replica.state.leader_epoch
+
+    @property
+    def leader(self) -> str:
+        """As of the metadata."""
+        return self._replica.state.leader
+
+    @property
+    def leads(self) -> bool:
+        """As of the metadata, whatever the replica is doing."""
+        return self.leader == self._replica.node_id
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate serves
+        too, up to the HW that it has: its services replay from it before it can be the leader."""
+        agrees = self._replica.may_serve_committed() or self._replica.role == "CANDIDATE"
+        return agrees and not self._failed()
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        """A node that does not lead says so in its answer, and the reader asks the leader."""
+        return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        """See ``liftpy.replica.lineage``."""
+        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
+
+
+class ReadShell(Protocol[_Told]):
+    """What carries the answers: transport and time."""
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most, as of now."""
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+
+    def answer(self, asker: _Told, chunks: Chunks) -> None:
+        """Send one message that consists of ``chunks``."""
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once, at ``at_ns`` or soon after; what is returned cancels it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[Asker]):
+    asker: Asker
+    request: pb.ReadRequest
+    offset: int
+    """First offset that is wanted; answered when the end passes it."""
+    cancel: Callable[[], None]
+
+
+class Reads(Generic[Asker]):
+    """Reads of one partition at one replica. ``counters``: of the node, by reason."""
+
+    def __init__(
+        self, key: PartitionKey, node_id: str, source: ReadSource, shell: ReadShell[Asker], counters: Counter[str]
+    ) -> None:
+        self._key = key
+        self._node_id = node_id
+        self._source = source
+        self._shell = shell
+        self._counters = counters
+        self._waiting: dict[int, _Waiting[Asker]] = {}
+        self._next_id = 1
+
+    @property
+    def waiting_count(self) -> int:
+        """Readers in a long poll."""
+        return len(self._waiting)
+
+    def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
+        """A frame that shall be a ReadRequest: answer it, now or later, exactly once."""
+        try:
+            request = frames.decode(frame, pb.ReadRequest)
+        except ProtocolError as error:
+            self._counters["bad frame"] += 1
+            self._refuse(asker, _E.BAD_REQUEST, str(error))
+            return
+        if request.HasField("badOffset"):
+            outcome = self._source.log.complaint(request.badOffset, READERS, self._shell.now_ns())
+            self._counters[outcome.value] += 1
+        self._answer(asker, request, may_wait=True)
+
+    def advanced(self) -> None:
+        """HW or log end has moved, or readiness has changed: answer those who waited for it."""
+        if self._waiting:
+            ends = (self._end_offset(pb.ReadRequest.COMMITTED), self._end_offset(pb.ReadRequest.UNCOMMITTED))
+            for number, waiting in list(self._waiting.items()):
+                if waiting.offset < ends[waiting.request.isolation]:
+                    self._finish(number)
+
+    def close(self) -> None:
+        """Answer everybody who waits: not here any more."""
+        for number in list(self._waiting):
+            waiting = self._waiting.pop(number)
+            waiting.cancel()
+            self._refuse(waiting.asker, _E.NO_SUCH_PARTITION, "this node gives the partition up")
+
+    # ---- who waits -----------------------------------------------------------------------------------------------------
+    def _wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> None:
+        number = self._next_id
+        self._next_id += 1
+        wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
+        cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._expired(number))
+        self._waiting[number] = _Waiting(asker, request, offset, cancel)
+
+    def _expired(self, number: int) -> None:
+        if number in self._waiting:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        waiting = self._waiting.pop(number)
+        waiting.cancel()
+        self._answer(waiting.asker, waiting.request, may_wait=False)
+
+    # ---- answers -------------------------------------------------------------------------------------------------------
+    def _answer(self, asker: Asker, request: pb.ReadRequest, *, may_wait: bool) -> None:
+        try:
+            refusal = self._why_not(request)
+            if refusal is not None:
+                self._refuse(asker, *refusal)
+            elif self._is_served_here(asker, request):
+                self._serve(asker, request, may_wait)
+        except OffsetOutOfRangeError as error:
+            self._refuse(asker, _E.OFFSET_OUT_OF_RANGE, str(error))
+        except LiftError as error:
+            self._counters["failed reads"] += 1
+            self._refuse(asker, _E.UNKNOWN, f"{error.code}: {error}")
+
+    def _why_not(self, request: pb.ReadRequest) -> tuple[int, str] | None:
+        source = self._source
+        if request.streamUid and request.streamUid != self._key.uid:
+            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {request.streamUid}"
+        if request.isolation not in (pb.ReadRequest.COMMITTED, pb.ReadRequest.UNCOMMITTED):
+            return _E.BAD_REQUEST, f"isolation {request.isolation} is not known"
+        if request.isolation == pb.ReadRequest.UNCOMMITTED and not source.leads:
+            return _E.NOT_LEADER, "uncommitted records are read from the leader"
+        if not source.may_serve:
+            return _E.NOT_READY, "this replica is not in sync yet"
+        if request.boundsOnly and not source.may_answer_latest(self._shell.now_ns()):
+            return _E.NOT_READY, "the new leader's HW has not reached its epoch's start yet"
+        return None
+
+    def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
+        """Whether what was read before lies on this log [R6], and what is committed here reaches as far as the reader knows."""
+        source = self._source
+        if request.lastEpoch:
+            judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
+            if judgement.lineage is not Lineage.SAME:
+                cut = judgement.lineage is Lineage.CUT
+                detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
+                head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
+                head.cutEndOffset = judgement.end_offset
+                self._counters["readers of lost records"] += cut
+                self._send(asker, head)
+                return False
+        if source.high_watermark < request.minHighWatermark:
+            self._refuse(asker, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
+            return False
+        return True
+
+    def _serve(self, asker: Asker, request: pb.ReadRequest, may_wait: bool) -> None:
+        log = self._source.log
+        end_offset = self._end_offset(request.isolation)
+        offset = log.offset_for_timestamp(request.timestamp) if request.byTimestamp else request.offset
+        if request.byTimestamp:
+            offset = min(offset, end_offset)
+        if request.boundsOnly:
+            self._send(asker, self._head(offset))
+        elif offset < log.log_start_offset or offset > end_offset:
+            bounds = f"{log.log_start_offset} to {end_offset}"
+            self._refuse(asker, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
+        elif offset < end_offset:
+            self._serve_batches(asker, request, offset, end_offset)
+        elif may_wait and request.waitMs and len(self._waiting) < MAX_WAITING:
+            self._wait(asker, request, offset)
+        else:
+            self._send(asker, self._head(offset))
+
+    def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
+        wanted = request.maxBytes or _DEFAULT_BYTES
+        max_payload = self._shell.max_payload
+        room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
+        held = Held(request.position, request.batchCrc)
+        read: Portion = read_portion(self._source.log, offset, wanted, room, end_offset=end_offset, held=held)
+        head, piece = self._head(read.next_offset), read.piece
+        if piece is not None and not request.HasField("position"):
+            text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
+            self._refuse(asker, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
+            return
+        if piece is not None:
+            head.pieceTotal, head.piecePosition, head.pieceCrc = piece.total_bytes, piece.position, piece.crc
+            self._counters["pieces of batches sent"] += 1
+        elif request.byTimestamp and read.chunks:
+            head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
+        self._send(asker, head, read.chunks)
+
+    def _end_offset(self, isolation: int) -> int:
+        """Exclusive end of what a reader of ``isolation`` may see."""
+        if isolation == pb.ReadRequest.UNCOMMITTED:
+            return self._source.log.log_end_offset
+        return self._source.high_watermark + 1
+
+    def _head(self, next_offset: int, error: int = _E.OK, detail: str = "") -> pb.ReadResponse:
+        source = self._source
+        return pb.ReadResponse(
+            error=error,  # type: ignore[arg-type]
+            detail=detail,
+            streamUid=self._key.uid,
+            node=self._node_id,
+            leaderEpoch=source.leader_epoch,
+            highWatermark=source.high_watermark,
+            logStartOffset=source.log.log_start_offset,
+            nextOffset=next_offset,
+            compacted=source.compacted,
+            leader=source.leader,
+        )
+
+    def _refuse(self, asker: Asker, error: int, detail: str) -> None:
+        self._send(asker, self._head(0, error, detail))
+
+    def _send(self, asker: Asker, head: pb.ReadResponse, batches: Chunks = ()) -> None:
+        self._shell.answer(asker, (frames.read_response_header(head), *batches))

@@ -1,0 +1,226 @@
+"""What a replica answers to readers: up to where, who waits and for how long, and who may speak of the latest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica import reads as module
+from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.partition import PartitionStatus
+from liftpy.replica.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, split_batches
+from tests.unit.replica.stepping import KEY, S, Stepped, state
+
+OK, NOT_READY = client_pb2.ReadResponse.OK, client_pb2.ReadResponse.NOT_READY
+UNCOMMITTED = client_pb2.ReadRequest.UNCOMMITTED
+
+
+class Source:
+    """A leader that has committed all but the last record."""
+
+    compacted, leader_epoch, leader, leads, may_serve = False, 1, "a", True, True
+
+    def __init__(self) -> None:
+        self.log, _ = Log.open(MemoryStorage(), StreamConfig())
+        self.high_watermark = -1
+        self.knows_latest = True
+        self.lineage = Judgement(Lineage.SAME)
+
+    def append(self, count: int = 1, committed: bool = True) -> None:
+        for _ in range(count):
+            self.log.append(build_batch([b"x"], base_offset=self.log.log_end_offset, leader_epoch=1, timestamp_ns=1))
+        if committed:
+            self.high_watermark = self.log.newest_offset
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        return self.knows_latest
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        return self.lineage
+
+
+class Shell:
+    max_payload = 1 << 20
+
+    def __init__(self, source: Source | ReplicaSource) -> None:
+        self.time_ns = self.next_timer = 0
+        self.timers: dict[int, tuple[int, Callable[[], None]]] = {}
+        self.answers: list[tuple[str, client_pb2.ReadResponse, list[int]]] = []
+        self.counters: Counter[str] = Counter()
+        self.reads = Reads[str](KEY, "a", source, self, self.counters)
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def answer(self, asker: str, chunks: Chunks) -> None:
+        head, body = frames.decode_read_response(b"".join(chunks))
+        self.answers.append((asker, head, [batch.base_offset for batch in split_batches(body)]))
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        number = self.next_timer = self.next_timer + 1
+        self.timers[number] = (at_ns, callback)
+
+        def cancel() -> None:
+            self.timers.pop(number, None)
+
+        return cancel
+
+    def pass_time(self, seconds: float) -> None:
+        self.time_ns += round(seconds * S)
+        for number, (at_ns, callback) in list(self.timers.items()):
+            if at_ns <= self.time_ns:
+                del self.timers[number]
+                callback()
+
+    def ask(self, asker: str = "r", **fields: object) -> None:
+        self.reads.asked(frames.encode(client_pb2.ReadRequest(**fields)), asker)  # type: ignore[arg-type]
+
+    def take(self) -> tuple[str, client_pb2.ReadResponse, list[int]]:
+        (answer,) = self.answers
+        self.answers.clear()
+        return answer
+
+
+@pytest.fixture
+def source() -> Source:
+    source = Source()
+    source.append(3)
+    return source
+
+
+@pytest.fixture
+def shell(source: Source) -> Shell:
+    return Shell(source)
+
+
+def test_committed_up_to_hw_uncommitted_up_to_the_log_end(shell: Shell, source: Source) -> None:
+    source.append(2, committed=False)
+    shell.ask(offset=1)
+    _, head, offsets = shell.take()
+    assert (offsets, head.nextOffset, head.highWatermark) == ([1, 2], 3, 2)
+    shell.ask(offset=1, isolation=UNCOMMITTED)
+    assert shell.take()[2] == [1, 2, 3, 4]
+    shell.ask(offset=4)
+    assert shell.take()[1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
+    source.leads = False
+    shell.ask(offset=1, isolation=UNCOMMITTED)
+    assert shell.take()[1].error == client_pb2.ReadResponse.NOT_LEADER
+
+
+def test_who_waits_is_answered_once_by_the_commit_and_not_by_an_append(shell: Shell, source: Source) -> None:
+    shell.ask("committed", offset=3, waitMs=1000)
+    shell.ask("uncommitted", offset=3, waitMs=1000, isolation=UNCOMMITTED)
+    assert (shell.answers, shell.reads.waiting_count) == ([], 2)
+    source.append(committed=False)
+    shell.reads.advanced()
+    assert shell.take()[::2] == ("uncommitted", [3])
+    source.append()
+    shell.reads.advanced()
+    assert shell.take()[::2] == ("committed", [3, 4])
+    assert not shell.timers
+    assert shell.reads.waiting_count == 0
+
+
+def test_who_waits_in_vain_hears_nothing_new_when_the_time_is_over(shell: Shell) -> None:
+    shell.ask(offset=3, waitMs=1000)
+    shell.pass_time(0.99)
+    assert not shell.answers
+    shell.pass_time(0.02)
+    _, head, offsets = shell.take()
+    assert (head.error, offsets, head.nextOffset) == (OK, [], 3)
+
+
+def test_nobody_waits_for_longer_than_the_bound(shell: Shell) -> None:
+    shell.ask(offset=3, waitMs=1 << 31)
+    shell.pass_time(MAX_WAIT_MS / 1000 + 0.01)
+    assert shell.take()[1].error == OK
+
+
+def test_one_too_many_is_answered_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    for name in ("one", "two", "three"):
+        shell.ask(name, offset=3, waitMs=1000)
+    assert shell.take()[0] == "three"
+    assert shell.reads.waiting_count == 2
+
+
+def test_what_changed_while_a_reader_waited_is_looked_at_again(shell: Shell, source: Source) -> None:
+    shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
+    source.lineage = Judgement(Lineage.CUT, 1)
+    source.append()
+    shell.reads.advanced()
+    _, head, _ = shell.take()
+    assert (head.error, head.cutEndOffset) == (client_pb2.ReadResponse.CUT, 1)
+
+
+def test_closing_tells_who_waits(shell: Shell) -> None:
+    shell.ask(offset=3, waitMs=1000)
+    shell.reads.close()
+    assert shell.take()[1].error == client_pb2.ReadResponse.NO_SUCH_PARTITION
+    assert not shell.timers
+
+
+def test_a_replica_behind_the_reader_says_so(shell: Shell) -> None:
+    shell.ask(offset=0, minHighWatermark=3)
+    assert shell.take()[1].error == NOT_READY
+    shell.ask(offset=0, minHighWatermark=2)
+    assert shell.take()[2] == [0, 1, 2]
+
+
+def test_bounds_only_from_who_may_tell_the_latest(shell: Shell, source: Source) -> None:
+    shell.ask(boundsOnly=True)
+    _, head, offsets = shell.take()
+    assert (head.error, head.highWatermark, offsets) == (OK, 2, [])
+    source.knows_latest = False
+    shell.ask(boundsOnly=True)
+    assert shell.take()[1].error == NOT_READY
+    shell.ask(offset=0)
+    assert shell.take()[2] == [0, 1, 2], "records that are committed are read all the same"
+
+
+def test_what_is_no_request_is_refused_and_counted(shell: Shell) -> None:
+    shell.reads.asked(b"\x00\xff", "r")
+    assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
+    shell.ask(isolation=7)
+    assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
+    assert shell.counters["bad frame"] == 1
+
+
+# ---- the rule of a real replica ----------------------------------------------------------------------------------------------
+def _source(stepped: Stepped, *, failed: bool = False, heard: bool = True) -> ReplicaSource:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    return ReplicaSource(stepped.replica, log, compacted=False, failed=lambda: failed, is_heard=lambda: heard)
+
+
+def test_a_leader_with_a_lease_and_its_subject_heard_tells_the_latest() -> None:
+    leader = Stepped("a").leads()
+    assert _source(leader).leads
+    assert _source(leader).may_serve
+    assert _source(leader).may_answer_latest(leader.now_ns)
+    assert not _source(leader, heard=False).may_answer_latest(leader.now_ns), "a publish can't reach it yet"
+    assert not _source(leader).may_answer_latest(leader.now_ns + 60 * S), "its lease is over"
+    assert not _source(leader, failed=True).may_serve
+
+
+def test_a_follower_serves_when_its_log_agrees_and_sends_who_wants_the_latest_to_the_leader() -> None:
+    follower = Stepped("b").opened(3, 2, ((1, 0),))
+    follower.told(state(leader_epoch=2))
+    source = _source(follower)
+    assert (source.leads, source.leader) == (False, "a")
+    assert not source.may_serve, "nothing is known of the leader's log yet"
+    assert source.may_answer_latest(follower.now_ns), "the answer says that it does not lead"
+
+
+def test_a_candidate_serves_what_it_has() -> None:
+    candidate = Stepped("b").opened(3, 2, ((1, 0),))
+    candidate.told(state("", leader_epoch=1, candidate="b", status=PartitionStatus.CANDIDATE_FOUND))
+    assert candidate.replica.role == "CANDIDATE"
+    assert _source(candidate).may_serve
