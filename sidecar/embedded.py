@@ -134,8 +134,13 @@ class NatsServer:
                 self.port = port
                 return
             time.sleep(_POLL_S)
-        said = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
+        said = self.log.strip().splitlines()[-3:]
         raise UnavailableError("nats-server does not come up: " + (" | ".join(said) or "it said nothing"))
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
         """Stop it hard and start it again on the same port, for tests of reconnects; with another ``max_payload`` if one is given."""

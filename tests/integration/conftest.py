@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, connect
+from liftpy.spark.session import local_session, spark_problem
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import split_batches
@@ -45,6 +46,17 @@ def fragile_cluster() -> Iterator[DevCluster]:
     """Three nodes of the module's own, to be killed and brought back."""
     with DevCluster(3, settings=QUICK, on_line=show) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if problem := spark_problem():
+        pytest.skip(problem)
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    session = local_session("liftpy tests", settings=settings)
+    yield session
+    session.stop()
 
 
 @pytest.fixture

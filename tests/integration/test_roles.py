@@ -14,41 +14,20 @@ from typing import Any
 import nats
 import pytest
 from conftest import show
+from roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
-from liftpy.client import Client, Credentials, connect
+from liftpy.client import Client, connect
 from liftpy.client.parser import watch_denials
 from liftpy.client.transport import Transport, open_connection
 from liftpy.errors import NotAllowedError
 from liftpy.service import Service
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire.rights import USES, Role, Scope, as_nats_conf, rights_of
+from liftpy.wire.rights import USES, Role, as_nats_conf, rights_of
 from sidecar.devcluster import DevCluster
 from sidecar.embedded import NatsServer
 
 pytestmark = pytest.mark.processes
-
-NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
-SCOPES = {
-    Role.NODE: Scope(NS, data_subjects=("shop.>",)),
-    Role.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
-    Role.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
-    Role.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
-    Role.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
-    Role.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
-}
-
-
-def configuration() -> str:
-    users = [f"{{ user: {r.value}, password: {r.value}-secret, {as_nats_conf(rights_of(r, s))} }}" for r, s in SCOPES.items()]
-    return "authorization: { users: [\n" + "\n".join(users) + "\n] }\n"
-
-
-def credentials(role: Role) -> Credentials:
-    scope = SCOPES[role]
-    return Credentials(
-        user=role.value, password=f"{role.value}-secret", inbox_prefix=scope.inbox_prefix, principal=scope.principal
-    )
 
 
 @pytest.fixture(scope="module")

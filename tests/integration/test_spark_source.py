@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
-from liftpy.spark.session import local_session, spark_problem
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
 from sidecar.devcluster import DevCluster
@@ -26,17 +25,6 @@ from sidecar.embedded import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if problem := spark_problem():
-        pytest.skip(problem)
-    folder = tmp_path_factory.mktemp("spark")
-    settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
-    session = local_session("liftpy tests", settings=settings)
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,28 @@
+"""The users of a nats-server under which the tests of roles run: one for each role, with what ``liftpy rights`` prints for it."""
+
+from __future__ import annotations
+
+from liftpy.client import Credentials
+from liftpy.wire.rights import Role, Scope, as_nats_conf, rights_of
+
+NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
+SCOPES = {
+    Role.NODE: Scope(NS, data_subjects=("shop.>",)),
+    Role.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
+    Role.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
+    Role.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
+    Role.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
+    Role.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
+}
+
+
+def configuration() -> str:
+    users = [f"{{ user: {r.value}, password: {r.value}-secret, {as_nats_conf(rights_of(r, s))} }}" for r, s in SCOPES.items()]
+    return "authorization: { users: [\n" + "\n".join(users) + "\n] }\n"
+
+
+def credentials(role: Role) -> Credentials:
+    scope = SCOPES[role]
+    return Credentials(
+        user=role.value, password=f"{role.value}-secret", inbox_prefix=scope.inbox_prefix, principal=scope.principal
+    )
