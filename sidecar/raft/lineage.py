@@ -74,8 +74,8 @@ class Lineage:
         tail = _TAIL.pack(self.nonce, self.known.get(peer_id, 0), len(self.earlier))
         return tail + b"".join(map(_NONCE.pack, self.earlier))
 
-    def heard(self, peer_id: str, tail: bytes, *, answers: bool) -> bool:
-        """Take in what the peer's hello says; whether it is believed. ``answers``: it is a hello to this very process.
+    def heard(self, peer_id: str, tail: bytes) -> bool:
+        """Take in what the peer's hello to this very process says; whether it is believed.
 
         Raises ProtocolError for what is no such tail. What is new is durable with the next ``sync``.
         """
@@ -87,7 +87,7 @@ class Lineage:
         trusted = bool(self.missed) or known in (0, nonce) or known in held
         if trusted and known != nonce:
             self.known[peer_id], self._changed = nonce, True
-        if answers and known_as:
+        if known_as:
             self._heard_of_itself(peer_id, known_as, trusted)
         return trusted
 

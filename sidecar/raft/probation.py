@@ -89,9 +89,9 @@ class Probation:
         self._core, self._peers = core, tuple(peers)
         core.on_probation = not self.over
 
-    def heard(self, peer_id: str, tail: bytes, *, answers: bool) -> bool:
+    def heard(self, peer_id: str, tail: bytes) -> bool:
         """A peer's hello: whether it is believed. It may tell that the own folder went back: ``Lineage.heard``."""
-        trusted = self.lineage.heard(peer_id, tail, answers=answers)
+        trusted = self.lineage.heard(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
             assert self._core is not None
             self.over = False

@@ -3,10 +3,12 @@
 Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
 other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
 an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
-ignored; so are unknown senders. Before a hello goes the list of members: who has another one is refused. Behind it stands what the
-sender's folder holds: whether its process is trusted is asked with every one, before anything else of it is heard. Every frame carries
-the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out of reach is as if it had not come: a
-forged one would be adopted, and the next election would go beyond what numbers are bounded by, on every member and for good.
+ignored; so are unknown senders. A hello that does not carry the own epoch may be of anybody: it is answered, and neither ends nor
+begins anything, because only who hears the answer can prove itself. Before a hello goes the list of members: who has another one is
+refused. Behind it stands what the sender's folder holds: whether its process is trusted is asked with every one, before anything else
+of it is heard. Every frame carries the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out
+of reach is as if it had not come: a forged one would be adopted, and the next election would go beyond what numbers are bounded by, on
+every member and for good.
 
 ``sidecar.raft.transport`` puts the library on top; this file knows nothing of it, nor of NATS or a clock.
 """
@@ -32,6 +34,8 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
+_MAX_STRANGERS = 64
+"""Hellos of so many epochs are answered within _ANSWER_AGAIN_S, of one peer."""
 TERM_REACH = 1 << 24
 """A term so far ahead of the own one is not heard: a member alone needs months of elections to get there, a forged frame one step.
 A peer that says nothing else is heard when this much, times the seconds for which it has said so, gets there: nobody is left behind."""
@@ -55,7 +59,8 @@ class Peer:
     is_new: bool = False
     """Its last hello said that its journal has never held anything."""
     heard: bool = False
-    """It has said hello to this process: in an answer, so that no late hello to an earlier process is taken for one."""
+    """It has said hello to this process: in an answer, so that no late hello to an earlier process, and none of a stranger, is taken
+    for one."""
     term: int = 0
     """As its last such hello said; 0 from a version that does not say it."""
     trusted: bool = True
@@ -70,6 +75,8 @@ class Peer:
     received: int = 0
     received_at: float = -1e9
     hello_at: float = -1e9
+    strangers: dict[int, float] = field(default_factory=dict)
+    """Epoch of a hello that did not carry the own epoch -> when it was answered, oldest first; at most _MAX_STRANGERS."""
     parts: list[bytes] | None = None
     """Of a message in chunks that has begun."""
     parts_bytes: int = 0
@@ -93,9 +100,9 @@ class Sessions:
     """This member's, for its hellos."""
     tail_for: Callable[[str], bytes] = lambda _: b""
     """What a hello to the peer says behind its frame; an older version sends and reads none."""
-    judge: Callable[[str, bytes, bool], bool] = lambda *_: True
-    """(peer, what its hello said behind the frame, whether it is one to this process) -> whether it is trusted; ProtocolError:
-    that is nothing a member says."""
+    judge: Callable[[str, bytes], bool] = lambda *_: True
+    """(peer, what its hello to this process said behind the frame) -> whether it is trusted; ProtocolError: that is nothing a member
+    says."""
     online: bool = False
     chunk_bytes: int = CHUNK_BYTES
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
@@ -165,29 +172,41 @@ class Sessions:
                 self._list_received(peer, frame[_FRAME.size :], now)
         elif term >= MAX_NUMBER or not (of_session or kind == _HELLO):
             self.counters["stale frame"] += 1  # or of no session that there can be
-        elif not self._reaches(peer, term, own == peer.own_epoch, now):
+        elif own != peer.own_epoch:
+            self._answer_stranger(peer, epoch, now)
+        elif not self._reaches(peer, term, now):
             self.counters["terms out of reach"] += 1
         elif of_session:
             peer.received_at = now
             self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
-        elif peer.other_list and own == peer.own_epoch:
+        elif peer.other_list:
             self.counters["hellos refused"] += 1
         else:
             try:
-                peer.trusted = self.judge(node_id, frame[_FRAME.size :], own == peer.own_epoch)
+                peer.trusted = self.judge(node_id, frame[_FRAME.size :])
             except ProtocolError:
                 self.counters["hellos refused"] += 1
                 return
-            if own == peer.own_epoch:
-                peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
+            peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
             self._hello_received(peer, epoch, own, now)
 
-    def _reaches(self, peer: Peer, term: int, answers: bool, now: float) -> bool:
-        """Whether ``term`` can be the peer's. ``answers``: the frame is one to this process."""
+    def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
+        """Somebody says hello in the peer's name who has not heard this process: it itself, perhaps, which will hear the answer.
+        It says hello again until it is answered. Each epoch has a turn of its own, so that a flood keeps nobody out."""
+        self.counters["hellos that answer nobody"] += 1
+        for old, answered_at in list(peer.strangers.items()):
+            if now - answered_at <= _ANSWER_AGAIN_S:
+                break
+            del peer.strangers[old]
+        if epoch not in peer.strangers and len(peer.strangers) < _MAX_STRANGERS:
+            peer.strangers[epoch] = now
+            self._hello(peer, now, epoch)
+
+    def _reaches(self, peer: Peer, term: int, now: float) -> bool:
+        """Whether ``term`` can be the peer's, of which the frame is."""
         ahead = term - self.term()
         if ahead < TERM_REACH:
-            if answers:
-                peer.beyond_since = None
+            peer.beyond_since = None
             return True
         if peer.beyond_since is None:
             peer.beyond_since = now
@@ -224,12 +243,14 @@ class Sessions:
             )
         return False
 
-    def _hello(self, peer: Peer, now: float) -> None:
+    def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
+        """``known``: the epoch that is answered; 0: the one that the peer has proved to be its own."""
+        known = known or peer.epoch
         peer.hello_at = now
-        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, peer.epoch, 0, self.term())
+        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, 0, self.term())
         self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
         flags = _NEW if self.is_new() else 0
-        frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, peer.epoch, 0, self.term())
+        frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, known, 0, self.term())
         self.outbox.append((peer.node_id, frame + self.tail_for(peer.node_id)))
 
     def _hello_received(self, peer: Peer, epoch: int, own: int, now: float) -> None:
@@ -241,8 +262,6 @@ class Sessions:
         peer.received_at = now
         if own == peer.own_epoch:
             self._begin(peer)
-        elif now - peer.hello_at > _ANSWER_AGAIN_S:
-            self._hello(peer, now)
 
     def _data_received(self, peer: Peer, flags: int, sequence: int, term: int, body: bytes, now: float) -> None:
         if sequence <= peer.received:

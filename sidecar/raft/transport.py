@@ -180,10 +180,10 @@ class SessionTransport(Transport):
             message = {**message, "success": False, "reset": True}
         return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
 
-    def _judge(self, peer_id: str, tail: bytes, answers: bool) -> bool:
+    def _judge(self, peer_id: str, tail: bytes) -> bool:
         assert self._probation is not None
         assert self._core is not None
-        trusted = self._probation.heard(peer_id, tail, answers=answers)
+        trusted = self._probation.heard(peer_id, tail)
         if not trusted:
             self._core.forget_match(self._nodes[peer_id])
         if trusted != self.sessions.peers[peer_id].trusted:

@@ -161,8 +161,9 @@ def test_hellos_that_no_member_sends_are_refused(tmp_path: Path) -> None:
             struct.pack("<QQB", 7, 0, 0) + b"x",
         ):
             with pytest.raises(ProtocolError):
-                net.up[other].probation.lineage.heard(leader, tail, answers=True)
-            net.up[other].inbox.append((leader, _FRAME.pack(_HELLO, 0, 99, 0, 0, 0) + tail))
+                net.up[other].probation.lineage.heard(leader, tail)
+            to = net.up[other].transport.sessions.peers[leader].own_epoch
+            net.up[other].inbox.append((leader, _FRAME.pack(_HELLO, 0, 99, to, 0, 0) + tail))
         net.run(lambda: False, 0.3)
         assert net.counter(other, "hellos refused") == 4
         assert net.leaders() == [leader]
@@ -172,21 +173,19 @@ def test_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
     drawn = iter(range(1, 10_001, 2))
     first = Lineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
-    assert first.heard("b", tail, answers=True)
+    assert first.heard("b", tail)
     first.sync()
     lineages = [Lineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
     last = lineages[-1]
     assert last.known == {"b": 99}
     assert last.earlier == (first.nonce, *(one.nonce for one in lineages[-1 - MAX_EARLIER : -1]))
-    assert not last.heard("b", struct.pack("<QQB", 101, last.nonce, 0), answers=True), "it does not hold 99"
-    assert last.heard("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99), answers=True)
+    assert not last.heard("b", struct.pack("<QQB", 101, last.nonce, 0)), "it does not hold 99"
+    assert last.heard("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
 
 
-def test_what_an_unanswered_hello_says_of_this_folder_is_of_another_process(tmp_path: Path) -> None:
+def test_what_a_peer_says_of_this_folder_is_missed_until_it_has_caught_up(tmp_path: Path) -> None:
     lineage = Lineage(tmp_path, lambda: 5)
-    lineage.heard("b", struct.pack("<QQB", 99, 4711, 0), answers=False)
-    assert lineage.missed == ()
-    lineage.heard("b", struct.pack("<QQB", 99, 4711, 0), answers=True)
+    lineage.heard("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
     lineage.caught_up()
     assert (lineage.missed, lineage.holds(4711)) == ((), True)
@@ -196,11 +195,11 @@ def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it
     """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
     lineage = Lineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
-        assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0), answers=True)
+        assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, missed in (("b", ()), ("b", ()), ("c", (4711,))):
-        assert not lineage.heard(peer, struct.pack("<QQB", 101, 4711, 0), answers=True)
+        assert not lineage.heard(peer, struct.pack("<QQB", 101, 4711, 0))
         assert lineage.missed == missed
-    assert lineage.heard("b", struct.pack("<QQB", 103, 4711, 0), answers=True), "one that went back itself has no say"
+    assert lineage.heard("b", struct.pack("<QQB", 103, 4711, 0)), "one that went back itself has no say"
     lineage.caught_up()
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.raft import codec, library
-from sidecar.raft.sessions import _FRAME, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
+from sidecar.raft.sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
@@ -287,3 +287,73 @@ def test_a_list_that_answers_nobody_ends_no_session() -> None:
     side.receive("b", bytes((_MEMBERS,)) + bytes(_FRAME.size - 1) + b"x, y", pair.now)
     assert side.peers["b"].up
     assert not side.peers["b"].other_list
+
+
+@pytest.mark.parametrize("flags", [0, 4])
+def test_a_hello_of_somebody_who_does_not_hear_us_ends_no_session_and_is_not_believed(flags: int) -> None:
+    """Whoever may publish can say hello in a member's name; only who hears what this member says can answer it."""
+    pair = Pair()
+    judged: list[bytes] = []
+    side = pair.sides["b"]
+    side.judge = lambda _, tail: judged.append(tail) is None
+    pair.connect()
+    before, began = dict(pair.links), len(judged)
+    for number in range(300):
+        pair.now += 0.001
+        epoch = (number * 7919) | 1
+        side.receive("a", _FRAME.pack(_HELLO, flags, epoch, 0, 0, 1 << 20), pair.now)
+        side.receive("a", _FRAME.pack(_HELLO, flags, epoch, 12345, 0, 2) + b"tail", pair.now)
+        pair.sides["a"].send("b", b"%d" % number, 1, pair.now)
+        pair.deliver()
+    assert pair.links == before == {"a": [True], "b": [True]}
+    assert pair.got["b"] == [b"%d" % number for number in range(300)]
+    assert not [said for said in judged[began:] if said != b""], "what somebody says of a folder"
+    assert side.counters["hellos that answer nobody"] >= 600
+
+
+def test_a_dead_member_is_not_kept_alive_by_hellos_in_its_name() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["b"]
+    while pair.now < SILENCE_S + 0.1:
+        pair.now += 0.1
+        side.receive("a", _FRAME.pack(_HELLO, 0, side.peers["a"].epoch, 0, 0, 1), pair.now)
+        side.poll(pair.now)
+    assert pair.links["b"] == [True, False]
+
+
+def test_members_find_each_other_through_a_flood_of_hellos_in_their_names() -> None:
+    """Also after one of them began anew."""
+    pair = Pair()
+    for turn in range(2):
+        for number in range(1000):
+            pair.now += 0.001
+            for me, other in ("ab", "ba"):
+                pair.sides[me].receive(other, _FRAME.pack(_HELLO, 0, number * 2 + 1, 0, 0, 1), pair.now)
+                pair.sides[me].poll(pair.now)
+            pair.deliver()
+        assert all(peer.up for side in pair.sides.values() for peer in side.peers.values()), turn
+        pair.sides["a"].set_online(False)
+        pair.sides["a"].set_online(True)
+        assert not pair.sides["a"].peers["b"].up
+
+
+def test_a_member_that_began_anew_takes_the_place_of_its_session_at_once() -> None:
+    """Its first process ended without a word; nothing but the new one's answer says so."""
+    pair = Pair()
+    pair.connect()
+    rng = random.Random(99)
+    pair.sides["a"] = Sessions(
+        "a",
+        ("b",),
+        lambda _, body, __: pair.got["a"].append(body) is None,
+        lambda _, up: pair.links["a"].append(up),
+        lambda: rng.getrandbits(63),
+    )
+    pair.sides["a"].set_online(True)
+    pair.now += 0.1
+    pair.sides["a"].poll(pair.now)
+    pair.deliver()
+    assert pair.links["b"] == [True, False, True]
+    assert pair.sides["a"].peers["b"].up
+    assert pair.sides["b"].counters["sessions ended: peer began anew"] == 1
