@@ -15,6 +15,8 @@ from typing import Any
 
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -22,8 +24,6 @@ from liftpy.replica import events
 from liftpy.replica.effects import Effect
 from sidecar import clock
 from sidecar.bus.absence import Probes
-from sidecar.bus.acks import PendingAcks
-from sidecar.bus.ingest import Ingest
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import FetchClient, ReplicationService

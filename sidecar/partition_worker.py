@@ -20,6 +20,8 @@ from functools import partial
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -33,9 +35,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
 from sidecar.bus.absence import Probes
-from sidecar.bus.acks import PendingAcks
 from sidecar.bus.drops import Drops
-from sidecar.bus.ingest import Ingest
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadSubjects
@@ -138,6 +138,7 @@ class PartitionWorker:
             node.inboxes,
             self.acks,
             self.feed,
+            wall_ns=time.time_ns,
             log_end_offset=lambda: self.log.log_end_offset,
             may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
             takes=self.replica.takes_publishes,

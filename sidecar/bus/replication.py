@@ -23,11 +23,11 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import MessageType
+from liftpy.wire.header_block import is_status
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import NOTHING, Held, room_bytes
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.connection import BusConnection, Listener
-from sidecar.bus.publishes import is_status
 
 logger = logging.getLogger("liftpy.replication")
 

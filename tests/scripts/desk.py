@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.replica import effects as do
@@ -22,8 +25,6 @@ from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.acks import PendingAcks
-from sidecar.bus.ingest import Ingest
 from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import ReplicationService
 from sidecar.timers import Timers
@@ -113,7 +114,7 @@ class Desk:
         """Of every reader."""
         self.ingest = Ingest(
             shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
-            log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
         )  # fmt: skip
         self.replication = ReplicationService(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters

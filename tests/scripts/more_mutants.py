@@ -12,6 +12,8 @@ from liftpy.cluster.decisions import elections, leadership
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, LiftError
+from liftpy.ingest import columns
+from liftpy.ingest.ingest import Ingest
 from liftpy.log import horizon, recovery
 from liftpy.log.horizon import CompactionHorizon
 from liftpy.log.log import Log
@@ -33,8 +35,7 @@ from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
-from sidecar.bus import publishes, replication
-from sidecar.bus.ingest import Ingest
+from sidecar.bus import replication
 from sidecar.raft.journal import GroupJournal
 from tests.simulation.mutants.catalogue import Mutant, Patches, method
 
@@ -180,15 +181,15 @@ def pieces_of_any_batch() -> Patches:
 
 
 def poison_raises() -> Patches:
-    real = publishes.Reader._opened
+    real = columns.MessageReader._opened
 
-    def opened(self: publishes.Reader, payload: bytes) -> Any:
+    def opened(self: columns.MessageReader, payload: bytes) -> Any:
         published = real(self, payload)
         if published is None:
             raise ValueError("poison")
         return published
 
-    return [method(publishes.Reader, "_opened", opened)]
+    return [method(columns.MessageReader, "_opened", opened)]
 
 
 def any_reply_subject() -> Patches:

@@ -7,10 +7,10 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from sidecar.bus.acks import Envelope, PendingAcks, Publishers
 
 
 class FakeBus:

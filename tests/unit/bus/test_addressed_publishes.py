@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
 from liftpy.replica.effects import AppendBatch
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record, parse_batch
 from liftpy.wire.inboxes import InboxRule
-from sidecar.bus.acks import PendingAcks
-from sidecar.bus.ingest import Ingest
 
 _Ack = client_pb2.Ack
 Header = client_pb2.Header
@@ -32,7 +33,7 @@ class Bench:
         self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
         self.ingest = Ingest(
             self, "ev.1", ReplicationConfig(), policy, Codec.NONE, InboxRule(("_INBOX.",)), self.acks, self.append,  # type: ignore[arg-type]
-            log_end_offset=lambda: len(self.records), may_answer=lambda: may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: len(self.records), may_answer=lambda: may_answer,
         )  # fmt: skip
         self.ingest.start()
 

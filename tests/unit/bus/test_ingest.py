@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,15 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
 from liftpy.wire.inboxes import InboxRule
-from sidecar.bus.acks import PendingAcks
 from sidecar.bus.drops import Drops
-from sidecar.bus.ingest import Ingest
 
 INBOXES = InboxRule(("_INBOX.",))
 
@@ -72,7 +73,7 @@ class Bench:
         self.tokens: list[int] = []
         self.ingest = Ingest(
             self.bus, "ev", ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, INBOXES, self.acks, self.feed,
-            log_end_offset=lambda: self.end, may_answer=lambda: may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_answer=lambda: may_answer,
         )  # fmt: skip
         self.ingest.start()
 
@@ -113,7 +114,7 @@ async def test_it_is_heard_of_when_the_server_knows_of_the_subscription_of_now()
     bench = Bench()
     (first,) = bench.bus.unheard
     bench.ingest.stop()
-    bench.ingest._bus = bench.bus = FakeBus()
+    bench.ingest._shell = bench.bus = FakeBus()
     bench.ingest.start()
     first()
     assert not bench.ingest.heard, "that was the subscription before"

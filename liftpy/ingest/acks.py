@@ -11,13 +11,13 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from sidecar.bus.connection import BusConnection
 
 _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
 
@@ -34,6 +34,13 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+
+
+class AckShell(Protocol):
+    """What carries the answers."""
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        """Send whole ``PUB`` lines of the NATS protocol, each with its payload."""
 
 
 @dataclass(slots=True)
@@ -69,8 +76,8 @@ class _Waiting:
 class PendingAcks:
     """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
 
-    def __init__(self, bus: BusConnection, key: PartitionKey, data_subject: str) -> None:
-        self._bus = bus
+    def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str) -> None:
+        self._shell = shell
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Waiting]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
@@ -101,7 +108,7 @@ class PendingAcks:
             self.count -= entry.last_offset - entry.base_offset + 1
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
         if lines:
-            self._bus.send_lines(lines)
+            self._shell.send_lines(lines)
 
     def _answer(self, entry: _Waiting, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
         publishers = entry.publishers
@@ -136,7 +143,7 @@ class PendingAcks:
                 body = plain if envelope is None else self._negative_ack(envelope, reason, detail, leader, leader_epoch)
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
         if lines:
-            self._bus.send_lines(lines)
+            self._shell.send_lines(lines)
 
     def drop(self) -> None:
         """Forget everybody without an answer: their records may or may not survive."""
@@ -173,7 +180,7 @@ class PendingAcks:
             correlationId=envelope.correlation_id,
             ackPolicy=_PB_POLICY[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
-            ackError=reason.value,
+            ackError=reason.value,  # type: ignore[arg-type]
             leaderEpoch=leader_epoch,
             leader=leader,
             detail=detail,

@@ -13,22 +13,20 @@ from dataclasses import dataclass, field
 from liftpy.config import AckPolicy
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import is_protocol_shaped
-from sidecar.bus.acks import Envelope, Publishers
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply or b"", payload, raw NATS header block or b"")"""
 
-Headers = list[tuple[str, bytes]]
-
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
-_STATUS_LINE = b"NATS/1.0"
 _TYPE_POSITION = 7
 """Of the envelope's message type; 0 is a publish."""
 _TEXT = ("utf-8", "surrogateescape")
@@ -42,7 +40,7 @@ _NO_TOMBSTONE = (RejectReason.MALFORMED, "a tombstone has no value; its header i
 
 
 @dataclass(slots=True)
-class Columns:
+class MessageColumns:
     """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
 
     ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
@@ -60,8 +58,8 @@ class Columns:
     """One of them can't be stored as it is, and why; its other columns are not filled in."""
 
 
-class Reader:
-    """Turns the raw messages of one partition into Columns. ``own_subject``: what most messages carry.
+class MessageReader:
+    """Turns the raw messages of one partition into MessageColumns. ``own_subject``: what most messages carry.
 
     An envelope that is addressed to another stream, uid or partition is refused [A9]; only a stream that answers nobody keeps it,
     for it may lie over the subjects of others.
@@ -81,14 +79,16 @@ class Reader:
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
 
-    def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> Columns:
+    def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """The columns of ``messages``, in their order."""
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         if any(replies):
             replies = self._allowed(replies) if self._policy is not AckPolicy.NONE else [b""] * len(replies)
         subjects = self._subjects(messages)
-        columns = Columns(values, Publishers(self._policy, replies), sum(len(message[2]) for message in messages), subjects)
+        columns = MessageColumns(
+            values, Publishers(self._policy, replies), sum(len(message[2]) for message in messages), subjects
+        )
         magic = envelope.MAGIC
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
@@ -109,7 +109,7 @@ class Reader:
             return [self._own_text] * len(messages)
         return [message[0].decode(*_TEXT) for message in messages]
 
-    def _look_into(self, columns: Columns, index: int, message: RawMessage, now_wall_ns: int) -> None:
+    def _look_into(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
         published: client_pb2.Message | None = None
         if payload.startswith(envelope.MAGIC):
@@ -158,7 +158,7 @@ class Reader:
             return None
 
     def _note_publisher(
-        self, columns: Columns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
+        self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
         """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
         publishers = columns.publishers
@@ -203,7 +203,7 @@ class Reader:
             )
         return published.stream in ("", key.stream) and (not published.stream or published.partition in (0, key.partition))
 
-    def _take(self, columns: Columns, index: int, published: client_pb2.Message) -> None:
+    def _take(self, columns: MessageColumns, index: int, published: client_pb2.Message) -> None:
         columns.values[index] = None if published.tombstone else published.value
         if published.key or published.keyed:
             _column(columns, "keys")[index] = published.key
@@ -212,7 +212,7 @@ class Reader:
         if published.offset > 0:  # 0 is what a publisher sends that does not know the field
             columns.expected[index] = published.offset
 
-    def _policies(self, columns: Columns) -> list[AckPolicy]:
+    def _policies(self, columns: MessageColumns) -> list[AckPolicy]:
         publishers = columns.publishers
         if publishers.policies is None:
             publishers.policies = [self._policy] * len(columns.values)
@@ -224,25 +224,10 @@ def _expected_offset(text: bytes) -> int:
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
 
 
-def _column(columns: Columns, name: str) -> list[object]:
+def _column(columns: MessageColumns, name: str) -> list[object]:
     found = getattr(columns, name)
     if found is None:
         found = [None] * len(columns.values)
         setattr(columns, name, found)
     assert isinstance(found, list)
     return found
-
-
-def parse_headers(block: bytes) -> Headers:
-    """Names and values of a NATS header block, in order, repeated names kept; a line that is none is left out."""
-    found: Headers = []
-    for line in block.split(b"\r\n")[1:]:
-        name, colon, value = line.partition(b":")
-        if colon and name:
-            found.append((name.decode(*_TEXT), value.strip(b" \t")))
-    return found
-
-
-def is_status(block: bytes, payload: bytes) -> bool:
-    """Whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
-    return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

@@ -8,21 +8,20 @@ an answer is refused with OVERLOADED, one that does not is dropped; both are cou
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Protocol
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.ingest.acks import AckShell, PendingAcks, Publishers
+from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
-from sidecar.bus.acks import PendingAcks, Publishers
-from sidecar.bus.connection import BusConnection, Listener
-from sidecar.bus.publishes import Columns, RawMessage, Reader
 
 _RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
@@ -30,6 +29,42 @@ INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
+
+
+Sink = Callable[[bytes, bytes, bytes, bytes], None]
+"""``sink(subject, reply, payload, header block)`` takes one message."""
+
+
+class Subscription(Protocol):
+    """Of a data subject."""
+
+    def leave(self) -> None:
+        """Unsubscribe; what is on its way still comes."""
+
+    def close(self) -> None:
+        """Unsubscribe; nothing comes any more."""
+
+
+class IngestShell(AckShell, Protocol):
+    """What carries publishes and their answers."""
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most, as of now."""
+
+    def listen(
+        self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], *, given_up: Callable[[int], None]
+    ) -> Subscription:
+        """Give ``sink`` every message; ``given_up(count)`` says of how many nobody had room for."""
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """Call back once the server knows all subscriptions that were made before."""
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that has arrived together has been given to its sinks."""
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """A message raised what nobody has thought of: it is left out, and that is said."""
 
 
 @dataclass(slots=True)
@@ -52,7 +87,7 @@ class Ingest:
 
     def __init__(
         self,
-        bus: BusConnection,
+        shell: IngestShell,
         subject: str,
         config: ReplicationConfig,
         policy: AckPolicy,
@@ -61,24 +96,26 @@ class Ingest:
         acks: PendingAcks,
         feed: Callable[[PublishesReceived], None],
         *,
+        wall_ns: Callable[[], int],
         log_end_offset: Callable[[], int],
         may_answer: Callable[[], bool],
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
-        self._bus = bus
+        self._shell = shell
         self._subject = subject
         self._config = config
         self._codec = codec
         self._acks = acks
         self._feed = feed
+        self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
         self._may_answer = may_answer
         self._takes = takes
         self._on_drop = on_drop
-        self.reader = Reader(acks.key, subject, policy, inboxes)
+        self.reader = MessageReader(acks.key, subject, policy, inboxes)
         self.counters = IngestCounters()
-        self._listener: Listener | None = None
+        self._listener: Subscription | None = None
         self.heard = False
         """The server knows of the subscription: a publish that is sent from now on arrives."""
         self._left = False
@@ -93,7 +130,7 @@ class Ingest:
     def _batch_bytes(self) -> int:
         """What is put together from several messages: so much that the batch fits one answer to a follower, mostly. What one message
         makes is as large as it is, and travels in pieces where it has to."""
-        room = min(self._config.replication_max_bytes, self._bus.max_payload) - _BATCH_OVERHEAD_BYTES
+        room = min(self._config.replication_max_bytes, self._shell.max_payload) - _BATCH_OVERHEAD_BYTES
         return max(4096, min(self._config.batch_max_bytes, room))
 
     @property
@@ -107,11 +144,11 @@ class Ingest:
             self._listen()
 
     def _listen(self) -> None:
-        self._listener = listener = self._bus.listen(self._subject, self._arrived, given_up=self._given_up)
+        self._listener = listener = self._shell.listen(self._subject, self._arrived, given_up=self._given_up)
         self.heard = False
-        self._bus.when_heard(lambda: self._is_heard(listener))
+        self._shell.when_heard(lambda: self._is_heard(listener))
 
-    def _is_heard(self, listener: Listener) -> None:
+    def _is_heard(self, listener: Subscription) -> None:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
@@ -152,7 +189,7 @@ class Ingest:
         self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
             self._drain_scheduled = True
-            self._bus.behind_read(self._drain)
+            self._shell.behind_read(self._drain)
 
     def _drain(self) -> None:
         """Take everything that has arrived, in batches within the bounds."""
@@ -175,7 +212,7 @@ class Ingest:
             self._submit(messages)
         except Exception as error:
             if len(messages) == 1:
-                self._bus.sink_failed(messages[0][0], error)
+                self._shell.sink_failed(messages[0][0], error)
                 return
             for message in messages:
                 self._take([message])
@@ -190,7 +227,7 @@ class Ingest:
         return min(len(raw), start + self._config.batch_max_records)
 
     def _submit(self, messages: list[RawMessage]) -> None:
-        now_wall_ns = time.time_ns()
+        now_wall_ns = self._wall_ns()
         columns = self.reader.read(messages, now_wall_ns)
         if columns.unfit is not None:
             if self._alone(messages):
@@ -219,7 +256,7 @@ class Ingest:
             PublishesReceived(token, body.record_count, body.size_bytes, now_wall_ns, plain_count, bool(columns.expected))
         )
 
-    def _measured(self, columns: Columns, messages: list[RawMessage]) -> Body | None:
+    def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
         several messages are judged one by one."""
         try:
@@ -243,7 +280,7 @@ class Ingest:
         for _, run in groupby(pairs, key=lambda pair: bool(pair[1])):
             self._submit([message for message, _ in run])
 
-    def _as_expected(self, columns: Columns, messages: list[RawMessage]) -> bool:
+    def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
         """Check the expected offsets. A batch with a wrong one is split into single messages, each judged on its own."""
         end = self._log_end_offset()
         if all(expected == end + index for index, expected in columns.expected.items()):
@@ -263,7 +300,7 @@ class Ingest:
         self.counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            columns = self.reader.read(messages, time.time_ns())
+            columns = self.reader.read(messages, self._wall_ns())
             plain = columns.publishers.replies.count(b"")
             if self._may_answer():
                 self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
