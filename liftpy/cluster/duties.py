@@ -106,7 +106,7 @@ class MetadataDuties:
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
-            case "reportLeader" if self._accusations.reported(request.reportLeader, image, now_ns):
+            case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
             case "describeCluster" if not request.linearizable:
                 response = describe(image, request.describeCluster)
@@ -116,6 +116,11 @@ class MetadataDuties:
                 return None
         response.operationId, response.index = request.operationId, image.index
         return response
+
+    def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+        """Whether the report is kept back, until its leader was asked."""
+        self._timers.told(report, now_ns)
+        return self._accusations.reported(report, image, now_ns)
 
     def divide(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int

@@ -9,6 +9,7 @@ from liftpy.cluster.image import PartitionImage
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MS = 1_000_000
+SECOND = 1000 * MS
 Error = pb.ControlResponse
 
 
@@ -71,3 +72,6 @@ class Driver:
 
     def change_isr(self, isr: list[str], name: str = "orders", number: int = 0) -> pb.ControlResponse:
         return self.ask(changeIsr=self.isr_request(isr, name, number))
+
+    def delete(self, name: str) -> pb.ControlResponse:
+        return self.ask(deleteStream=pb.DeleteStream(name=name))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from cluster_driver import MS
+from cluster_driver import MS, SECOND, Driver
 from election_driver import Cluster
 
-from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.election_timers import PATIENCE, ElectionTimers
+from liftpy.cluster.image import PartitionImage
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -92,3 +95,129 @@ def test_a_new_metadata_leader_starts_all_clocks_and_an_old_one_is_silent(cluste
     assert timers.due(100 * TIMEOUT) == []
     timers.lead(cluster.fsm.image, 50 * TIMEOUT)
     assert timers.next_deadline_ns() == 50 * TIMEOUT + WAIT
+
+
+class Many(Driver):
+    """Nodes a b c, and a stream ``many`` of ``count`` partitions with three replicas each, all led by a."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(("a", "b", "c"), elections=True)
+        self.create(name="many", subject="many", partitions=count, replicationFactor=3)
+        for number in range(count):
+            if self.of(number).leader != "a":
+                self.ask(electLeader=self.about(pb.ElectLeader, number, node="a"))
+                self.promote(number)
+                assert self.of(number).leader == "a"
+
+    def of(self, number: int) -> PartitionImage:
+        return self.fsm.image.streams["many"].partitions[number]
+
+    def about(self, kind: Any, number: int, **fields: Any) -> Any:
+        return kind(stream="many", uid=self.fsm.image.streams["many"].uid, partition=number, **fields)
+
+    def report(self, number: int, witness: str) -> pb.ReportLeader:
+        p = self.of(number)
+        return self.about(
+            pb.ReportLeader, number, witness=witness, witnessIncarnation=self.incarnation(witness), leader=p.leader,
+            leaderEpoch=p.leader_epoch, newestOffset=10,
+        )  # fmt: skip
+
+    def tell(self, number: int, witness: str) -> None:
+        assert self.ask(reportLeader=self.report(number, witness)).error == 0
+
+    def promote(self, number: int) -> None:
+        p = self.of(number)
+        report = self.about(
+            pb.ReportPromotion, number, candidate=p.candidate, candidateIncarnation=self.incarnation(p.candidate),
+            leaderEpoch=p.leader_epoch, epoch=p.epoch, finished=True,
+        )  # fmt: skip
+        assert self.ask(reportPromotion=report).error == 0
+
+
+@pytest.fixture
+def many() -> Many:
+    made = Many(12)
+    made.fence("a")
+    return made
+
+
+def watching(many: Many) -> ElectionTimers:
+    made = ElectionTimers(ReplicationConfig())
+    made.lead(many.fsm.image, 0)
+    return made
+
+
+def test_a_node_that_tells_positions_one_after_another_is_waited_for(many: Many) -> None:
+    timers, now = watching(many), -200 * MS
+    for number in range(12):
+        timers.told(many.report(number, "b"), 0)
+        many.tell(number, "b")
+    timers.image_changed(many.fsm.image, 0)
+    for number in range(11):  # c needs 0.4 s for each: longer than an election waits, and it is never silent for long
+        now += 400 * MS
+        assert timers.due(now) == []
+        timers.told(many.report(number, "c"), now)
+        many.tell(number, "c")
+        timers.told(many.report(11, "b"), now)
+        assert many.of(number).candidate
+        if number < 10:
+            many.promote(number)
+            timers.image_changed(many.fsm.image, now)
+    timers.told(many.report(10, "c"), now + 1)  # told before, and it is known: that is no progress
+    many.promote(10)
+    timers.image_changed(many.fsm.image, now)
+    assert timers.due(now + 499 * MS) == []
+    (conclude,) = timers.due(now + 500 * MS)
+    assert isinstance(conclude, pb.ConcludeElection)
+    assert conclude.partition == 11
+
+
+def test_a_node_whose_positions_are_not_wanted_keeps_no_election_waiting(many: Many) -> None:
+    many.unfence("a")
+    timers = watching(many)
+    for number in range(12):
+        timers.told(many.report(number, "a"), WAIT - 1)  # deposed
+    assert len(timers.due(WAIT)) == 12
+
+
+def test_a_candidate_that_finishes_promotions_is_not_passed_over_in_those_whose_turn_has_not_come(many: Many) -> None:
+    for number in range(12):
+        many.ask(concludeElection=many.about(pb.ConcludeElection, number, epoch=many.of(number).epoch))
+    timers, now = watching(many), 0
+    slow = [number for number in range(12) if many.of(number).candidate == "b"]
+    assert len(slow) >= 4
+    for number in slow[:-1]:
+        now += TIMEOUT - 1
+        assert "b" not in {p.candidate for p in timers.due(now) if isinstance(p, pb.PassOver)}
+        many.promote(number)
+        timers.image_changed(many.fsm.image, now)
+    assert [p.partition for p in timers.due(now + TIMEOUT) if isinstance(p, pb.PassOver) and p.candidate == "b"] == slow[-1:]
+
+
+def test_nobody_is_waited_for_without_end(many: Many) -> None:
+    for number in range(12):
+        many.ask(concludeElection=many.about(pb.ConcludeElection, number, epoch=many.of(number).epoch))
+    timers, now = watching(many), 0
+    stuck, moving = [number for number in range(12) if many.of(number).candidate == "b"][:2]
+    end = PATIENCE * TIMEOUT
+    while now + SECOND < end:
+        now += SECOND
+        assert stuck not in {p.partition for p in timers.due(now)}
+        many.promote(moving)  # somebody moves it away and back, all day
+        timers.image_changed(many.fsm.image, now)
+        many.ask(electLeader=many.about(pb.ElectLeader, moving, node="c"))
+        many.promote(moving)
+        many.ask(electLeader=many.about(pb.ElectLeader, moving, node="b"))
+        timers.image_changed(many.fsm.image, now)
+    assert stuck in {p.partition for p in timers.due(end)}
+
+
+def test_many_clocks_are_not_all_looked_at_every_time(many: Many) -> None:
+    timers = watching(many)
+    assert timers.next_deadline_ns() == WAIT
+    assert [p.partition for p in timers.due(WAIT)] == list(range(12))
+    assert timers.due(WAIT) == []
+    assert timers.next_deadline_ns() == 2 * WAIT
+    many.delete("many")
+    timers.image_changed(many.fsm.image, WAIT)
+    assert timers.next_deadline_ns() is None
