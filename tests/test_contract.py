@@ -3,6 +3,7 @@ what the documents point at is there."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -101,3 +102,29 @@ def test_what_pages_point_at_is_there(path: Path) -> None:
     for match in re.finditer(r"`((?:liftpy|sidecar|tests|protos|docs)/[\w/.-]*)", text):
         named = match[1].rstrip(".")
         assert (ROOT / named).exists(), f"{_at(path, text, match.start())}: {named}"
+
+
+def _fields(path: Path) -> list[tuple[str, str, str]]:
+    """(class, field, what the string behind it says) of every frozen class of a module."""
+    found = []
+    for node in ast.parse(SOURCES[path]).body:
+        if isinstance(node, ast.ClassDef) and node.decorator_list:
+            for field, behind in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    said = behind.value if isinstance(behind, ast.Expr) else None
+                    text = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
+                    found.append((node.name, field.target.id, text))
+    return found
+
+
+@pytest.mark.parametrize("module", ["events", "effects"])
+def test_each_field_says_what_it_is_and_an_offset_whether_it_is_inclusive(module: str) -> None:
+    fields = _fields(ROOT / "liftpy" / "replica" / f"{module}.py")
+    assert len(fields) > 50
+    for name, field, text in fields:
+        assert text, f"{module}.{name}.{field} does not say what it is"
+        if field.endswith("offset") or field == "high_watermark":
+            wanted = "Exclusive" if field.endswith("end_offset") else "Inclusive"
+            assert text.startswith(wanted), f"{module}.{name}.{field} has to say {wanted}"
+        if field.endswith("_ns"):
+            assert re.search(r"\bns\b", text), f"{module}.{name}.{field} has to say its unit"

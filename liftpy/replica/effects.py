@@ -1,16 +1,26 @@
 """Effects: what the shell must do, in the imperative. ``Replica.step`` returns them in order.
 
-THE ORDERING CONTRACT. The shell carries out the effects of one step in order, and finishes the synchronous part of one step
-before it feeds the next event. In particular:
+THE ORDERING CONTRACT. "On the disk" means: a power cut at this moment would leave it; under a flush policy other than ``always`` what
+is appended counts so. ``tests/conformance/test_ordering_contract.py`` holds both shells to it, by these numbers.
 
-1. ``AppendBatch`` and ``AppendFetched`` write (not flush) before anything after them in the list happens, and start a flush
-   by the stream's policy. Nobody hears of the records before ``LogFlushed`` has been fed back and the core has said so.
-2. ``SendFetch`` says ``offset``: only what ``LogFlushed`` has reported. ``SendAcks(LEADER)`` and ``SendAcks(ALL)`` likewise.
-3. ``SendFetchResponse`` reads the log below its flushed end, and the HW, when it is sent, and sends nothing if the role has
-   changed since. A read that fails is answered by nothing, never by an empty response, which would mean "caught up".
-4. ``TruncateLog`` and ``ResetLog`` are durable before ``LogTruncated`` is fed back; the core fetches nothing in between.
-5. ``RaiseHighWatermark`` is applied to the log before any later read is served; its checkpoint may come later.
-6. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
+1. The effects of one step are carried out in order, and their synchronous parts are done before the next event is fed. An event
+   that an effect gives rise to waits for the end of the list.
+2. ``AppendBatch`` and ``AppendFetched`` have written, not flushed, when the next effect is carried out, and a flush begins by the
+   stream's policy. Followers of a leader may be served these records at once: ``SendFetchResponse`` and ``AnswerWaiter`` read up
+   to the log end, flushed or not. Nobody else hears of them yet: no publisher, no reader but of
+   uncommitted records, not the metadata group.
+3. What this replica says that it holds is on the disk: ``LogFlushed`` is fed when everything below its end offset is, and
+   ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``, ``ReportLeader.newest_offset`` and
+   ``RaiseHighWatermark.high_watermark`` name nothing that it has not reported.
+4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the HW of when they are sent. A read that fails is answered by
+   nothing: an empty response would mean "caught up". Nothing is sent where the role has changed since.
+5. ``TruncateLog`` and ``ResetLog`` are on the disk before ``LogTruncated`` is fed; the core fetches nothing in between.
+6. ``PersistLeaderEpoch`` is on the disk before ``LeaderEpochPersisted`` is fed.
+7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is never above
+   what is on the disk.
+8. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
+
+Offsets are inclusive, but for names with ``end_offset``: those are exclusive. ``token`` is a handle of the shell's from an event.
 """
 
 from __future__ import annotations
@@ -24,12 +34,17 @@ from liftpy.replica.events import Deadline, RefusalReason
 
 @dataclass(frozen=True, slots=True)
 class AppendBatch:
-    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it."""
+    """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
+    before LogFlushed."""
 
     token: int
+    """Of the PublishesReceived."""
     base_offset: int
+    """Inclusive: of its first record; the log end of now."""
     leader_epoch: int
+    """In which this replica leads; stamped on the batch."""
     timestamp_ns: int
+    """Wall clock, ns since 1970: when the publishes came."""
 
 
 class RejectReason(Enum):
@@ -52,17 +67,20 @@ class RejectPublishes:
     """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
 
     token: int
+    """Of the PublishesReceived."""
     reason: RejectReason
+    """What they are told."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropPublishes:
     """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
-    one that may has heard them too, so that a negative ack could be a lie [A2]. Or nobody waits for one; ``reason``: why they are
-    lost, None: this replica does not lead."""
+    one that may has heard them too, so that a negative ack could be a lie [A2]. Or nobody waits for one."""
 
     token: int
+    """Of the PublishesReceived."""
     reason: RejectReason | None = None
+    """Why they are lost, for the counters; None: this replica does not lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +88,11 @@ class SendAcks:
     """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
 
     policy: AckPolicy
+    """LEADER or ALL: who is answered now."""
     through_offset: int
+    """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
     leader_epoch: int
+    """In which this replica leads, with a lease of now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,49 +106,58 @@ class AppendFetched:
     that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
 
     token: int
+    """Of the FetchAnswered."""
     last_offset: int
+    """Inclusive: of the last batch; what lies behind it under ``token`` is not appended."""
     leader_high_watermark: int
     """Inclusive: the leader's compaction has not looked past it."""
     leader_epoch: int
+    """Of the leader that was fetched from."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropFetched:
-    """Follower: the answer under ``token`` is not used (stale, gap); free it. ``why`` is counted."""
+    """Follower: the answer under ``token`` is not used (stale, gap); free it."""
 
     token: int
+    """Of the FetchAnswered."""
     why: str
+    """Counted, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
-    """Cut the log so that its log end is ``end_offset``; answer LogTruncated."""
+    """Cut the log; answer LogTruncated when that is on the disk."""
 
     end_offset: int
+    """Exclusive: the log end after it, or less where that is inside a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetLog:
-    """Throw the local log away and begin an empty one at ``start_offset``: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, or was compacted by records that are to be cut."""
+    """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
+    common with the leader's, or was compacted by records that are to be cut. Answer LogTruncated when that is on the disk."""
 
     start_offset: int
+    """Inclusive: log start and log end of the new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseHighWatermark:
-    """Records through ``high_watermark`` are committed: serve them, wake readers, checkpoint by the interval."""
+    """Records are committed: serve them, wake readers, checkpoint by the interval."""
 
     high_watermark: int
+    """Inclusive: the newest committed record; flushed here, never below an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecheckLog:
-    """Leader: ``replica`` complains of what it was served at ``offset``; read that again from the disk, within bounds
-    (``Log.complaint``)."""
+    """Leader: a follower complains of what it was served; read that again from the disk, within bounds (``Log.complaint``)."""
 
     offset: int
+    """Inclusive: where what it got is not what was written."""
     replica: str
+    """Who complains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +165,21 @@ class SendFetch:
     """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
 
     request_id: int
+    """Names the answer; grows."""
     leader: str
+    """Node id of the leader or candidate, for people: the subject leads to it."""
     offset: int
+    """Inclusive: the newest record that is flushed here. Acknowledges all up to it, and asks for what follows."""
     offset_epoch: int
+    """LeaderEpoch of the record at ``offset``; 0: the log is empty."""
     leader_epoch: int
+    """That is followed."""
     max_bytes: int
+    """Bound of the answer, in bytes; one batch may come in pieces where it is larger."""
     bad_offset: int | None = None
-    """What the leader served last is not what was written at this offset: the request says so."""
+    """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
     flush_ns: int = 0
-    """What the last flush took."""
+    """What the last flush took, in ns; 0: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +187,29 @@ class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
     request_id: int
+    """Names the answer; grows."""
     leader: str
+    """As in SendFetch."""
     asked_epoch: int
+    """Whose end on the leader's log is asked for."""
     current_epoch: int
+    """LeaderEpoch that is followed: only its leader answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendFetchResponse:
-    """Leader: answer ``token`` with whole batches from ``from_offset`` on, at most ``max_bytes`` (one batch at least), flushed
-    here or not. ``kept_for``: the replica for which the way back is kept, for one AnswerWaiter; '': it is not."""
+    """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
 
     token: int
+    """Of the FetchReceived."""
     from_offset: int
+    """Inclusive: the first record that is wanted."""
     max_bytes: int
+    """Bound of the batches in bytes; one batch at least."""
     leader_epoch: int
+    """In which it is answered."""
     kept_for: str = ""
+    """The replica for which the way back is kept, for one AnswerWaiter; '': it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +218,13 @@ class AnswerWaiter:
     where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
 
     replica: str
+    """Who waits."""
     from_offset: int
+    """Inclusive: the first record that is new to it."""
     max_bytes: int
+    """As in SendFetchResponse."""
     leader_epoch: int
+    """In which it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,28 +233,39 @@ class TellWaiter:
     The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
 
     replica: str
+    """Who waits."""
     leader_epoch: int
+    """In which it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendFetchRefusal:
-    """Leader: answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
+    """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
     token: int
+    """Of the FetchReceived or EpochOffsetReceived."""
     reason: RefusalReason
+    """Why it is not served."""
     leader_epoch: int
+    """In which this replica acts, whatever its role."""
     log_start_offset: int
+    """Inclusive: of this log; where who is BEFORE_LOG_START begins afresh."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendEpochAnswer:
-    """Leader: answer ``token`` with a LeaderEpochOffsetResponse."""
+    """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
 
     token: int
+    """Of the EpochOffsetReceived."""
     leader_epoch: int
+    """The largest epoch at or below the asked one on this log; 0: there is none."""
     last_offset: int
+    """Inclusive: the last record of that epoch; -1: there is none."""
     current_epoch: int
+    """In which this replica leads."""
     log_start_offset: int
+    """Inclusive: of this log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +273,7 @@ class NotifyReplica:
     """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
 
     replica: str
+    """Who is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +281,7 @@ class ProbeReplica:
     """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
 
     replica: str
+    """Who is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +289,17 @@ class SendNotice:
     """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for who looks on."""
 
     replicas: tuple[str, ...]
+    """Node ids."""
     leader_epoch: int
+    """In which this replica leads."""
     epoch: int
+    """Of the partition in the metadata, as known here."""
     epoch_start_offset: int
+    """Inclusive: of the first record of ``leader_epoch``, there or to come."""
     high_watermark: int
+    """Inclusive: of now."""
     log_start_offset: int
+    """Inclusive: of this log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +307,13 @@ class ProposeIsr:
     """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
 
     isr: frozenset[str]
+    """All members that it shall have, the leader among them."""
     leader_epoch: int
+    """In which this replica leads."""
     epoch: int
+    """Of the partition, on which the change is made; another one by then: refused."""
     incarnations: tuple[tuple[str, int], ...]
+    """(member, incarnation that has caught up), for every member [C6]."""
     lost: frozenset[str] = frozenset()
     """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
     slow: tuple[tuple[str, int], ...] = ()
@@ -254,10 +325,15 @@ class ReportLeader:
     """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
 
     leader: str
+    """Who is accused; '': there is none, it is a position for an election."""
     leader_epoch: int
+    """Of the leadership that the report is about."""
     last_epoch: int
+    """LeaderEpoch of the newest record here; 0: the log is empty."""
     newest_offset: int
+    """Inclusive: the newest record that is flushed here."""
     high_watermark: int
+    """Inclusive: as known here."""
     leader_lacks: bool = False
     """The leader lacks what is known here to be committed."""
 
@@ -267,6 +343,7 @@ class LeaveIsr:
     """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
 
     reason: str
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,35 +351,46 @@ class GiveUpLeadership:
     """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
 
     leader_epoch: int
+    """Which leadership; another one by then: nothing happens."""
     reason: str
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAside:
-    """Leader: answer who has published, then ask the metadata group for a planned transfer to ``toward``; there is no answer to wait
+    """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
     for. A leader that stays takes publishes again."""
 
     leader_epoch: int
+    """As in GiveUpLeadership."""
     toward: str
+    """The member of the ISR that shall lead."""
     reason: str
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistLeaderEpoch:
-    """Candidate: store the proposed LeaderEpoch, durably; answer LeaderEpochPersisted."""
+    """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
 
     leader_epoch: int
+    """States of an older one are not followed any more, by the next process neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPromotion:
-    """Candidate: tell the metadata group how far the promotion is; ``finished``: it may record this node as leader."""
+    """Candidate: tell the metadata group how far the promotion is."""
 
     leader_epoch: int
+    """The proposed one."""
     epoch: int
+    """Of the partition in the metadata, as known here."""
     replayed_end_offset: int
+    """Exclusive: derived state covers the log below it."""
     newest_offset: int
+    """Inclusive: the newest record that is flushed here."""
     finished: bool
+    """The metadata group may record this node as leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +398,7 @@ class ReplayLog:
     """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
 
     end_offset: int
+    """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,19 +418,24 @@ class CloseSubject:
 
 @dataclass(frozen=True, slots=True)
 class SetDeadline:
-    """Feed DeadlineReached(kind) at ``at_ns`` (monotonic), replacing an earlier one; None cancels it."""
+    """Feed DeadlineReached(kind) when its time has come, not before; replaces an earlier one of this kind."""
 
     kind: Deadline
+    """Which one."""
     at_ns: int | None
+    """Monotonic ns; None: cancel it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """For status and logs: what this replica is now, and the phase in it (LEADER_READY, FOLLOWER_FETCH...)."""
+    """For status and logs: what this replica is now."""
 
     role: str
+    """LEADER, CANDIDATE, FOLLOWER, WAITING, FAILED or STOPPED."""
     phase: str
+    """The phase in it (LEADER_READY, FOLLOWER_FETCH...)."""
     leader_epoch: int
+    """In which it acts."""
 
 
 Effect = (

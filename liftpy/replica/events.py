@@ -2,7 +2,7 @@
 
 Offsets are inclusive unless the name says ``end_offset`` (exclusive: the offset of the next record). ``token`` is a handle of
 the shell's (a reply subject, a buffer of payloads); the core only hands it back in an effect. Times are monotonic ns, but
-for ``*_wall_ns``.
+for ``*_wall_ns``. What has to be on the disk before an event may be fed: the contract in ``effects.py``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ class LogOpened:
     """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
 
     log_start_offset: int
-    """Always the first offset of a batch, here and in every other event."""
+    """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
     log_end_offset: int
+    """Exclusive: everything below is on the disk."""
     high_watermark: int
+    """Inclusive, -1: none. Of the checkpoint; the core keeps it inside the log."""
     epochs: tuple[tuple[int, int], ...]
-    """(LeaderEpoch, offset of its first record), ascending: a scan of the log [D13]."""
+    """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
     persisted_epoch: int = 0
     """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogCompacted:
-    """The log may lack, below ``end_offset``, what later records below it superseded; that is durable. None of these records was
-    written after ``leader_epoch``. Fed behind LogOpened too, where the log has such a horizon."""
+    """Compaction has looked at the log, here or where it was fetched, and that is on the disk. Fed behind LogOpened too."""
 
     end_offset: int
+    """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
     leader_epoch: int
+    """None of these records was written after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
     state: PartitionState
+    """Of an Epoch below the last one's: ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
     where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
@@ -57,6 +61,7 @@ class MetadataHeard:
     """
 
     sent_ns: int
+    """Monotonic ns, of this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +69,24 @@ class DataPathChanged:
     """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
 
     is_up: bool
+    """How it is now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishesReceived:
-    """Messages arrived on the data subject; together they become one batch of ``record_count`` records. Of ``plain_count`` of them
-    the publisher waits for no answer: it can't be told "no", only be lost. Where the replica does not ``takes_publishes``, all of
-    the messages of one event are plain, or none is."""
+    """Messages arrived on the data subject; together they become one batch. Where the replica does not ``takes_publishes``, all of
+    the messages of one event are plain, or none is. They are nowhere until the core says AppendBatch."""
 
     token: int
+    """Of the messages; answered by AppendBatch, RejectPublishes or DropPublishes, at once or later."""
     record_count: int
+    """At least 1."""
     size_bytes: int
+    """Of the batch as it will be stored."""
     received_wall_ns: int
+    """Wall clock, ns since 1970: for the batch's timestamp, and for nothing that is decided."""
     plain_count: int = 0
+    """Of so many of them the publisher waits for no answer: it can't be told "no", only be lost."""
     conditional: bool = False
     """It is bound to the offset that it would get now: it is appended at once or not at all."""
 
@@ -88,23 +98,32 @@ class PublishesReceived:
 
 @dataclass(frozen=True, slots=True)
 class FetchReceived:
-    """A ReplicationRequest on ``.replicate``. ``stream_uid`` '' and ``incarnation`` 0: a peer of the published protocol."""
+    """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
 
     token: int
+    """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step."""
     replica: str
+    """Node id of who asks."""
     offset: int
+    """Inclusive: the newest record that it has flushed; log start - 1: none."""
     leader_epoch: int
+    """That it follows."""
     offset_epoch: int
+    """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
     incarnation: int
+    """Of its process; 0: a peer of the published protocol, which may read and does not count."""
     request_id: int
+    """Grows with each of its requests: one below the last that counted was overtaken."""
     max_bytes: int
+    """Bound of the answer in bytes; 0: as the leader likes."""
     stream_uid: str
+    """Of the stream that it means; '': a peer of the published protocol."""
     awaits_more: bool = False
     """It takes a second answer to this request, when there is more, in the place of a wake-up."""
     bad_offset: int | None = None
-    """What it was served at this offset is not what was written: a wrong CRC, or no batch where one must be [S14]."""
+    """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
     flush_ns: int = 0
-    """What the flush took that made ``offset`` durable; 0: it does not say."""
+    """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +131,15 @@ class EpochOffsetReceived:
     """A LeaderEpochOffsetRequest on ``.offset``."""
 
     token: int
+    """Of the way back; answered by SendEpochAnswer or SendFetchRefusal in the same step."""
     replica: str
+    """Node id of who asks."""
     asked_epoch: int
+    """Whose end is asked for."""
     current_epoch: int
+    """LeaderEpoch that it follows."""
     stream_uid: str
+    """As in FetchReceived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,32 +147,39 @@ class BatchSpan:
     """What the core needs to know of one received record batch (its CRC has been checked)."""
 
     base_offset: int
+    """Inclusive: of its first record, there or compacted away."""
     last_offset: int
+    """Inclusive: of its last one, not below ``base_offset``."""
     leader_epoch: int
+    """In which it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswered:
-    """A ReplicationResponse to ``request_id``; ``spans`` in the order of the bytes kept under ``token``.
-
-    No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed.
-    """
+    """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
 
     token: int
+    """Of the bytes that are kept, until AppendFetched or DropFetched."""
     request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
     leader_epoch: int
+    """Of who answers; another one than is followed: the answer is dropped."""
     high_watermark: int
+    """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
     spans: tuple[BatchSpan, ...]
+    """In the order of the bytes kept under ``token``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPieceArrived:
-    """Part of the next batch came in answer to ``request_id``; what is held of it is kept outside. The next fetch asks for more.
-    ``has_room`` False: it was not kept, others are being put together."""
+    """Part of the next batch came; what is held of it is kept outside. The next fetch asks for more."""
 
     request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
     leader_epoch: int
+    """Of who answers."""
     has_room: bool = True
+    """False: it was not kept, others are being put together; asked again after a back-off."""
 
 
 class RefusalReason(Enum):
@@ -166,64 +197,76 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FetchRefused:
-    """A ReplicationRefusal to ``request_id``, a fetch or an epoch query."""
+    """A ReplicationRefusal, of a fetch or an epoch query."""
 
     request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
     reason: RefusalReason
+    """Why."""
     leader_epoch: int
+    """Of who refuses; DIVERGED and BEFORE_LOG_START count only from the leader that is followed."""
     log_start_offset: int
+    """Inclusive: of the leader's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No answer to ``request_id`` (a fetch or an epoch query): time-out, no responders, disconnected, unreadable."""
+    """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
 
     request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
     reason: str
+    """For people."""
     bad_offset: int | None = None
-    """The answer came, but what it holds at this offset is not what was written. -1: from its first batch on."""
+    """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochOffsetAnswered:
-    """A LeaderEpochOffsetResponse: the largest epoch <= the asked one on the leader's log and its last offset."""
+    """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
 
     request_id: int
+    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
     leader_epoch: int
-    """0 when the leader's log has no such epoch."""
+    """That epoch; 0 when the leader's log has no such one."""
     last_offset: int
-    """-1 when there is none."""
+    """Inclusive: its last record; -1 when there is none."""
     current_epoch: int
+    """In which the leader leads; another one than is followed: asked again."""
     log_start_offset: int
+    """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFlushed:
-    """Everything below ``end_offset`` is on disk (or counts as such by the stream's flush policy).
+    """More of the log is on the disk, or counts so by the stream's flush policy.
 
     A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
     """
 
     end_offset: int
+    """Exclusive: everything below is on the disk. Never acted on beyond the log end."""
     took_ns: int = 0
-    """What the disk needed for it, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
+    """What the disk needed for it, in ns, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and durable.
+    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and on the disk.
 
     What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
     """
 
     end_offset: int
+    """Exclusive: the log end now; below the one asked for where that was inside a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStartMoved:
-    """Retention or truncate-before moved the log start."""
+    """Retention moved the log start; what is before it is not served any more."""
 
     log_start_offset: int
+    """Inclusive; never falls, never above HW + 1 [D26]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +274,9 @@ class StorageFailed:
     """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
 
     reason: str
+    """For people."""
     no_space: bool = False
+    """The disk is full: what was refused was not stored, and publishers may be told so."""
     token: int = 0
     """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
 
@@ -243,22 +288,31 @@ class WokenUp:
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived:
-    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, or so it says: nobody asked for it."""
+    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, or so it says: nobody asked for it. It
+    wakes, and nothing that it says is acted on besides."""
 
     leader: str
+    """Who says so."""
     leader_epoch: int
+    """Another one than is followed: ignored."""
     epoch: int
+    """Of the partition, as the leader knows it."""
     epoch_start_offset: int
+    """Inclusive: of the first record of ``leader_epoch``."""
     high_watermark: int
+    """Inclusive: the leader's; above the own one it is a reason to fetch."""
     log_start_offset: int
+    """Inclusive: of the leader's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsrChangeAnswered:
-    """The metadata group answered ProposeIsr of partition epoch ``epoch``. ``accepted`` None: the outcome is unknown."""
+    """The metadata group answered ProposeIsr."""
 
     epoch: int
+    """Of the partition, on which the change was asked for; another one by now: ignored."""
     accepted: bool | None
+    """None: the outcome is unknown, and both sets count until the image shows one [C8]."""
 
 
 class Deadline(Enum):
@@ -279,9 +333,10 @@ class Deadline(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAbsent:
-    """Nobody listens for ``replica`` on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
+    """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
 
     replica: str
+    """Who was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,27 +344,31 @@ class DeadlineReached:
     """The time given by SetDeadline has come."""
 
     kind: Deadline
+    """Which one; one that was cancelled meanwhile is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgressed:
-    """Derived state covers the log up to ``end_offset``, not yet all of it: the candidate is alive."""
+    """Derived state covers more of the log, not yet all of it: the candidate is alive."""
 
     end_offset: int
+    """Exclusive: covered below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpochPersisted:
-    """``leader_epoch`` is on disk (answer to PersistLeaderEpoch)."""
+    """A LeaderEpoch is on the disk (answer to PersistLeaderEpoch)."""
 
     leader_epoch: int
+    """States of an older one are ignored from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayFinished:
-    """Derived state covers the log up to ``end_offset`` (answer to ReplayLog)."""
+    """Derived state covers the log (answer to ReplayLog)."""
 
     end_offset: int
+    """Exclusive: covered below it."""
 
 
 @dataclass(frozen=True, slots=True)

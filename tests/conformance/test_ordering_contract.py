@@ -1,0 +1,372 @@
+"""Both shells keep the ordering contract of ``liftpy/replica/effects.py``, and a shell that breaks a claim is caught by its number.
+
+The asyncio shell is the shipped worker (driver, executor, flusher, ingest, acks, replication, reads) on two nodes; the simulator's
+plays a script and a seed. Both are looked at by the same audit. ``BREAKS_*`` take one rule out of a shell each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy
+from liftpy.errors import LiftError, StorageError
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.testing.faults import draw_plan
+from liftpy.testing.messages import Ack, FetchRequest, FetchResponse
+from liftpy.testing.network import Network
+from liftpy.testing.run import run_plan
+from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire import frames
+from sidecar import clock
+from sidecar.bus.replication import ReplicationService
+from sidecar.driver import Driver
+from sidecar.executor import Executor
+from sidecar.flushing import Flusher
+from tests.conformance.contract_audit import Audit, ContractBroken
+from tests.conformance.two_workers import TwoWorkers
+from tests.scripts.stage import Stage
+
+CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def test_the_contract_has_the_claims_that_are_looked_at() -> None:
+    assert set(re.findall(r"^(\d)\. ", do.__doc__ or "", re.MULTILINE)) == CLAIMS
+
+
+# ---- asyncio ---------------------------------------------------------------------------------------------------------
+async def a_story(t: TwoWorkers) -> Counter[str]:
+    """Publishes, a flush that is slow, a cut of what one leader alone had, a promotion, a disk that refuses; and how often each claim
+    was looked at."""
+    n1, n2 = t.nodes["n1"], t.nodes["n2"]
+    t.metadata("n1", 1)
+    await t.until(lambda: n1.worker.replica.phase == "LEADER_READY", "n1 leads")
+    first = [t.publish(b"one") for _ in range(3)]
+    await t.until(lambda: all(t.answer(inbox) for inbox in first), "acknowledged")
+    assert t.answer(first[0]) == {"stream": "orders", "seq": 1}
+
+    n1.flushes.clear()  # the leader's disk stands still, and its follower gets on
+    slow = t.publish(b"slow")
+    await t.until(lambda: n2.log.flushed_end_offset == 4, "the follower has what its leader has not flushed")
+    assert n1.log.flushed_end_offset == 3
+    assert t.answer(slow) is None
+    n1.flushes.set()
+    await t.until(lambda: t.answer(slow) is not None, "acknowledged")
+
+    n1.bus.cut = n2.bus.cut = True
+    lost = [t.publish(b"lost") for _ in range(2)]
+    await t.until(lambda: n1.log.flushed_end_offset == 6, "n1 has what n2 has not")
+    t.metadata("n2", 2, candidate=True)
+    n1.bus.cut = n2.bus.cut = False
+    await t.until(lambda: any(isinstance(e, do.ReportPromotion) and e.finished for e in n2.asked.effects), "promoted")
+    await t.until(lambda: n1.log.log_end_offset == 4, "n1 cuts what n2 lacks")
+    t.metadata("n2", 2)
+    await t.until(lambda: n2.worker.replica.phase == "LEADER_READY", "n2 leads")
+    again = t.publish(b"again")
+    await t.until(lambda: t.answer(again) is not None, "acknowledged")
+    assert not any(t.answer(inbox) for inbox in lost)
+    await t.until(lambda: n1.log.high_watermark == 4, "the follower hears of it")
+
+    read = n2.log.read  # the log can't be read for a moment: the follower hears nothing, and asks again
+    n2.log.read = _unreadable  # type: ignore[method-assign]
+    unread = t.publish(b"unread")
+    await t.until(lambda: n2.worker._node.counters["failed fetch reads"] > 0, "a read fails")
+    assert n1.log.log_end_offset == 5
+    n2.log.read = read  # type: ignore[method-assign]
+    await t.until(lambda: t.answer(unread) is not None, "acknowledged")
+
+    n2.refuse = StorageError("the disk refuses")
+    t.publish(b"refused")
+    await t.until(lambda: n2.worker.replica.role == "FAILED", "an error is an event")
+    n2.refuse = None
+    return n1.audit.checks + n2.audit.checks
+
+
+def _unreadable(*args: Any, **kwargs: Any) -> Any:
+    raise StorageError("unreadable")
+
+
+async def test_the_asyncio_shell_keeps_it() -> None:
+    async with TwoWorkers() as t:
+        checks = await a_story(t)
+    assert checks >= Counter(dict.fromkeys(CLAIMS - {"8"}, 1))
+    assert checks["2: served before the flush"]
+
+
+def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
+    def feed(self: Driver, event: ev.Event) -> None:
+        for effect in self.replica.step(event, clock.now_ns()):
+            self.execute(effect)
+
+    patch.setattr(Driver, "feed", feed)
+
+
+def _writes_later(patch: pytest.MonkeyPatch) -> None:
+    real = Executor._append_batch
+
+    def late(self: Executor, effect: do.AppendBatch) -> None:
+        self._t.flusher._loop.call_soon(real, self, effect)
+
+    patch.setattr(Executor, "_append_batch", late)
+
+
+def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Flusher, "_begin", lambda self: self._flushed(self._log.log_end_offset))
+
+
+def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
+    real = Executor._append_batch
+
+    def append(self: Executor, effect: do.AppendBatch) -> None:
+        real(self, effect)
+        self._t.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
+
+    patch.setattr(Executor, "_append_batch", append)
+
+
+def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
+    real = ReplicationService._send_batches
+
+    def send(self: ReplicationService, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+        real(self, effect, asker, log, log.newest_offset)
+
+    patch.setattr(ReplicationService, "_send_batches", send)
+
+
+def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
+    real = ReplicationService._send_batches
+
+    def send(self: ReplicationService, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+        before = self._counters["failed fetch reads"]
+        real(self, effect, asker, log, high_watermark)
+        if self._counters["failed fetch reads"] > before:
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+
+    patch.setattr(ReplicationService, "_send_batches", send)
+
+
+def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
+    def cut(self: Executor, act: Callable[[], object]) -> None:
+        self._t.flusher._loop.call_soon(act)
+        self._t.feed(ev.LogTruncated(self._t.log.log_end_offset - 1))
+
+    patch.setattr(Executor, "_cut", cut)
+
+
+def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Flusher, "store_epoch", lambda self, leader_epoch, stored: stored())
+
+
+def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Executor, "_raise_high_watermark", lambda self, effect: self._t.reads.advanced())
+
+
+def _raises(patch: pytest.MonkeyPatch) -> None:
+    def failed(self: Any, error: StorageError, token: int = 0) -> None:
+        raise error
+
+    patch.setattr(Executor, "failed", failed)
+
+
+BREAKS_ASYNCIO: list[tuple[str, Break]] = [
+    ("1", _steps_at_once),
+    ("2", _writes_later),
+    ("3", _says_flushed_when_appended),
+    ("3", _acknowledges_when_appended),
+    ("4", _tells_the_log_end_as_hw),
+    ("4", _answers_a_failed_read),
+    ("5", _says_cut_first),
+    ("6", _says_stored_first),
+    ("7", _keeps_hw_from_the_log),
+    ("8", _raises),
+]
+
+
+@pytest.mark.parametrize(("claim", "broken"), BREAKS_ASYNCIO, ids=lambda value: getattr(value, "__name__", value))
+async def test_a_broken_asyncio_shell_is_caught(claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises(ContractBroken, match=f"^claim {claim}:"):
+        async with TwoWorkers() as t:
+            await a_story(t)
+
+
+# ---- the simulator -----------------------------------------------------------------------------------------------------
+@contextmanager
+def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
+    """Every SimReplica that is made is watched, and everything that it sends."""
+    audits: list[Audit] = []
+    by_node: dict[str, Audit] = {}
+    made, transmit = SimReplica.__init__, Network._transmit
+
+    def watched(self: SimReplica, *args: Any) -> None:
+        made(self, *args)
+        disk, storage = self.process.disk, self.log.storage
+        name = next(name for name, folder in disk.folders.items() if folder is storage)
+        audit = Audit(self.node_id, self.log, lambda: disk.folders.get(name, storage), threads=False)
+        audits.append(audit)
+        by_node[self.node_id] = audit
+        audit.watch(self.replica)
+        for kind, act in self._do.items():
+            self._do[kind] = lambda effect, act=act: audit.carries_out(effect, lambda: act(effect))  # type: ignore[misc]
+
+    def sent(self: Network, sender: str, receiver: str, subject: str, message: Any, arrive: Any) -> None:
+        audit = by_node.get(sender)
+        if audit is not None and isinstance(message, FetchRequest):
+            audit.sends_fetch(message.offset)
+        elif audit is not None and isinstance(message, FetchResponse) and message.piece is None:
+            audit.sends_batches(message.high_watermark, message.batches)
+        elif audit is not None and isinstance(message, Ack) and not message.reason:
+            audit.sends_ack(message.offset)
+        transmit(self, sender, receiver, subject, message, arrive)
+
+    monkeypatch.setattr(SimReplica, "__init__", watched)
+    monkeypatch.setattr(Network, "_transmit", sent)
+    yield audits
+
+
+def a_sim_story() -> None:
+    """As above: a slow flush, a cut of what one leader alone had, a promotion, a disk without room."""
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.slow_disk(a, 200)
+        s.publish(1)
+        s.slow_disk(a, 1)
+        s.cut(a, b)
+        s.cut(a, c)
+        for _ in range(3):
+            s.send(AckPolicy.LEADER)
+        s.run(0.2)
+        s.crash(a)
+        s.mend(a, b)
+        s.mend(a, c)
+        s.wait_for_leader(b, c)
+        s.publish(2)
+        s.start(a)
+        s.until(lambda: s.isr == {a, b, c})
+        s.settle()
+        full = s.leader
+        s.fill_disk(full)
+        s.send()
+        s.until(lambda: s.role(full) == "FAILED")
+        s.free_disk(full)
+        s.restart(full)
+
+
+def play(story: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Raises what the audit found, before what the simulator's own checkers did."""
+    ContractBroken.seen.clear()
+    with audited(monkeypatch) as audits:
+        try:
+            story()
+        except (AssertionError, LiftError):
+            if not ContractBroken.seen:
+                raise
+    if ContractBroken.seen:
+        raise ContractBroken.seen[0]
+    return sum((audit.checks for audit in audits), Counter())
+
+
+def a_seed() -> None:
+    outcome = run_plan(draw_plan(2, ""), 1500)
+    assert outcome.violation is None, outcome.report()
+
+
+@pytest.mark.parametrize("story", [a_sim_story, a_seed])
+def test_the_simulators_shell_keeps_it(story: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = play(story, monkeypatch)
+    seen = CLAIMS - {"8"} if story is a_sim_story else {"1", "2", "3", "4", "6", "7"}
+    assert checks >= Counter(dict.fromkeys(seen, 1))
+    assert checks["2: served before the flush"]
+
+
+def _sim_steps_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimReplica, "feed", lambda self, event: self._step(event))
+
+
+def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
+    real = SimReplica._append_fetched
+    patch.setattr(SimReplica, "_append_fetched", lambda self, effect: self._later(0, lambda: real(self, effect)) and None)
+
+
+def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimReplica, "_start_flush", lambda self: self.feed(ev.LogFlushed(self.log.log_end_offset)))
+
+
+def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
+    real = SimReplica._append_batch
+
+    def append(self: SimReplica, effect: do.AppendBatch) -> None:
+        _, reply = self._tokens[effect.token]
+        real(self, effect)
+        reply(Ack(self.node_id, "", self.log.newest_offset, effect.leader_epoch))
+
+    patch.setattr(SimReplica, "_append_batch", append)
+
+
+def _sim_tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
+    real = SimReplica._send_batches
+
+    def send(self: SimReplica, effect: Any, request: Any, reply: Any) -> None:
+        real(self, effect, request, lambda r: reply(FetchResponse(r.leader_epoch, self.log.newest_offset, r.batches, r.piece)))
+
+    patch.setattr(SimReplica, "_send_batches", send)
+
+
+def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
+    def send(self: SimReplica, effect: Any, request: Any, reply: Any) -> None:
+        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
+
+    patch.setattr(SimReplica, "_send_batches", send)
+
+
+def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
+    def cut(self: SimReplica, act: Callable[[], Any]) -> None:
+        self._later(0, act)
+        self.feed(ev.LogTruncated(self.log.log_end_offset - 1))
+
+    patch.setattr(SimReplica, "_cut", cut)
+
+
+def _sim_says_stored_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimReplica, "_persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(e.leader_epoch)))
+
+
+def _sim_keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimReplica, "_raise_high_watermark", lambda self, effect: None)
+
+
+def _sim_raises(patch: pytest.MonkeyPatch) -> None:
+    def failed(self: SimReplica, error: StorageError, token: int = 0) -> None:
+        raise error
+
+    patch.setattr(SimReplica, "_storage_failed", failed)
+
+
+BREAKS_SIMULATOR: list[tuple[str, Break]] = [
+    ("1", _sim_steps_at_once),
+    ("2", _sim_writes_later),
+    ("3", _sim_says_flushed_when_appended),
+    ("3", _sim_acknowledges_when_appended),
+    ("4", _sim_tells_the_log_end_as_hw),
+    ("4", _sim_answers_without_reading),
+    ("5", _sim_says_cut_first),
+    ("6", _sim_says_stored_first),
+    ("7", _sim_keeps_hw_from_the_log),
+    ("8", _sim_raises),
+]
+
+
+@pytest.mark.parametrize(("claim", "broken"), BREAKS_SIMULATOR, ids=lambda value: getattr(value, "__name__", value))
+def test_a_broken_simulators_shell_is_caught(claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises(ContractBroken, match=f"^claim {claim}:"):
+        play(a_sim_story, monkeypatch)

@@ -1,0 +1,259 @@
+"""Two nodes' workers of one partition on one event loop: the shipped ``PartitionWorker`` with all that it wires, over disks in memory
+and a bus that is a table of listeners. What the metadata group says, the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.intake import NodeIntake
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.bus.notify import Notifications
+from sidecar.bus.replication import AnswerRouter
+from sidecar.flush_times import NodeFlushTimes
+from sidecar.partition_worker import PartitionWorker
+from sidecar.timers import Timers
+from tests.conformance.contract_audit import Audit, ContractBroken
+
+KEY = PartitionKey("orders", "u1", 0)
+SUBJECT = "shop.orders"
+NODES = ("n1", "n2")
+CONFIG = ReplicationConfig(fetch_timeout_s=0.2, max_idle_wait_s=0.1)
+
+
+class Bus:
+    """One node's connection; all nodes share ``table``. What it sends arrives in a later turn of the loop."""
+
+    max_payload = 1 << 20
+
+    def __init__(self, node_id: str, table: list[tuple[str, str, Callable[..., None]]]) -> None:
+        self.node_id = node_id
+        self.inbox = f"liftpy.inbox.{node_id}"
+        self.audit: Audit | None = None
+        self.cut = False
+        self._table = table
+        self.broken: list[Exception] = []
+
+    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
+        entry = (self.node_id, subject, sink)
+        self._table.append(entry)
+        gone = lambda: self._table.remove(entry) if entry in self._table else None  # noqa: E731
+        return SimpleNamespace(close=gone, leave=gone)
+
+    def retire(self, listeners: Sequence[Any]) -> None:
+        for listener in listeners:
+            listener.close()
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        heard()
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        self.broken.append(error)
+
+    def send(self, subject: str, pieces: Sequence[Any], reply: str = "", *, keep: bool = False) -> bool:
+        payload = b"".join(bytes(piece) for piece in pieces)
+        self._look(payload)
+        if not self.cut:
+            for node_id, listens, sink in list(self._table):
+                if _matches(listens, subject):
+                    asyncio.get_running_loop().call_soon(self._arrive, node_id, sink, subject, reply, payload)
+        return not self.cut
+
+    def _arrive(self, node_id: str, sink: Callable[..., None], subject: str, reply: str, payload: bytes) -> None:
+        sink(subject.encode(), reply.encode(), payload, b"")
+
+    def send_lines(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            head, _, rest = line.partition(b"\r\n")
+            _, subject, size = head.split()
+            answer = json.loads(rest[: int(size)])
+            if self.audit is not None and "error" not in answer:
+                self.audit.sends_ack(answer["seq"] - 1)
+            self.send(subject.decode(), (rest[: int(size)],))
+
+    def _look(self, payload: bytes) -> None:
+        if self.audit is None or not payload.startswith(envelope.MAGIC):
+            return
+        kind, body = envelope.decode(payload)
+        if kind is MessageType.REPLICATION_REQUEST:
+            self.audit.sends_fetch(frames.parse(body, pb.ReplicationRequest).offset)
+        elif kind is MessageType.REPLICATION_RESPONSE:
+            response = frames.parse_replication_response(body)
+            self.audit.sends_batches(response.high_watermark, response.batches)
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))
+
+
+class Place:
+    """Every flush runs in a thread."""
+
+    waiting = 0
+    on_loop = False
+
+    def takes(self, size_bytes: int, seals: bool) -> bool:
+        return False
+
+    def took_in_thread(self, took_s: float, size_bytes: int) -> None: ...
+
+
+class Asked:
+    """In the place of Proposals: what was asked of the metadata group."""
+
+    def __init__(self) -> None:
+        self.effects: list[do.Effect] = []
+
+    def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Any) -> None:
+        self.effects.append(effect)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda key, effect, *more: self.effects.append(effect)
+
+
+class WorkerNode:
+    """One node: its disk (``flushes`` may be held up), its bus, its worker."""
+
+    def __init__(self, node_id: str, incarnation: int, table: Any, pool: Any, stream: StreamConfig) -> None:
+        self.node_id = node_id
+        self.storage = MemoryStorage()
+        self.flushes = threading.Event()
+        self.flushes.set()
+        self.refuse: Exception | None = None
+        """What the next append meets."""
+        self.log, _ = Log.open(self.storage, stream)
+        self.storage.fault = self._fault
+        self.asked = Asked()
+        self.errors: list[Exception] = []
+        self.bus = Bus(node_id, table)
+        self.timers = Timers()
+        subjects = Subjects()
+        bus: Any = self.bus
+        counters: Counter[str] = Counter()
+        inboxes = InboxRule((subjects.inboxes(),))
+        notifications = Notifications(
+            bus, subjects, node_id, inboxes, self._noticed, lambda *a: None, lambda *a: False, counters
+        )
+        tools: Any = SimpleNamespace(
+            settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
+            links=SimpleNamespace(ingest=bus, replication=bus, reads=bus), intake=NodeIntake(),
+            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, inboxes=InboxRule(("_INBOX.",)),
+            node_inboxes=inboxes, router=AnswerRouter(bus), notifications=notifications,
+            probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
+            counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
+            repair=lambda why: None, step_aside=lambda *a: None,
+        )  # fmt: skip
+        self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)
+        self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, threads=True)
+        self.audit.watch(self.worker.replica)
+        driver = self.worker._driver
+        carry_out = driver.execute
+        driver.execute = lambda effect: self.audit.carries_out(effect, lambda: carry_out(effect))
+        self.worker.begin()
+
+    def _fault(self, what: str) -> None:
+        if what == "sync":
+            self.flushes.wait(10)
+        if what == "append" and self.refuse is not None:
+            raise self.refuse
+
+    def _noticed(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
+        self.worker.feed(event)
+
+
+class TwoWorkers:
+    """Use as an async context manager."""
+
+    def __init__(self, stream: StreamConfig | None = None) -> None:
+        self._stream = stream or StreamConfig()
+
+    async def __aenter__(self) -> TwoWorkers:
+        ContractBroken.seen.clear()
+        self._pool = concurrent.futures.ThreadPoolExecutor(4)
+        self._table: list[Any] = []
+        self.nodes = {
+            name: WorkerNode(name, number, self._table, self._pool, self._stream) for number, name in enumerate(NODES, 1)
+        }
+        self._epoch = 0
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._table.append(("publisher", "_INBOX.*", self._answered))
+        self._numbers = iter(range(1, 1 << 30))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for node in self.nodes.values():
+            node.flushes.set()
+            node.refuse = None
+        for node in self.nodes.values():
+            node.worker._driver.stop()
+            await node.worker.flusher.close()
+            node.timers.close()
+        self._pool.shutdown()
+
+    def _answered(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        self._answers[subject.decode()] = json.loads(payload)
+
+    def metadata(self, leader: str, leader_epoch: int, *, candidate: bool = False) -> None:
+        """What the image shows from now on; everybody has a lease."""
+        self._epoch += 1
+        status = PartitionStatus.CANDIDATE_FOUND if candidate else PartitionStatus.ONLINE
+        state = PartitionState(
+            KEY, NODES, frozenset(NODES), "" if candidate else leader, leader_epoch, self._epoch, status, 2,
+            candidate=leader if candidate else "", leaderships=leader_epoch if not candidate else leader_epoch - 1,
+            may_lead=frozenset(NODES),
+        )  # fmt: skip
+        live = {name: number for number, name in enumerate(NODES, 1)}
+        for node in self.nodes.values():
+            node.worker.update(state, live)
+            node.worker.feed(ev.MetadataHeard(clock.now_ns()))
+
+    def publish(self, payload: bytes) -> str:
+        """A message on the data subject; where its answer goes."""
+        inbox = f"_INBOX.{next(self._numbers)}"
+        for _, subject, sink in list(self._table):
+            if subject == SUBJECT:
+                sink(SUBJECT.encode(), inbox.encode(), payload, b"")
+        return inbox
+
+    def answer(self, inbox: str) -> dict[str, Any] | None:
+        return self._answers.get(inbox)
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Let both go on until ``holds``; every breach of the contract ends it."""
+        deadline = asyncio.get_running_loop().time() + 10
+        while not holds():
+            self.look()
+            assert asyncio.get_running_loop().time() < deadline, f"never: {what}"
+            await asyncio.sleep(0.001)
+        self.look()
+
+    def look(self) -> None:
+        """Raise what anybody has found, and what stopped a replica."""
+        if ContractBroken.seen:
+            raise ContractBroken.seen[0]
+        for node in self.nodes.values():
+            for error in (*node.errors, *node.bus.broken):
+                raise error
