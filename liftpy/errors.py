@@ -104,17 +104,6 @@ class LogTruncatedError(DataLossError):
         self.end_offset = end_offset
 
 
-class NotLeaderError(LiftError):
-    """The asked node does not lead; ``leader`` is the hint ('' when there is none)."""
-
-    code = "NOT_LEADER"
-    retryable = True
-
-    def __init__(self, text: str, leader: str = "") -> None:
-        super().__init__(text)
-        self.leader = leader
-
-
 class FencedError(LiftError):
     """An older incarnation or epoch spoke. Blame: the speaker; it must learn the new state first."""
 

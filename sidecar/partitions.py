@@ -185,7 +185,8 @@ class Partitions:
     def _following(self) -> list[PartitionKey]:
         """Who has waited longest for the places that are free: as many as there are, and none that is open or gone by now. A place that
         were given to such a one would be lost, and with the last of them everybody who waits."""
-        free, following = _OPENED_AT_ONCE - len(self._busy), []
+        following: list[PartitionKey] = []
+        free = _OPENED_AT_ONCE - len(self._busy)
         while self._deferred and len(following) < free:
             key = next(iter(self._deferred))
             del self._deferred[key]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tidy_names
 from tests.conftest import ONE_AT_A_TIME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +131,14 @@ def test_the_core_does_not_touch_the_world(path: Path) -> None:
         assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: the pure set may not import {name}"
 
 
+def test_what_calls_itself_pure_is() -> None:
+    calls_itself = [path for path in SOURCES if re.search(r"\bPure\b", ast.get_docstring(TREES[path]) or "")]
+    assert sum(not _module(path).startswith(PURE) for path in calls_itself) > 8
+    for path in calls_itself:
+        for name, line in _imports(TREES[path]):
+            assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: says that it is pure, and imports {name}"
+
+
 @every_source
 def test_nothing_is_pickled(path: Path) -> None:
     for name, line in _imports(TREES[path]):
@@ -176,6 +185,25 @@ def test_names_say_what_they_are(path: Path) -> None:
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ClassDef):
             assert not re.search(r"(Manager|Helper|Utils?)$", node.name), f"{path}:{node.lineno} {node.name}"
+
+
+MODULES = {_module(path): tree for path, tree in TREES.items()}
+
+
+def test_nothing_is_there_that_nobody_refers_to() -> None:
+    dead, listed = tidy_names.unreferenced(MODULES), set(tidy_names.UNREFERENCED)
+    assert not dead - listed, f"nobody refers to {sorted(dead - listed)}: remove it, or list it in tests/tidy_names.py"
+    assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
+
+
+def test_constructors_take_few_parameters() -> None:
+    wide, listed = tidy_names.wide_constructors(MODULES), set(tidy_names.WIDE_CONSTRUCTORS)
+    assert wide == listed, f"{sorted(wide ^ listed)}: over 8 parameters, or listed in tests/tidy_names.py and not so"
+
+
+def test_classes_have_few_attributes() -> None:
+    large, listed = tidy_names.large_classes(MODULES), set(tidy_names.LARGE_CLASSES)
+    assert large == listed, f"{sorted(large ^ listed)}: over 25 attributes, or listed in tests/tidy_names.py and not so"
 
 
 def test_the_top_level_is_as_given() -> None:

@@ -242,13 +242,6 @@ def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
     return b"".join(parts)
 
 
-def image_to_pb(image: ClusterImage, *, operations: bool = True) -> pb.Image:
-    """ClusterImage -> Image."""
-    message = _head_to_pb(image, operations)
-    message.streams.extend(stream_to_pb(image.streams[name]) for name in sorted(image.streams))
-    return message
-
-
 def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
     head = pb.Image(index=image.index, timeNs=image.time_ns, counters=counters_to_pb(image.counters))
     head.nodes.extend(node_to_pb(image.nodes[name]) for name in sorted(image.nodes))

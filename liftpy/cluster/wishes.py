@@ -55,11 +55,6 @@ class Wishes:
     def __len__(self) -> int:
         return len(self._first) + len(self._then)
 
-    @property
-    def is_out(self) -> bool:
-        """Whether a batch has been taken and not answered."""
-        return bool(self._out)
-
     def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
         """``request`` (of one of the kinds in ``batches.BATCHED``) waits to be taken."""
         kind = request.WhichOneof("request") or ""

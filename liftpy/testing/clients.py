@@ -146,7 +146,8 @@ class Reader:
         complaint = self.progress.complaint()
         check(complaint is not None, "R2", self.name, "can't take", error)
         liars = [name for name, sim_node in self.cluster.nodes.items() if sim_node.lost_data]
-        check(node in liars or (in_pieces and liars), "R3", self.name, "is sent by", node, "whose disk is fine", error)
+        check(node in liars or (in_pieces and bool(liars)), "R3", self.name, "is sent by", node, "whose disk is fine", error)
+        assert complaint is not None
         self._send(node, complaint, lambda answer: None)
 
     def _compare(self, asked: int, answer: ReadAnswer, handed_on: list[BatchSlice]) -> None:

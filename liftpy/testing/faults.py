@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.replica.events import NoticeReceived
@@ -87,7 +87,7 @@ _LASTING_S = (15.0, 60.0)
 _SHRINKS_S = 7.0
 
 
-def _bounds(rng: random.Random) -> dict[str, int]:
+def _bounds(rng: random.Random) -> dict[str, Any]:
     """Of what leaders have uncommitted and hold back, in bytes: so small that they are met, or those that come."""
     if rng.random() < 0.5:
         return {}
@@ -105,7 +105,7 @@ def _drags(seed: int) -> random.Random | None:
     return rng if rng.random() < _DRAG_SHARE else None
 
 
-def _slow_flushes(rng: random.Random | None) -> dict[str, float]:
+def _slow_flushes(rng: random.Random | None) -> dict[str, Any]:
     """The rule about slow disks, so quick that it is met; off in other plans, so that older seeds keep their histories."""
     if rng is None:
         return {"slow_flush_factor": 0.0}
@@ -203,11 +203,11 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
         while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
             node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
             drawn.append(Fault(int(at_s * S), kind, node, node, int(for_s * S), rng.random()))
-    rng = _drags(seed)
-    at_s = 1.0 if rng is not None else horizon_s
-    while rng is not None and (at_s := at_s + rng.expovariate(1 / _DRAG_GAP_S)) < horizon_s:
-        node, for_s = rng.choice(nodes), rng.choice((1.0, 4.0, 12.0))
-        drawn.append(Fault(int(at_s * S), DRAG, node, node, int(for_s * S), rng.random()))
+    drags = _drags(seed)
+    at_s = 1.0 if drags is not None else horizon_s
+    while drags is not None and (at_s := at_s + drags.expovariate(1 / _DRAG_GAP_S)) < horizon_s:
+        node, for_s = drags.choice(nodes), drags.choice((1.0, 4.0, 12.0))
+        drawn.append(Fault(int(at_s * S), DRAG, node, node, int(for_s * S), drags.random()))
     return drawn
 
 
@@ -349,7 +349,7 @@ def _toggle(cluster: Cluster, held: set[str] | set[tuple[str, str]], what: objec
     if what in held:
         return False
     held.add(what)  # type: ignore[arg-type]
-    cluster.clock.after(for_ns, lambda: held.discard(what))  # type: ignore[arg-type]
+    cluster.clock.after(for_ns, lambda: held.discard(what))
     return True
 
 

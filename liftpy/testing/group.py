@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from liftpy.cluster.accusations import Question, Said
 from liftpy.cluster.duties import MetadataDuties, joined
@@ -169,5 +170,5 @@ class Group:
             for request in self.duties.due(now_ns):
                 self.apply(request)
             for question in self.duties.questions():
-                self.ask(question, lambda testimony, question=question: self.duties.testified(question, testimony))
+                self.ask(question, partial(self.duties.testified, question))
         self.clock.after(_TICK_NS, self._tick)

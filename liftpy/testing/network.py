@@ -108,10 +108,6 @@ class Network:
         """A reconnect: what was on its way to the node is lost, the subscriptions are made again."""
         self._generation[node] += 1
 
-    def subscriber_count(self) -> int:
-        """How many subscriptions there are, for leak checks."""
-        return sum(map(len, self._subscriptions.values()))
-
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, sender: str, subject: str, message: Any) -> None:
         """To every subscriber that is known; no answer."""
@@ -137,7 +133,7 @@ class Network:
                 continue
             count += 1
             node, handler = subscription.node, subscription.handle
-            arrive = lambda n=node, h=handler: h(message, reply_to(n))  # type: ignore[misc]  # noqa: E731
+            arrive = lambda n=node, h=handler: h(message, reply_to(n))  # noqa: E731
             self._transmit(sender, node, subject, message, arrive)
         return count
 

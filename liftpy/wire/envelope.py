@@ -80,11 +80,6 @@ def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> b
     return head + _CRC.pack(crc32c.crc32c(payload)) + payload
 
 
-def looks_enveloped(frame: bytes) -> bool:
-    """Whether a publish begins with the magic number, so that it is worth ``decode``; anything else is plain bytes."""
-    return frame[:4] == MAGIC
-
-
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
     """Type and payload (a view into ``frame``) of an envelope; raise EnvelopeError for anything that is not one.
 

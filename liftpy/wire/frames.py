@@ -24,7 +24,6 @@ _LENGTH = struct.Struct(">I")
 _PIECE = struct.Struct(">QqIII")
 PIECE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + _PIECE.size
 RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
-RESPONSE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + RESPONSE_HEADER_SIZE_BYTES
 
 _TYPES: dict[type[Message], MessageType] = {
     client_pb2.Message: MessageType.PUBLISH,

@@ -152,7 +152,7 @@ class BusConnection(StrictConnection):
         if receiver is not None and not self._pending and self._is_up:
             receiver.transport.writelines(pieces)
             return
-        self._pending.extend(pieces)
+        self._pending.extend(pieces)  # type: ignore[arg-type]  # nats-py joins them, whatever they are
         self._pending_data_size += size_bytes + 1
         self._kick()
 
@@ -265,7 +265,7 @@ class BusConnection(StrictConnection):
     async def settled(self, timeout_s: float) -> None:
         """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""
         for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
-            await self.flush(timeout_s)
+            await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
     # ---- life ---------------------------------------------------------------------------------------------------------
     def on_reconnect(self, callback: Callable[[], None]) -> None:

@@ -219,9 +219,8 @@ class ReplicationService:
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Answer a fetch with the reason why it is not served."""
-        refusal = pb.ReplicationRefusal(
-            reason=effect.reason.value, leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset
-        )
+        refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
+        refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
         self._answer(effect.token, frames.encode(refusal))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:

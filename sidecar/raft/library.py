@@ -150,7 +150,7 @@ def settings(
     )
 
 
-class RaftCore(SyncObj):
+class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     """The library's node, driven by ticks, with commands as bytes."""
 
     def __init__(
@@ -253,7 +253,7 @@ class RaftCore(SyncObj):
 
     def hold_election(self, until: float) -> None:
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
-        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
+        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)  # type: ignore[has-type]
 
     def listens(self) -> None:
         """A turn begins. One that comes late, because the machine or this process had no time, is no silence of the leader: what came

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from nats.aio.client import Client
 
@@ -40,7 +41,10 @@ class Presence:
             if node_id not in self._asking and len(self._asking) < _AT_ONCE:
                 task = spawn(self._ask(node_id), f"looking for {node_id}")
                 self._asking[node_id] = task
-                task.add_done_callback(lambda _, node_id=node_id: self._asking.pop(node_id, None))
+                task.add_done_callback(partial(self._asked, node_id))
+
+    def _asked(self, node_id: str, _: object) -> None:
+        self._asking.pop(node_id, None)
 
     async def _ask(self, node_id: str) -> None:
         if await is_absent(self._connection, self._subjects, node_id):

@@ -30,7 +30,7 @@ _TRANSFER_S = 2.0
 """An election within this time after the leader has asked for it is one that it asked for."""
 
 
-class SessionTransport(Transport):
+class SessionTransport(Transport):  # type: ignore[misc]  # the library has no types
     """Makes of a lossy bus what the library needs: FIFO links that are up or down."""
 
     def __init__(

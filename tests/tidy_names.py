@@ -1,0 +1,151 @@
+"""What ``test_tidy`` knows of names: those that nobody refers to, constructors and classes that grow.
+
+An exception is listed here by name with its reason; one that is not needed any more has to go.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+
+MAX_PARAMETERS = 8
+MAX_ATTRIBUTES = 25
+
+_PYSYNCOBJ = "PySyncObj calls it"
+_SPARK = "Spark calls it"
+_CLICK = "click calls it"
+_READS_BACK = "the other direction of what is sent, for tests and peers"
+_CHECKS = "checks of the control plane, for tests and simulators"
+UNREFERENCED = {
+    "liftpy.client.iteration.Iteration.aclose": "async generators have it: whoever leaves a loop early calls it",
+    "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
+    "liftpy.cluster.checks.LeadershipHistory": _CHECKS,
+    "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
+    "liftpy.cluster.checks.check_image": _CHECKS,
+    "liftpy.cluster.checks.check_step": _CHECKS,
+    "liftpy.cluster.doors.BY_NOBODY_ELSE": "a row of the table; a test holds that every kind of request is in one",
+    "liftpy.log.arrow.to_arrow": "for applications that read files",
+    "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
+    "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
+    "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
+    "liftpy.spark.source.LiftStreamReader.getDefaultReadLimit": _SPARK,
+    "liftpy.spark.source.LiftStreamReader.initialOffset": _SPARK,
+    "liftpy.spark.source.LiftStreamReader.latestOffset": _SPARK,
+    "liftpy.spark.source.LiftStreamReader.prepareForTriggerAvailableNow": _SPARK,
+    "liftpy.spark.source.LiftStreamReader.reportLatestOffset": _SPARK,
+    "liftpy.testing.fake_node.FakeNode.add_stream": "for tests",
+    "liftpy.testing.fake_node.fake_node_in_thread": "for tests",
+    "liftpy.testing.run.run_seed": "the door of the simulator",
+    "liftpy.testing.run.shrink": "the simulator's command is in tests/",
+    "liftpy.testing.sim_replica.SimReplica.compact": "for scripts",
+    "liftpy.wire.batch.Record.header_values": "for applications",
+    "liftpy.wire.batch.restamp": "publishers' own batches, which nodes do not take yet",
+    "liftpy.wire.frames.decode_replication_piece": _READS_BACK,
+    "liftpy.wire.frames.decode_replication_response": _READS_BACK,
+    "liftpy.wire.frames.is_piece": _READS_BACK,
+    "sidecar.bus.connection.BusConnection.on_reconnect": "nats-py calls it",
+    "sidecar.bus.receiving.Receiver.data_received": "asyncio calls it",
+    "sidecar.cli.main._LazyGroup.format_commands": _CLICK,
+    "sidecar.cli.main._LazyGroup.get_command": _CLICK,
+    "sidecar.cli.main._LazyGroup.list_commands": _CLICK,
+    "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
+    "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
+    "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
+    "sidecar.raft.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
+    "sidecar.raft.journal.GroupJournal.setRaftCommitIndex": _PYSYNCOBJ,
+    "sidecar.raft.library._NoPickle.to_bytes": _PYSYNCOBJ,
+    "sidecar.raft.transport.SessionTransport.addNode": _PYSYNCOBJ,
+    "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
+}
+"""Name -> why it is there though nothing that is shipped refers to it."""
+
+WIDE_CONSTRUCTORS = {
+    "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
+    "liftpy.service.feeding.Feeder": "9: what a feed is made of",
+    "sidecar.raft.member.RaftMember": "12: three things in one, to be taken apart",
+    "sidecar.services.PartitionServices": "9: made in one place, by a worker",
+    "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
+}
+LARGE_CLASSES = {
+    "liftpy.config.ReplicationConfig": "settings, each by itself",
+    "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
+    "sidecar.node.Node": "the composition root: one attribute for each part",
+}
+
+
+def _is_command(node: ast.stmt) -> bool:
+    """Registered by its decorator: a command of the command line."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(isinstance(d, ast.Call) and re.search(r"\.(command|group)$", ast.unparse(d.func)) for d in decorators)
+
+
+def _defined(tree: ast.Module) -> list[str]:
+    """Functions, classes, constants of a module, and the methods of its classes, without special names."""
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not _is_command(node):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [target.id for target in targets if isinstance(target, ast.Name)]
+        if isinstance(node, ast.ClassDef):
+            methods = (m for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef))
+            found += [f"{node.name}.{method.name}" for method in methods]
+    return [name for name in found if not name.split(".")[-1].startswith("__")]
+
+
+def _referred(trees: Iterable[ast.Module]) -> set[str]:
+    """Every name that is read, by itself, as an attribute or as a string; importing it is no use of it."""
+    read = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                read.add(node.value)
+    return read
+
+
+def unreferenced(trees: Mapping[str, ast.Module]) -> set[str]:
+    """What none of the modules refers to. Methods of the simulator's shell are found by the name of their effect."""
+    read = _referred(trees.values())
+    effects = (node.name for node in trees["liftpy.replica.effects"].body if isinstance(node, ast.ClassDef))
+    by_name = {"SimReplica._" + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects}
+    return {
+        f"{module}.{name}"
+        for module, tree in trees.items()
+        for name in _defined(tree)
+        if name.split(".")[-1] not in read and name not in by_name
+    }
+
+
+def _classes(trees: Mapping[str, ast.Module]) -> list[tuple[str, ast.ClassDef]]:
+    found = ((module, node) for module, tree in trees.items() for node in ast.walk(tree))
+    return [(f"{module}.{node.name}", node) for module, node in found if isinstance(node, ast.ClassDef)]
+
+
+def wide_constructors(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Classes whose ``__init__`` takes more than MAX_PARAMETERS."""
+    wide = set()
+    for name, node in _classes(trees):
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                arguments = method.args
+                if len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1 > MAX_PARAMETERS:
+                    wide.add(name)
+    return wide
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    found = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
+    for inner in ast.walk(node):
+        stored = isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)
+        if stored and isinstance(inner.value, ast.Name) and inner.value.id == "self":
+            found.add(inner.attr)
+    return found
+
+
+def large_classes(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Classes with more than MAX_ATTRIBUTES."""
+    return {name for name, node in _classes(trees) if len(_attributes(node)) > MAX_ATTRIBUTES}
