@@ -16,6 +16,7 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.predecessor import DEFAULT_WAIT_S
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -28,6 +29,7 @@ logger = logging.getLogger("liftpy.membership")
 
 _REGISTER_TIMEOUT_S = 5.0
 _REGISTER_RETRY_S = 0.2
+_TAKEN_RETRY_S = 0.05
 _ANNOUNCE_EVERY = 25
 _IMAGE_WAIT_S = 0.02
 _MAX_WAITING = 64
@@ -78,6 +80,7 @@ class Membership:
         starts.tell(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
+        taken_until: float | None = None
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
             if response.error == pb.ControlResponse.OK:
@@ -88,6 +91,16 @@ class Membership:
                 return self.incarnation
             if response.error in _FINAL:
                 raise LiftError(f"the metadata group refuses this node: {response.detail}")
+            if response.error == pb.ControlResponse.EXISTS:
+                # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
+                # it is still stopping. This one has asked the bus for it: who is there now does not go.
+                taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
+                if time.monotonic() >= taken_until:
+                    raise FencedError(
+                        f"{response.detail}. Stop it, or start this one under another id, with a folder of its own"
+                    )
+                await asyncio.sleep(_TAKEN_RETRY_S)
+                continue
             if attempt % _ANNOUNCE_EVERY == 0:
                 logger.warning("not registered yet: %s", response.detail or "the metadata group does not answer")
             attempt += 1

@@ -17,7 +17,11 @@ READ_ONLY = frozenset({"barrier", "describeCluster", "describeStream", "heartbea
 
 def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
     """What ``request`` does to ``image`` at image time ``now_ns`` (ns since 1970; written down, never decided by)."""
-    draft = Draft(image, now_ns, rules)
+    return decide_on(Draft(image, now_ns, rules), request)
+
+
+def decide_on(draft: Draft, request: pb.ControlRequest) -> Decision:
+    """The same on a draft that was made for it."""
     match request.WhichOneof("request"):
         case "createStream":
             return streams.create_stream(draft, request.createStream)
@@ -52,9 +56,9 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
         case "barrier":
             return draft.done()
         case "describeCluster":
-            return draft.done(describe(image, request.describeCluster))
+            return draft.done(describe(draft.image, request.describeCluster))
         case "describeStream":
-            return Decision((), describe_stream(image, request.describeStream))
+            return Decision((), describe_stream(draft.image, request.describeStream))
         case "heartbeat":
             return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")

@@ -8,17 +8,22 @@ is kept over a change of the metadata leader; what matters is in the log.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, Question, Said
 from liftpy.cluster.batches import MAX_REQUESTS, SENT_TOGETHER, answer_of, batch_of
+from liftpy.cluster.draft import Rules
 from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.forecast import without_log
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
-from liftpy.config import ReplicationConfig
+from liftpy.cluster.starts import Descent, descent
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 
 Proposable = pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader | pb.ReportLeader
@@ -52,7 +57,14 @@ def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlRe
 class MetadataDuties:
     """Sessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
 
-    def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
+    def __init__(
+        self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
+    ) -> None:
+        self._rules = rules or Rules()
+        self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._in_log: set[bytes] = set()
+        """Ids of operations that were put into the log and are not applied yet."""
+        self._answered: Counter[str] = Counter()
         self._sessions = Sessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
         self._accusations = Accusations()
@@ -62,13 +74,14 @@ class MetadataDuties:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What came of the questions to accused leaders."""
-        return dict(self._accusations.counters)
+        """What came of the questions to accused leaders, and what was answered before anything was logged."""
+        return {**self._accusations.counters, **self._answered}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
         """This controller leads the group in ``term``, and ``image`` holds everything that was committed before."""
         self._leading = True
         self._image = image
+        self._in_log.clear()
         self._accusations.lead(term)
         self._preferred.lead(now_ns)
         self._sessions.lead(image, now_ns)
@@ -85,6 +98,7 @@ class MetadataDuties:
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """An entry was applied."""
         self._image = image
+        self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self._sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
 
@@ -94,8 +108,17 @@ class MetadataDuties:
         """The answer to a request that is not for the log, or None: it has to be proposed.
 
         ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
-        a description that need not be linearizable are answered here.
+        a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node
+        that runs, is refused.
         """
+        response = self._answer(request, image, now_ns, confirmed_ns)
+        if response is None:
+            response = self._forecast(request, image, now_ns, confirmed_ns)
+        return response
+
+    def _answer(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
         if not self._leading:
             return pb.ControlResponse(operationId=request.operationId, error=pb.ControlResponse.NOT_METADATA_LEADER)
         match request.WhichOneof("request"):
@@ -108,6 +131,9 @@ class MetadataDuties:
                 response = pb.ControlResponse()
             case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
+            case "registerNode" if refused := self._taken(request.registerNode, image, now_ns):
+                response = pb.ControlResponse(error=pb.ControlResponse.EXISTS, detail=refused)
+                self._answered["registrations in the place of a node that runs"] += 1
             case "describeCluster" if not request.linearizable:
                 response = describe(image, request.describeCluster)
             case "describeStream" if not request.linearizable:
@@ -130,12 +156,47 @@ class MetadataDuties:
         here.batch.SetInParent()
         rest = pb.ControlRequest(operationId=request.operationId, sender=request.sender)
         for item in request.batch.requests[:MAX_REQUESTS]:
-            answer = self.answer(item.request, image, now_ns, confirmed_ns)
+            answer = self._answer(item.request, image, now_ns, confirmed_ns)
             if answer is None:
                 rest.batch.requests.append(item)
             else:
                 here.batch.answers.append(answer_of(item.number, answer))
-        return here, rest if rest.HasField("batch") else None
+        if not rest.HasField("batch"):
+            return here, None
+        told = self._forecast(rest, image, now_ns, confirmed_ns)
+        return (here, rest) if told is None else (joined(here, told), None)
+
+    def _taken(self, request: pb.RegisterNode, image: ClusterImage, now_ns: int) -> str:
+        """Why the node can't be registered now: another process runs under its name. Whoever asks, asks again while it stops."""
+        known = image.nodes.get(request.nodeId)
+        if known is None or descent(known, request) in (Descent.SAME, Descent.OUTLIVED):
+            return ""
+        if not self._sessions.runs(request.nodeId, now_ns):
+            return ""
+        return (
+            f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
+            f"start {request.start} of folder {shown(request.folderId)} can't take its place before it has ended"
+        )
+
+    def _forecast(
+        self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
+    ) -> pb.ControlResponse | None:
+        """The answer to what would change nothing; None where the log has to say so."""
+        if not self._leading or now_ns - confirmed_ns > self._confirmed_within_ns or request.operationId in self._in_log:
+            return None
+        response = without_log(image, request, image.time_ns, self._rules)
+        if response is not None:
+            self._answered["control requests that change nothing"] += 1
+            response.operationId, response.index = request.operationId, image.index
+        return response
+
+    def logged(self, operation_id: bytes) -> None:
+        """The operation was put into the log: if it is asked for again before it is applied, the log answers."""
+        self._in_log.add(operation_id)
+
+    def not_logged(self, operation_id: bytes) -> None:
+        """It did not get there."""
+        self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:
         """Nodes whose heartbeats are late; ask for them on the bus, and say ``gone`` when nobody is there."""

@@ -87,7 +87,7 @@ class ClusterFsm:
             return image, (), _finish(decision.response, request.operationId, image.index)
         held = image.operations.get(request.operationId)
         if held is not None:
-            return image, (), _again(image, held)
+            return image, (), again(image, held)
         after, (records, response) = self._decide(image, request)
         answer = _finish(response, request.operationId, image.index)
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
@@ -97,9 +97,9 @@ class ClusterFsm:
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, Decision]:
         """The image after the request, and what was decided."""
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return image, refusal
+        refused = refusal(request)
+        if refused is not None:
+            return image, refused
         if request.HasField("batch"):
             after, records, response, failures = decide_batch(image, request.batch, image.time_ns, self.rules)
             self.failure_count += failures
@@ -107,14 +107,14 @@ class ClusterFsm:
         decision = decide(image, request, image.time_ns, self.rules)
         return replay_all(image, decision.records), decision
 
-    def _refusal(self, request: pb.ControlRequest) -> Decision | None:
-        if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
-            return refuse(
-                _ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}"
-            )
-        if request.timeNs >= MAX_TIME_NS:
-            return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
-        return None
+
+def refusal(request: pb.ControlRequest) -> Decision | None:
+    """Of what is no operation, whatever it asks for; None: it is one."""
+    if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
+        return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
+    if request.timeNs >= MAX_TIME_NS:
+        return refuse(_ERROR.INVALID, f"timeNs = {request.timeNs} is beyond the year 2262")
+    return None
 
 
 def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> bytes:
@@ -133,7 +133,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
     return short.SerializeToString(deterministic=True)
 
 
-def _again(image: ClusterImage, done: Operation) -> bytes:
+def again(image: ClusterImage, done: Operation) -> bytes:
     """The answer that the operation got; a stream that is still there is shown as it is now."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None

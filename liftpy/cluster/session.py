@@ -14,6 +14,11 @@ A node that is late is asked for on the bus (``overdue``). If the bus says that 
 its connection did), its session ends as soon as its lease has, and not ``session_s`` after its last heartbeat: what the rest
 of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
 leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
+
+Who registers takes the place of a process that has ended, never of one that runs (``runs``): as long as heartbeats come, and until
+the session has ended or the bus has said that nobody is there. That the one which runs is fenced proves nothing: whoever may speak for
+the node may say that it stops. The bus is asked at once when a place is wanted, so that a quick restart waits for little more than
+one heartbeat that does not come.
 """
 
 from __future__ import annotations
@@ -27,6 +32,10 @@ from liftpy.wire._pb import cluster_pb2 as pb
 DEFAULT_CONFIRMED_WITHIN_S = 0.4
 """Below the group's shortest election time-out, 0.5 s, by more than an answer's way back."""
 _LATE_AFTER_HEARTBEATS = 2
+_MISSED_AFTER_HEARTBEATS = 1.2
+"""Where the bus says that nobody is there, and only then."""
+_WANTED_NS = NS_PER_S
+"""For so long after a registration was refused the bus is asked for who has the place."""
 _DRIFT_SHARE = 50
 """1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
 _NEVER = -1
@@ -58,6 +67,12 @@ class _Session:
     """Of the last proposal about this node that the image has not answered yet."""
     ending: bool = False
     """FenceNode was proposed and may be applied at any time: no lease may be granted until the image shows it."""
+    beat_ns: int = _NEVER
+    """Of the last heartbeat of this incarnation to this metadata leader, fenced or not."""
+    absent: bool = False
+    """The bus has said that nobody is there, and no heartbeat has come since."""
+    wanted_ns: int = _NEVER
+    """When another process asked for its place last."""
 
 
 class Sessions:
@@ -67,6 +82,7 @@ class Sessions:
         self._session_ns = round(config.session_s * NS_PER_S)
         self._lease_ns = round(config.lease_s * NS_PER_S)
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
+        self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * config.heartbeat_s * NS_PER_S)
         self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
         self._retry_ns = self._session_ns // 2
         self._sessions: dict[str, _Session] = {}
@@ -118,7 +134,8 @@ class Sessions:
         if session.incarnation != incarnation:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
             return Lease(False, error=pb.ControlResponse.FENCED, detail=detail)
-        session.heard_ns = now_ns
+        session.heard_ns = session.beat_ns = now_ns
+        session.absent = False
         session.deadline_ns = now_ns + self._session_ns
         if session.fenced or session.ending:
             self._earliest_ns = now_ns
@@ -126,18 +143,33 @@ class Sessions:
         return Lease(True, self._lease_ns)
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Nodes whose heartbeats are late, while their sessions last: to be asked for on the bus."""
+        """Nodes whose heartbeats are late, or whose place is wanted, while their sessions last: to be asked for on the bus."""
         latest_ns = now_ns - self._late_ns
+        wanted_ns = max(now_ns - _WANTED_NS, 0)
         return [
             node_id
             for node_id, session in self._sessions.items()
-            if not (session.fenced or session.ending) and max(session.heard_ns, session.began_ns) < latest_ns
+            if not (session.fenced or session.ending)
+            and (max(session.heard_ns, session.began_ns) < latest_ns or session.wanted_ns >= wanted_ns)
         ]
+
+    def runs(self, node_id: str, now_ns: int) -> bool:
+        """Whether the process that is registered under the name runs, as far as is known; another one asks for its place."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return False
+        session.wanted_ns = now_ns
+        if not (session.fenced or session.absent):
+            return True
+        return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
 
     def gone(self, node_id: str) -> None:
         """The bus says that nobody listens for the node: its session ends with its lease, if no heartbeat comes before."""
         session = self._sessions.get(node_id)
-        if session is None or session.fenced:
+        if session is None:
+            return
+        session.absent = True
+        if session.fenced:
             return
         granted_ns = max(session.heard_ns, session.began_ns)
         session.deadline_ns = min(session.deadline_ns, granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)

@@ -63,6 +63,7 @@ class Cluster:
         self.group.watch = self._image_changed
         self.group.deliver = self._image_arrives
         self.group.ask = self._ask
+        self.group.look_for = self._look_for
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
@@ -89,6 +90,10 @@ class Cluster:
             answer(Said.ABSENT if said is NO_RESPONDERS else said)
 
         self.network.request("metadata", f"question.{question.node}", question, answered)
+
+    def _look_for(self, node: str, absent: Callable[[], None]) -> None:
+        """The metadata leader asks the bus for a node that is late, or whose place is wanted."""
+        self.network.request("metadata", f"status.{node}", "present?", lambda said: absent() if said is NO_RESPONDERS else None)
 
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.trace is not None:

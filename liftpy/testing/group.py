@@ -33,7 +33,7 @@ class Group:
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
         self.clock = clock
         self.fsm = ClusterFsm(elections=True)
-        self.duties = MetadataDuties(config)
+        self.duties = MetadataDuties(config, self.fsm.rules)
         self.images: list[ClusterImage] = [self.fsm.image]
         """Every image that there was, in order."""
         self.cut: set[str] = set()
@@ -51,6 +51,8 @@ class Group:
         self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
         self.ask: Callable[[Question, Callable[[Said], None]], None] = lambda question, answer: None
         """Puts a question on the bus."""
+        self.look_for: Callable[[str, Callable[[], None]], None] = lambda node, absent: None
+        """Asks the bus for a node; the callback is for "no responders"."""
         self.gate: Gate | None = None
         """Of a script: ``gate(node, what, arrive)`` True keeps what travels, ``arrive`` lets it in later."""
         self._index = 0
@@ -92,8 +94,13 @@ class Group:
         if request.HasField("batch"):
             here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
             response = here if rest is None else joined(here, self.apply(rest))
+            if rest is None:
+                self._count(request, response)
         else:
-            response = self.duties.answer(request, self.image, now_ns, now_ns) or self.apply(request)
+            answer = self.duties.answer(request, self.image, now_ns, now_ns)
+            response = self.apply(request) if answer is None else answer
+            if answer is not None:
+                self._count(request, answer)
         self._travel(node, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -114,7 +121,9 @@ class Group:
             self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
             return
         self.counters["batches"] += 1
-        for item, answer in zip(request.batch.requests, response.batch.answers, strict=True):
+        answers = {answer.number: answer for answer in response.batch.answers}
+        for item in request.batch.requests:
+            answer = answers[item.number]
             self.counters[f"{item.request.WhichOneof('request')} {pb.ControlResponse.Error.Name(answer.error)}"] += 1
 
     def new_operation_id(self) -> bytes:
@@ -171,4 +180,6 @@ class Group:
                 self.apply(request)
             for question in self.duties.questions():
                 self.ask(question, partial(self.duties.testified, question))
+            for node in self.duties.overdue(now_ns):
+                self.look_for(node, partial(self.duties.gone, node))
         self.clock.after(_TICK_NS, self._tick)

@@ -30,7 +30,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 if TYPE_CHECKING:
     from liftpy.testing.cluster import Cluster
 
-_REGISTER_RETRY_NS = 300 * MS
+_REGISTER_RETRY_NS = 100 * MS
 _RESTART_NS = 500 * MS
 _REPAIR_NS = 50 * MS
 _AWAITS_MORE = 0.8

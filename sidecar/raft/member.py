@@ -20,6 +20,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from liftpy.cluster.controller import READ_ONLY
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -96,7 +97,7 @@ class RaftMember:
         self._connection = connection
         self._subjects = subjects
         self._fsm = ClusterFsm(subjects.namespace, elections=elections)
-        self._duties = MetadataDuties(config)
+        self._duties = MetadataDuties(config, self._fsm.rules)
         nodes = InboxRule((subjects.inboxes(),))
         self._presence = Presence(connection, subjects, self._duties.gone)
         self._inquiry = Inquiry(connection, subjects, self._duties.testified)
@@ -355,7 +356,7 @@ class RaftMember:
             answer = self._duties.answer(request, self._fsm.image, clock.now_ns(), self._transport.confirmed_ns())
             if answer is not None:
                 return self._with_members(answer)
-        elif request.WhichOneof("request") in ("heartbeat", "reportLeader"):
+        elif request.WhichOneof("request") in ("heartbeat", "reportLeader", "registerNode"):
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
         return self._with_members(await self._order(request, timeout_s))
 
@@ -372,9 +373,12 @@ class RaftMember:
         if request.WhichOneof("request") == "electLeader":
             await ask_to_step_aside(self._connection, self._subjects, self._fsm.image, request.electLeader)
         request.timeNs = time.time_ns()
+        changes = request.WhichOneof("request") not in READ_ONLY
         command = request.SerializeToString()
         if len(command) >= MAX_APPEND_BYTES - 1:  # the library puts a byte in front
             return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
+        if changes:
+            self._duties.logged(request.operationId)
         try:
             answer, reason = await asyncio.wait_for(self._driver.propose(command), timeout_s)
         except TimeoutError:
@@ -383,6 +387,7 @@ class RaftMember:
             return frames.parse(answer, pb.ControlResponse)
         never = (FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.DISCARDED, FAIL_REASON.NOT_LEADER)
         if reason in never:
+            self._duties.not_logged(request.operationId)
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")
         return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader changed meanwhile")
 

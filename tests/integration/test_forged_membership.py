@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from conftest import close_bench, open_bench
 
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.sessions import _FRAME, _HELLO
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-async def bench(shared_cluster: Any) -> AsyncIterator[Any]:
-    opened = await open_bench(shared_cluster)
+async def bench(fragile_cluster: Any) -> AsyncIterator[Any]:
+    opened = await open_bench(fragile_cluster)
     yield opened
     await close_bench(opened)
 
@@ -54,3 +57,82 @@ async def test_hellos_in_the_names_of_members_end_no_session(bench: Any, stream_
         before.metadata_leader,
         [c.term for c in before.controllers],
     )
+
+
+async def ask_as(bench: Any, node: str, **request: Any) -> pb.ControlResponse:
+    """What the metadata leader answers to a request in the name of ``node``."""
+    inbox = f"liftpy.inbox.{node}.stranger"
+    answers = await bench.nc.subscribe(inbox)
+    asked = pb.ControlRequest(operationId=secrets.token_bytes(16), **request)
+    await bench.nc.publish(f"liftpy.control.node.{node}", frames.encode(asked), reply=inbox)
+    answer = frames.decode((await answers.next_msg(5)).data, pb.ControlResponse)
+    await answers.unsubscribe()
+    return answer
+
+
+async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, stream_name: str) -> None:
+    """Nor after it was said, in its name, that it stops."""
+    await bench.create(stream_name)
+    before = (await bench.client.describe_cluster()).image.nodes
+    index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
+    for node in ("n1", "n2", "n3"):
+        other = pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True)
+        refused = await ask_as(bench, node, registerNode=other)
+        assert refused.error == pb.ControlResponse.EXISTS, refused
+        assert f"node {node!r} runs as incarnation {before[node].incarnation}" in refused.detail
+        assert before[node].folder_id in refused.detail
+        assert "'somewhere else'" in refused.detail
+    assert (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index == index, "it was put into the log"
+    for node in ("n1", "n2", "n3"):
+        stopped = await ask_as(bench, node, fenceNode=pb.FenceNode(nodeId=node, incarnation=before[node].incarnation))
+        assert stopped.error == pb.ControlResponse.OK
+        refused = await ask_as(
+            bench, node, registerNode=pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=5)
+        )
+        assert refused.error == pb.ControlResponse.EXISTS, refused
+
+    async def back() -> bool:
+        nodes = (await bench.client.describe_cluster()).image.nodes
+        return not any(node.fenced for node in nodes.values())
+
+    await bench.until(back, "their sessions go on")
+    after = (await bench.client.describe_cluster()).image.nodes
+    assert {name: node.incarnation for name, node in after.items()} == {name: node.incarnation for name, node in before.items()}
+    assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]
+    assert all(node.running for node in bench.cluster.nodes.values())
+
+
+async def test_requests_that_cannot_succeed_cost_the_journal_nothing(bench: Any, stream_name: str) -> None:
+    stream = await bench.create(stream_name)
+    journals = [bench.cluster.data / node / "raft" / "journal" for node in bench.cluster.nodes]
+
+    async def answered() -> int:
+        reports = [await bench.client.node_status(node) for node in bench.cluster.nodes]
+        return sum(report["counters"].get("metadata: control requests that change nothing", 0) for report in reports)
+
+    before = await answered()
+    sizes = [path.stat().st_size for path in journals]
+    wrong: list[tuple[str, dict[str, Any], int]] = [
+        ("control.admin", {"createStream": pb.CreateStream(name="x" * 900, subject="shop.x")}, pb.ControlResponse.INVALID),
+        ("control.admin", {"createStream": pb.CreateStream(name=stream_name, subject="shop.x")}, pb.ControlResponse.EXISTS),
+        ("control.admin", {"deleteStream": pb.DeleteStream(name="nobody")}, pb.ControlResponse.NOT_FOUND),
+        ("control.admin", {"removeNode": pb.RemoveNode(nodeId="n1")}, pb.ControlResponse.INVALID),
+        ("control.node.n1", {"fenceNode": pb.FenceNode(nodeId="n1", incarnation=9999)}, pb.ControlResponse.FENCED),
+        (
+            "control.node.n1",
+            {"changeIsr": pb.ChangeIsr(stream=stream_name, uid=stream.uid, leader="n1", leaderEpoch=9999, isr=["n1"])},
+            pb.ControlResponse.STALE,
+        ),
+    ]
+    inboxes = {"control.admin": "_INBOX.stranger", "control.node.n1": "liftpy.inbox.n1.stranger"}
+    answers = {door: await bench.nc.subscribe(inbox) for door, inbox in inboxes.items()}
+    for door, request, error in wrong:
+        for _ in range(50):
+            asked = pb.ControlRequest(operationId=secrets.token_bytes(16), **request)
+            await bench.nc.publish(f"liftpy.{door}", frames.encode(asked), reply=inboxes[door])
+        for _ in range(50):
+            answer = frames.decode((await answers[door].next_msg(5)).data, pb.ControlResponse)
+            assert answer.error == error, answer
+    assert await answered() == before + 300
+    assert [path.stat().st_size for path in journals] == sizes
+    assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from liftpy.cluster.fsm import ClusterFsm
+from google.protobuf.message import DecodeError
+
+from liftpy.cluster.forecast import without_log
+from liftpy.cluster.fsm import MAX_TIME_NS, ClusterFsm
 from liftpy.cluster.image import PartitionImage
+from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
+from liftpy.cluster.records import OperationDone
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MS = 1_000_000
 SECOND = 1000 * MS
+_BY_THEMSELVES = ("createStream", "deleteStream", "registerNode", "fenceNode", "unfenceNode", "removeNode", "changeIsr")
 Error = pb.ControlResponse
 
 
@@ -36,7 +42,32 @@ class Driver:
 
     def apply(self, entry: bytes) -> pb.ControlResponse:
         self.log.append(entry)
-        return pb.ControlResponse.FromString(self.fsm.apply(entry, len(self.log)))
+        foretold = self._foretold(entry)
+        response = pb.ControlResponse.FromString(self.fsm.apply(entry, len(self.log)))
+        self._compare(foretold, response)
+        return response
+
+    def _foretold(self, entry: bytes) -> tuple[pb.ControlRequest, pb.ControlResponse | None] | None:
+        try:
+            request = pb.ControlRequest.FromString(entry)
+        except DecodeError:
+            return None
+        return request, without_log(self.fsm.image, request, request.timeNs, self.fsm.rules)
+
+    def _compare(
+        self, foretold: tuple[pb.ControlRequest, pb.ControlResponse | None] | None, response: pb.ControlResponse
+    ) -> None:
+        """Whatever a test asks for: what is said to change nothing changes nothing and is answered so; and of what decides by itself
+        alone (an election may be begun and found to be impossible) nothing else is."""
+        if foretold is None or self.fsm.failure_count:
+            return
+        request, answer = foretold
+        changed = [record for record in self.fsm.last_records if not isinstance(record, OperationDone)]
+        if answer is not None:
+            assert not changed, (request, answer)
+            assert not request.operationId or _said(answer) == _said(response), request
+        elif request.WhichOneof("request") in _BY_THEMSELVES and len(request.operationId) == OPERATION_ID_SIZE_BYTES:
+            assert changed or request.timeNs >= MAX_TIME_NS, request
 
     def register(self, node: str, **fields: Any) -> pb.ControlResponse:
         return self.ask(registerNode=pb.RegisterNode(nodeId=node, **fields))
@@ -75,3 +106,11 @@ class Driver:
 
     def delete(self, name: str) -> pb.ControlResponse:
         return self.ask(deleteStream=pb.DeleteStream(name=name))
+
+
+def _said(response: pb.ControlResponse) -> pb.ControlResponse:
+    """Without what says where it was made."""
+    copy = pb.ControlResponse()
+    copy.CopyFrom(response)
+    copy.operationId, copy.index = b"", 0
+    return copy

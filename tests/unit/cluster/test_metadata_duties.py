@@ -83,8 +83,7 @@ def test_what_is_not_for_the_log_is_answered_at_once(linearizable: bool) -> None
     assert (described is None) == linearizable
     for logged in (
         pb.ControlRequest(barrier=pb.Barrier()),
-        pb.ControlRequest(reportPromotion=pb.ReportPromotion(finished=True)),
-        pb.ControlRequest(),
+        pb.ControlRequest(createStream=pb.CreateStream(name="more", subject="shop.more")),
     ):
         assert led.duties.answer(logged, led.image, 0, 0) is None
     progress = pb.ControlRequest(reportPromotion=pb.ReportPromotion(stream="orders"))

@@ -148,3 +148,29 @@ def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_gran
     assert sessions.due(START + 1530 * MS - 1) == []
     assert [p.nodeId for p in sessions.due(START + 1530 * MS)] == ["b"]
     sessions.gone("stranger")
+
+
+def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Driver, sessions: Sessions) -> None:
+    assert not sessions.runs("stranger", START)
+    assert sessions.runs("a", START), "it has registered, and nobody has said that it is gone"
+    assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
+    assert sessions.overdue(START + 1002 * MS) == ["a", "b"], "late as they are"
+    beat(sessions, driver, "a", START + 100 * MS)
+    sessions.gone("a")
+    assert sessions.runs("a", START + 400 * MS), "one heartbeat may be on its way"
+    assert not sessions.runs("a", START + 401 * MS)
+    beat(sessions, driver, "a", START + 420 * MS)
+    assert sessions.runs("a", START + 5000 * MS), "it has been heard since: its session has to end first"
+    driver.fence("a")
+    sessions.image_changed(driver.fsm.image, START + 5000 * MS)
+    assert not sessions.runs("a", START + 5000 * MS)
+    beat(sessions, driver, "a", START + 5100 * MS)
+    assert sessions.runs("a", START + 5600 * MS), "somebody else had said that it stops"
+    assert not sessions.runs("a", START + 5601 * MS)
+
+
+def test_a_new_metadata_leader_takes_nobody_for_gone_by_itself(driver: Driver, sessions: Sessions) -> None:
+    sessions.lead(driver.fsm.image, START + 9000 * MS)
+    assert sessions.runs("b", START + 9000 * MS)
+    sessions.gone("b")
+    assert not sessions.runs("b", START + 9001 * MS)

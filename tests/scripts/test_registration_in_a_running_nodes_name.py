@@ -1,0 +1,97 @@
+"""Somebody registers in the name of a node that runs, with a folder of its own: a copy beside the original, a tool, a stranger.
+
+Taken, the registration would end the process that runs: three of them would end a whole cluster. So the metadata leader takes none
+as long as the node's heartbeats come, whatever else is said in its name, that it stops included, and puts nothing into the log. A
+process that was killed costs its successor little more than a heartbeat, and not its place in the ISR.
+
+Shows C12, S15, L1.
+"""
+
+from __future__ import annotations
+
+from liftpy.testing.clock import MS
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.scripts.stage import Stage
+
+
+def forge(s: Stage, node: str) -> list[pb.ControlResponse]:
+    """A registration in the name of ``node`` is on its way; what is answered."""
+    answers: list[pb.ControlResponse] = []
+    registration = pb.RegisterNode(nodeId=node, folderId="another", start=9, nonce=99, cleanStop=True, flushedAlways=True)
+    request = pb.ControlRequest(operationId=s.cluster.group.new_operation_id(), registerNode=registration)
+    s.cluster.group.propose(node, request, lambda answer: answers.append(answer) if answer else None)
+    return answers
+
+
+def test_a_node_that_runs_is_not_deposed() -> None:
+    with Stage() as s:
+        s.publish(3)
+        for node in ("n1", "n2", "n3"):
+            index = s.cluster.group.image.index
+            answers = forge(s, node)
+            s.until(lambda answers=answers: bool(answers))
+            assert answers[0].error == pb.ControlResponse.EXISTS
+            assert f"node {node!r} runs as incarnation" in answers[0].detail
+            assert s.cluster.group.image.index == index
+        s.publish(3)
+        assert s.counted("deposed by another registration") == 0
+        assert s.isr == {"n1", "n2", "n3"}
+
+
+def test_nor_after_it_was_said_in_its_name_that_it_stops() -> None:
+    with Stage() as s:
+        node = s.followers[0]
+        s.run(1.0)
+        known = s.cluster.group.image.nodes[node]
+        said = pb.ControlRequest(fenceNode=pb.FenceNode(nodeId=node, incarnation=known.incarnation))
+        s.cluster.group.propose(node, said, lambda answer: None)
+        s.until(lambda: s.cluster.group.image.nodes[node].fenced)
+        answers = forge(s, node)
+        s.until(lambda: bool(answers))
+        assert answers[0].error == pb.ControlResponse.EXISTS
+        s.until(lambda: not s.cluster.group.image.nodes[node].fenced)
+        s.publish(1)
+        assert s.cluster.group.image.nodes[node].incarnation == known.incarnation
+
+
+def test_nor_under_a_metadata_leader_that_has_heard_nothing_of_it_yet() -> None:
+    with Stage() as s:
+        s.publish(1)
+        s.metadata_down()
+        s.run(0.5)
+        s.metadata_up()
+        answers = forge(s, "n2")
+        s.until(lambda: bool(answers))
+        assert answers[0].error == pb.ControlResponse.EXISTS
+        assert s.counted("deposed by another registration") == 0
+
+
+def test_who_was_killed_is_replaced_after_little_more_than_a_heartbeat_and_keeps_its_place() -> None:
+    with Stage() as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        for _ in range(3):
+            before = s.cluster.group.image.nodes[c].incarnation
+            s.crash(c)
+            began_ns = s.cluster.clock.now_ns
+            s.start(c)
+            s.until(lambda before=before: s.cluster.group.image.nodes[c].incarnation > before)
+            assert s.cluster.clock.now_ns - began_ns < 500 * MS
+            s.always(lambda: s.isr == {a, b, c}, 1.0)
+
+
+def test_one_that_stands_still_is_replaced_when_its_session_has_ended() -> None:
+    """Silence proves nothing before."""
+    with Stage() as s:
+        c = s.followers[-1]
+        s.run(1.0)
+        s.pause(c)
+        answers = forge(s, c)
+        s.until(lambda: bool(answers))
+        assert answers[0].error == pb.ControlResponse.EXISTS
+        s.until(lambda: s.cluster.group.image.nodes[c].fenced)
+        answers = forge(s, c)
+        s.until(lambda: bool(answers))
+        assert answers[0].error == pb.ControlResponse.OK
+        s.resume(c)

@@ -1,0 +1,123 @@
+"""What would change nothing is answered before it is logged, by the metadata leader that a majority has just confirmed.
+
+That the answers are those of the log is looked at wherever a test of decisions asks for something (``cluster_driver``)."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.forecast import without_log
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+
+ID = b"sixteen bytes id"
+CREATE = pb.CreateStream(name="more", subject="shop.more")
+
+
+def leading(driver: Driver) -> MetadataDuties:
+    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+    duties.lead(driver.fsm.image, 0, 1)
+    return duties
+
+
+@pytest.fixture
+def driver() -> Driver:
+    made = Driver(("a", "b", "c"))
+    made.create(partitions=2)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (pb.ControlRequest(createStream=pb.CreateStream(name="orders", subject="shop.other")), Error.EXISTS),
+        (pb.ControlRequest(createStream=pb.CreateStream(name="bad name", subject="shop.other")), Error.INVALID),
+        (pb.ControlRequest(createStream=pb.CreateStream(name="x", subject="shop.orders")), Error.INVALID),
+        (pb.ControlRequest(createStream=pb.CreateStream(name="x", subject="y", replicationFactor=9)), Error.NOT_ENOUGH_NODES),
+        (pb.ControlRequest(deleteStream=pb.DeleteStream(name="none")), Error.NOT_FOUND),
+        (pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="a")), Error.INVALID),
+        (pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="z")), Error.NOT_FOUND),
+        (pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="bad name")), Error.INVALID),
+        (pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="a", incarnation=99)), Error.FENCED),
+        (pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="orders", uid="gone", leader="a", isr=["a"])), Error.NOT_FOUND),
+        (pb.ControlRequest(electLeader=pb.ElectLeader(stream="none")), Error.NOT_FOUND),
+        (pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders"), operationId=b"short"), Error.INVALID),
+        (pb.ControlRequest(), Error.INVALID),
+    ],
+    ids=lambda value: value.WhichOneof("request") if isinstance(value, pb.ControlRequest) else "",
+)
+def test_what_cannot_succeed_is_answered_here_and_counted(driver: Driver, request_: pb.ControlRequest, error: int) -> None:
+    duties = leading(driver)
+    for number in range(300):
+        answer = duties.answer(request_, driver.fsm.image, 0, 0)
+        assert answer is not None
+        assert answer.error == error, answer
+        assert answer.detail, number
+    assert duties.counters["control requests that change nothing"] == 300
+
+
+def test_what_changes_something_is_for_the_log(driver: Driver) -> None:
+    duties = leading(driver)
+    for request in (
+        pb.ControlRequest(createStream=CREATE),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
+        pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d")),
+        pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))),
+        pb.ControlRequest(barrier=pb.Barrier()),
+        pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True),
+    ):
+        assert duties.answer(request, driver.fsm.image, 0, 0) is None
+
+
+def test_a_leader_that_may_be_none_any_more_leaves_it_to_the_log(driver: Driver) -> None:
+    duties = leading(driver)
+    wrong = pb.ControlRequest(deleteStream=pb.DeleteStream(name="none"))
+    assert duties.answer(wrong, driver.fsm.image, 400 * MS, 0) is not None
+    assert duties.answer(wrong, driver.fsm.image, 400 * MS + 1, 0) is None
+
+
+def test_an_operation_that_is_in_the_log_is_answered_by_it(driver: Driver) -> None:
+    """It has been asked for once, is not applied yet, and may well succeed: nobody must be told that it did not."""
+    duties = leading(driver)
+    delete = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="more"))
+    duties.logged(ID)  # behind a creation that is not applied either
+    assert duties.answer(delete, driver.fsm.image, 0, 0) is None
+    driver.create("more")
+    driver.ask(ID, deleteStream=pb.DeleteStream(name="more"))
+    duties.image_changed(driver.fsm.image, 0)
+    again = duties.answer(delete, driver.fsm.image, 0, 0)
+    assert again is not None
+    assert again.error == Error.OK, "what it was answered the first time"
+    duties.logged(b"another id here.")
+    duties.not_logged(b"another id here.")
+    lost = pb.ControlRequest(operationId=b"another id here.", deleteStream=pb.DeleteStream(name="more"))
+    assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
+
+
+def test_a_batch_is_logged_as_a_whole_if_one_of_its_requests_changes_something(driver: Driver) -> None:
+    good = driver.isr_request(["a", "b"])
+    stale = driver.isr_request(["a", "b"], number=1)
+    stale.epoch += 7
+
+    def batch(*changes: pb.ChangeIsr) -> pb.ControlRequest:
+        items = [pb.BatchedRequest(number=n, request=pb.ControlRequest(changeIsr=change)) for n, change in enumerate(changes)]
+        return pb.ControlRequest(operationId=ID, batch=pb.Batch(requests=items))
+
+    duties = leading(driver)
+    here, rest = duties.divide(batch(stale, stale), driver.fsm.image, 0, 0)
+    assert rest is None
+    assert [(answer.number, answer.error) for answer in here.batch.answers] == [(0, Error.STALE), (1, Error.STALE)]
+    here, rest = duties.divide(batch(stale, good), driver.fsm.image, 0, 0)
+    assert rest is not None
+    assert len(rest.batch.requests) == 2
+    assert not here.batch.answers
+
+
+def test_a_bug_in_a_decision_is_shown_by_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("liftpy.cluster.decisions.streams.create_stream", broken)
+    assert without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
