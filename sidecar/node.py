@@ -38,6 +38,7 @@ from sidecar.deletions import Deletions
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import open_count, raise_limit
 from sidecar.disk.files import OpenMaps
+from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
 from sidecar.flush_times import NodeFlushTimes
@@ -115,6 +116,7 @@ class Node:
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
+        self._try_out_flushes(folder)
         self._identity = identity = Identity(folder, settings.node_id)
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
@@ -153,6 +155,15 @@ class Node:
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _try_out_flushes(self, folder: DataFolder) -> None:
+        """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
+
+        def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
+            if not probing.cancelled():  # by a stop, before its turn
+                self._flush_place.tried_out(probing.result())
+
+        asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder.path).add_done_callback(tried_out)
 
     def _look_at_rights(self, links: Links) -> None:
         for link in links.all():

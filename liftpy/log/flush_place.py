@@ -5,17 +5,24 @@ long behind a flush on the loop. A disk is not asked what it is; what it takes i
 node together.
 
 Algorithm. In a thread at first. There a flush of at most ``SHORT_S`` adds a point, another one takes ``_MISS`` away: flushing
-moves to the loop when there are enough. On the loop one flush of ``LONG_S`` moves it back at once, and so does an average
-above ``SLOW_S``. If that happens within ``_TRUSTED`` flushes, twice as many points are wanted for the next time, up to
-``_MOST_POINTS``. Even while short ones run on the loop, a flush goes to a thread if it is of much, if it seals a segment (that
-writes an index and flushes a folder), or if more than ``MOST_WAITING`` logs want theirs in the same turn of the loop: those
-then flush side by side.
+moves to the loop when there are enough. A node that starts tries out some short flushes before anybody waits for one, in a
+thread (``PROBES``: as many as there are points wanted); they count by the same rule. On the loop one flush of ``LONG_S`` moves it
+back at once, and so does an average above ``SLOW_S``. If that happens within ``_TRUSTED`` flushes, twice as many points are wanted
+for the next time, up to ``_MOST_POINTS``. Even while short ones run on the loop, a flush goes to a thread if it is of much, if it
+seals a segment (that writes an index and flushes a folder), or if more than ``MOST_WAITING`` logs want theirs in the same turn of
+the loop: those then flush side by side.
 
-Worked example: a disk takes 0.1 ms. After 32 flushes they run on the loop. One takes 30 ms: so long the loop stands still,
-once, and the next 64 flushes, or more if some of them are not short, run in threads.
+Bound. A disk that is slow half of the time has 32 points once in 10^9 flushes; one that is slow for a fifth of them soon has. It
+costs the loop one flush as long as they take, or a few shorter ones, and after the n-th such error in a row at least 32 * 2^n
+flushes (512 at most) run in threads before the next can happen.
+
+Worked example: a disk takes 0.1 ms. The 32 flushes that the start tries out take 3 ms, and the first publish is flushed on the loop.
+One takes 30 ms: so long the loop stands still, once, and the next 64 flushes, or more if some of them are not short, run in threads.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 SHORT_S = 0.001
 """A flush of at most this is short: about what a hand-over costs on a busy machine."""
@@ -28,6 +35,8 @@ LARGE_BYTES = 64 * 1024
 MOST_WAITING = 4
 """Flushes on the loop in one turn of it."""
 _FEWEST_POINTS, _MOST_POINTS = 32, 512
+PROBES = _FEWEST_POINTS
+"""Flushes that a start tries out, at most: flushing begins on the loop if all of them are short."""
 _MISS = 3
 _TRUSTED = 1024
 _WEIGHT = 1 / 32
@@ -45,6 +54,10 @@ class FlushPlace:
         self.done_on_loop = 0
         """Flushes, ever."""
         self.done_in_thread = 0
+        self.probed = 0
+        """Flushes that the start of the node has tried out."""
+        self.probes_failed = 0
+        """1: it could not."""
         self.moves = 0
         """How often the place has changed."""
         self._points = 0
@@ -72,7 +85,18 @@ class FlushPlace:
     def took_in_thread(self, took_s: float, size_bytes: int) -> None:
         """A flush of ``size_bytes`` has taken ``took_s`` in a thread. One of much says nothing of short ones."""
         self.done_in_thread += 1
-        if self.on_loop or size_bytes > LARGE_BYTES:
+        if size_bytes <= LARGE_BYTES:
+            self._count(took_s)
+
+    def tried_out(self, times_s: Sequence[float] | None) -> None:
+        """Short flushes took so long, in a thread, where nobody waited for them; None: they failed, which says nothing."""
+        self.probes_failed += times_s is None
+        for took_s in times_s or ():
+            self.probed += 1
+            self._count(took_s)
+
+    def _count(self, took_s: float) -> None:
+        if self.on_loop:
             return
         self._points = self._points + 1 if took_s <= SHORT_S else max(self._points - _MISS, 0)
         if self._points >= self._wanted_points:
@@ -86,4 +110,6 @@ class FlushPlace:
             "done_on_loop": self.done_on_loop,
             "done_in_thread": self.done_in_thread,
             "moves": self.moves,
+            "probed": self.probed,
+            "probes_failed": self.probes_failed,
         }

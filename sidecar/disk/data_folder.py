@@ -2,6 +2,7 @@
 
 <data>/lock                                       one process per folder [S10]
 <data>/node                                       node id, incarnation, clean-stop marker, the starts; checksummed, replaced atomically
+<data>/flush-probe.tmp                            while a start tries out what a flush takes; of no meaning afterwards
 <data>/raft/                                      the metadata group's own
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
 """

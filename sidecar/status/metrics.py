@@ -107,6 +107,7 @@ class NodeCollector(Collector):
         done = CounterMetricFamily("liftpy_log_flushes_by_place", "Flushes of logs, by where they ran.", labels=["place"])
         done.add_metric(["loop"], place["done_on_loop"])
         done.add_metric(["thread"], place["done_in_thread"])
+        done.add_metric(["tried out"], place["probed"])
         yield done
 
     def _nats(self, nats: dict[str, Any]) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from liftpy.log.flush_place import LARGE_BYTES, LONG_S, MOST_WAITING, SHORT_S, SLOW_S, FlushPlace
+from liftpy.log.flush_place import LARGE_BYTES, LONG_S, MOST_WAITING, PROBES, SHORT_S, SLOW_S, FlushPlace
 
 FAST_S = SHORT_S / 5
 
@@ -41,7 +41,49 @@ def test_it_begins_in_threads_and_moves_after_a_run_of_short_flushes() -> None:
     assert not place.takes(100, False)
     assert in_thread(place, FAST_S, 1000) == 32
     assert place.takes(100, False)
-    assert place.report() == {"on_loop": True, "done_on_loop": 0, "done_in_thread": 32, "moves": 1}
+    done = {"on_loop": True, "done_on_loop": 0, "done_in_thread": 32, "moves": 1}
+    assert place.report() == {**done, "probed": 0, "probes_failed": 0}
+
+
+def test_where_all_that_a_start_tries_out_is_short_the_first_flush_of_a_log_runs_on_the_loop() -> None:
+    place = FlushPlace()
+    place.tried_out([SHORT_S] * PROBES)
+    assert place.takes(100, False)
+    done = {"on_loop": True, "done_on_loop": 0, "done_in_thread": 0, "moves": 1}
+    assert place.report() == {**done, "probed": PROBES, "probes_failed": 0}
+
+
+def test_what_a_start_tries_out_counts_by_the_same_rule() -> None:
+    place = FlushPlace()
+    place.tried_out([FAST_S] * 10 + [SHORT_S * 2] + [FAST_S] * (PROBES - 11))
+    assert in_thread(place, FAST_S, 1000) == 32 - (10 - 3) - (PROBES - 11)
+    fewer = FlushPlace()
+    fewer.tried_out([FAST_S] * 20)
+    assert in_thread(fewer, FAST_S, 1000) == 12
+
+
+def test_trying_out_in_vain_says_nothing() -> None:
+    place = FlushPlace()
+    place.tried_out(None)
+    assert place.report()["probes_failed"] == 1
+    assert in_thread(place, FAST_S, 1000) == 32
+
+
+def test_who_is_on_the_loop_already_stays(place: FlushPlace) -> None:
+    place.tried_out([1.0] * PROBES)
+    place.tried_out([FAST_S] * PROBES)
+    assert place.on_loop
+    assert place.report()["moves"] == 1
+
+
+def test_a_disk_that_is_slow_half_of_the_time_never_moves_however_often_its_node_starts() -> None:
+    rng = random.Random(3)
+    for _ in range(3000):
+        place = FlushPlace()
+        place.tried_out([FAST_S if rng.random() < 0.5 else 0.005 for _ in range(PROBES)])
+        for _ in range(50):
+            place.took_in_thread(FAST_S if rng.random() < 0.5 else 0.005, 100)
+        assert not place.report()["moves"]
 
 
 @pytest.mark.parametrize("took_s", [SHORT_S * 1.01, 0.01, 1.0])

@@ -88,6 +88,7 @@ def test_metrics_show_where_flushes_run() -> None:
     while not place.on_loop:
         place.took_in_thread(0.0, 0)
     place.took_on_loop(0.0)
+    place.tried_out([0.0, 0.0])
     families = NodeCollector(unused)._flush_place(place.report())
     shown = {(s.name, s.labels.get("place", "")): s.value for family in families for s in family.samples}
     assert shown == {
@@ -95,4 +96,5 @@ def test_metrics_show_where_flushes_run() -> None:
         ("liftpy_log_flush_moves_total", ""): 1,
         ("liftpy_log_flushes_by_place_total", "loop"): 1,
         ("liftpy_log_flushes_by_place_total", "thread"): 32,
+        ("liftpy_log_flushes_by_place_total", "tried out"): 2,
     }

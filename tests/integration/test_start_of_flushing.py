@@ -1,0 +1,96 @@
+"""A node that starts tries out what a flush takes: nobody waits for that, whatever it says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.log.flush_place import PROBES
+from sidecar import node
+from sidecar.disk.flush_probe import PROBE_NAME
+from sidecar.embedded import NatsServer
+from sidecar.node import Node
+from sidecar.settings import NodeSettings
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
+    monkeypatch.setattr(node, "leave_the_process_in", lambda _: None)
+    return NodeSettings("n1", tmp_path / "n1", nats=(server.url,), controllers=("n1",), namespace=f"t{time.monotonic_ns()}")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def stop(running: Node) -> None:
+    running.request_stop(hand_over=False)
+    assert await running.stop() == 0
+
+
+async def test_on_a_fast_disk_flushing_begins_on_the_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, bool]] = []
+
+    def fast(folder: Path) -> list[float]:
+        asked.append((folder, threading.current_thread() is threading.main_thread()))
+        return [0.0001] * PROBES
+
+    monkeypatch.setattr(node, "probe_flushes", fast)
+    running = Node(settings)
+    await running.start()
+    assert running.status.reporter is not None
+    assert running.status.reporter.report()["flush_place"]["on_loop"] is True
+    assert asked == [(settings.data, False)]
+    await stop(running)
+
+
+async def test_what_is_tried_out_is_told_and_leaves_nothing(settings: NodeSettings) -> None:
+    running = Node(settings)
+    await running.start()
+    await until(lambda: running._flush_place.probed)
+    assert running._flush_place.probed <= PROBES
+    assert not (settings.data / PROBE_NAME).exists()
+    await stop(running)
+
+
+async def test_a_disk_that_hangs_there_delays_no_start(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def hanging(folder: Path) -> list[float]:
+        assert gate.wait(60)
+        return [60.0]
+
+    monkeypatch.setattr(node, "probe_flushes", hanging)
+    running = Node(settings)
+    try:
+        await asyncio.wait_for(running.start(), 30)
+        assert running._flush_place.probed == 0
+    finally:
+        gate.set()
+    await until(lambda: running._flush_place.probed)
+    assert not running._flush_place.on_loop
+    await stop(running)
+
+
+async def test_a_disk_that_refuses_ends_nothing(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "probe_flushes", lambda folder: None)
+    running = Node(settings)
+    await running.start()
+    await until(lambda: running._flush_place.probes_failed)
+    assert running._failure is None
+    await stop(running)
