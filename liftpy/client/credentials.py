@@ -7,8 +7,6 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-import nkeys
-
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import check_inbox_prefixes
 from liftpy.wire.subjects import check_speaker
@@ -109,6 +107,8 @@ def _check_creds(path: str) -> None:
 
 
 def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
+    import nkeys  # with a library of cryptography below it: who has no seed does not wait for that
+
     try:
         pair = nkeys.from_seed(bytearray(seed.strip()))
         is_user = pair.public_key.startswith(b"U")

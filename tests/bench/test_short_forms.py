@@ -47,6 +47,13 @@ def test_three_nodes() -> None:
     assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
 
 
+def test_a_client_without_a_seed_does_not_load_cryptography() -> None:
+    """It took a sixth of the start of every process that imports the client."""
+    loaded = printed("-c", "import sys, liftpy.client, sidecar.devcluster; print(sorted(sys.modules))")
+    assert "'nkeys'" not in loaded
+    assert "'nacl'" not in loaded
+
+
 @pytest.mark.processes
 def test_readers_of_silent_and_killed_nodes() -> None:
     lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
