@@ -6,6 +6,7 @@ at is what a step can have changed, so that a check costs microseconds. The hook
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus
@@ -15,9 +16,9 @@ from liftpy.invariants import check
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.ghost import PartitionGhost, Shadow
-from liftpy.testing.messages import EpochRequest, FetchRequest, Publish
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish
 from liftpy.testing.sim_replica import SimReplica
-from liftpy.wire.batch import parse_header
+from liftpy.wire.batch import parse_header, split_batches
 
 if TYPE_CHECKING:
     from liftpy.testing.cluster import Cluster
@@ -79,12 +80,14 @@ class Checkers:
             ghost.push(shadow, header, ids, where)
             position += header.size_bytes
 
-    def appended(self, replica: SimReplica, data: bytes | memoryview, publish: Publish | None) -> None:
-        """A batch of a leader's own (with its publish), or fetched ones."""
-        where = self._where(replica)
-        if publish is not None:
+    def appended(self, replica: SimReplica, data: bytes | memoryview, *, led: bool) -> None:
+        """A batch of a leader's own (``led``), or fetched ones."""
+        where, ids = self._where(replica), None
+        if led:
             check(replica.replica.role == "LEADER", "C1", where, "appends")
-        self._push(replica, data, publish.ids if publish else None, where)
+            (batch,) = split_batches(data)
+            ids = tuple(int(value or b"") for value in batch.values())
+        self._push(replica, data, ids, where)
 
     def cut(self, replica: SimReplica) -> None:
         """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]."""
@@ -145,9 +148,11 @@ class Checkers:
         ids = ghost.spans[key][1]
         check(not self.rejected_ids.intersection(ids), "A2", where, "commits what was refused", ids)
         self.committed_ids.update(ids)
-        publisher, number = self.cluster.publishes[ids[0]]
-        check(ghost.numbers.get(publisher, -1) < number, "A4", where, publisher, number, "after", ghost.numbers.get(publisher))
-        ghost.numbers[publisher] = number
+        for message_id in ids:
+            publisher, _ = self.cluster.publishes[message_id]
+            newest = ghost.newest_ids.get(publisher, -1)
+            check(newest < message_id, "A4", where, publisher, message_id, "after", newest)
+            ghost.newest_ids[publisher] = message_id
 
     def after_step(self, replica: SimReplica, event: ev.Event) -> None:
         """The core's view of its log is the log's own; the epoch cache is a scan [D7, D13]."""
@@ -239,19 +244,36 @@ class Checkers:
         check(answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.asked_epoch, "not", last)
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------
-    def rejected(self, replica: SimReplica, publish: Publish) -> None:
+    def rejected(self, replica: SimReplica, message_id: int) -> None:
         """A negative ack leaves: the message is nowhere, and nobody else may speak [A2, D22]."""
         where = self._where(replica)
-        check(not self.committed_ids.intersection(publish.ids), "A2", where, "refuses what is committed", publish.ids)
+        check(message_id not in self.committed_ids, "A2", where, "refuses what is committed", message_id)
         self._may_speak(replica, where)
-        self.rejected_ids.update(publish.ids)
+        self.rejected_ids.add(message_id)
 
-    def acknowledged(self, replica: SimReplica, publish: Publish, last_offset: int, effect: do.SendAcks) -> None:
-        """An ack leaves [A1, D1, D21, D22]."""
+    def answered(self, replica: SimReplica, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
+        """A positive ack says what its publisher asked for, in the epoch that has it [A1]."""
+        where = self._where(replica)
+        check(effect is not None and publish.policy is effect.policy, "A1", where, "answers", publish.policy, "for", effect)
+        check(effect is not None and ack.leader_epoch in (0, effect.leader_epoch), "A1", where, "says", ack, "for", effect)
+
+    def acknowledged(self, replica: SimReplica, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
+        """Acks leave, (message id, offset) of each [A1, D1, D21, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
-        key = (effect.leader_epoch, last_offset)
-        check(ghost.spans.get(key, (0, ()))[1] == publish.ids, "A1", where, "acknowledges", publish.ids, "at", key)
+        shadow, seen = self.shadow(replica), set[int]()
+        for message_id, offset in acked:
+            index = bisect_left(shadow.lasts, offset)
+            last_offset = shadow.lasts[index] if index < len(shadow.lasts) else -1
+            base, ids = ghost.spans.get((effect.leader_epoch, last_offset), (0, ()))
+            held = ids[offset - base] if 0 <= offset - base < len(ids) else -1
+            check(held == message_id, "A1", where, "acknowledges", message_id, "at", offset, "where is", held)
+            if last_offset not in seen:
+                seen.add(last_offset)
+                self._batch_acknowledged(replica, ghost, last_offset, effect)
+
+    def _batch_acknowledged(self, replica: SimReplica, ghost: PartitionGhost, last_offset: int, effect: do.SendAcks) -> None:
+        where, key = self._where(replica), (effect.leader_epoch, last_offset)
         check(last_offset < replica.log.flushed_end_offset, "D21", where, "acknowledges unflushed", last_offset)
         self.cluster.counters[f"ack {effect.policy.name}"] += 1
         if effect.policy is not AckPolicy.ALL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.progress import NotServedError, ReadProgress
@@ -10,8 +11,9 @@ from liftpy.config import AckPolicy
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
 from liftpy.invariants import check
 from liftpy.testing.clock import MS, S
-from liftpy.testing.messages import Ack, Publish, ReadAnswer, ReadFrame
+from liftpy.testing.messages import Ack, AckFrame, Message, Publish, ReadAnswer, ReadFrame
 from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +21,20 @@ if TYPE_CHECKING:
     from liftpy.client.slices import BatchSlice
     from liftpy.ids import PartitionKey
     from liftpy.testing.cluster import Cluster
-    from liftpy.wire._pb import client_pb2
 
 PUBLISH_TIMEOUT_NS = 3 * S
+KEYS = 4
+"""On a compacted stream the key of a message is its id modulo this."""
+_PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL}
 _POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
 
 
 class Publisher:
-    """Publishes to one partition's subject at random intervals, and waits for each ack until it times out."""
+    """Publishes to one partition's subject at random intervals, as a client library or as plain NATS, and waits for each ack until it
+    times out."""
+
+    plain_every = 3
+    """Every so many publishes are plain NATS messages with headers, the others are enveloped; 0: none."""
 
     def __init__(self, cluster: Cluster, name: str, subject: str, interval_ns: int) -> None:
         self.cluster = cluster
@@ -34,8 +42,8 @@ class Publisher:
         self.subject = subject
         self.interval_ns = interval_ns
         self.stopped = False
-        self.waiting: set[int] = set()
-        """Numbers of the publishes that are neither answered nor timed out [L4]."""
+        self.waiting: dict[int, set[int]] = {}
+        """Number -> indexes of its messages that are not answered, of the publishes that are neither answered nor timed out [L4]."""
         self.acked_all = 0
         """Publishes that were acknowledged with policy ALL."""
         self._number = 0
@@ -49,32 +57,62 @@ class Publisher:
         self.cluster.clock.after(1 + int(self._rng.random() * 2 * self.interval_ns), self._turn)
 
     def publish(self, policy: AckPolicy = AckPolicy.ALL, count: int = 1) -> int:
-        """Publish ``count`` messages as one; return its number."""
+        """Publish ``count`` messages in one go; return the publish's number."""
         number, self._number = self._number, self._number + 1
         ids = tuple(self.cluster.new_id(self.name, number) for _ in range(count))
-        message = Publish(self.name, number, ids, policy)
+        plain = policy is AckPolicy.NONE or (self.plain_every and number % self.plain_every == 0)
+        message = Publish(self.name, number, ids, policy, ())
+        message = replace(
+            message, messages=tuple((self._plain if plain else self._enveloped)(message, i) for i in range(count))
+        )
         if policy is AckPolicy.NONE:
             self.cluster.network.publish(self.name, self.subject, message)
             return number
-        self.waiting.add(number)
-        self.cluster.network.request(self.name, self.subject, message, lambda ack: self._answered(number, policy, ack))
+        self.waiting[number] = set(range(count))
+        self.cluster.network.request(self.name, self.subject, message, lambda answer: self._answered(number, policy, answer))
         self.cluster.clock.after(PUBLISH_TIMEOUT_NS, lambda: self._timed_out(number))
         return number
 
-    def _answered(self, number: int, policy: AckPolicy, ack: Any) -> None:
-        if number not in self.waiting:
+    def _key(self, message_id: int) -> bytes | None:
+        return b"%d" % (message_id % KEYS) if self.cluster.stream_config.compaction else None
+
+    def _plain(self, publish: Publish, index: int) -> Message:
+        key, wants_answer = self._key(publish.ids[index]), publish.policy is not AckPolicy.NONE
+        block = b"NATS/1.0\r\nLift-Ack: %b\r\n" % publish.policy.value.encode()
+        if key is not None:
+            block += b"Lift-Key: %b\r\n" % key
+        return publish.inbox(index) if wants_answer else b"", b"%d" % publish.ids[index], block + b"\r\n"
+
+    def _enveloped(self, publish: Publish, index: int) -> Message:
+        key, of = self._key(publish.ids[index]), self.cluster.key
+        message = client_pb2.Message(
+            value=b"%d" % publish.ids[index], key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
+            correlationId=f"{publish.number}.{index}", ackPolicy=_PB_POLICY[publish.policy],
+            stream=of.stream, streamUid=of.uid, partition=of.partition,
+        )  # fmt: skip
+        return b"", frames.encode(message), b""
+
+    def _answered(self, number: int, policy: AckPolicy, answer: Any) -> None:
+        left = self.waiting.get(number)
+        if left is None:
             return
-        self.waiting.discard(number)
-        if isinstance(ack, Ack) and not ack.reason:
+        ack = answer.decoded() if isinstance(answer, AckFrame) else Ack(str(answer))
+        if not ack.reason:
+            left.discard(answer.index)
+            if left:
+                return
             self.acked_all += policy is AckPolicy.ALL
-            self.cluster.counters["publish acknowledged"] += 1
-        else:
-            self.cluster.counters["publish refused"] += 1
+        self.cluster.counters["publish refused" if ack.reason else "publish acknowledged"] += 1
+        self._done(number, ack)
+
+    def _done(self, number: int, ack: Ack | None) -> None:
+        """``ack``: the last one, or the first that is negative; None: it timed out."""
+        del self.waiting[number]
 
     def _timed_out(self, number: int) -> None:
         if number in self.waiting:
-            self.waiting.discard(number)
             self.cluster.counters["publish timed out"] += 1
+            self._done(number, None)
 
 
 class Reader:

@@ -92,10 +92,10 @@ def _bounds(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.5:
         return {}
     return {
-        "unreplicated_bytes": rng.choice((512, 2048)),
-        "node_unreplicated_bytes": rng.choice((1024, 8192)),
-        "ingest_queue_bytes": rng.choice((512, 4096)),
-        "ingest_buffer_bytes": 8192,
+        "unreplicated_bytes": rng.choice((4096, 16_384)),
+        "node_unreplicated_bytes": rng.choice((8192, 65_536)),
+        "ingest_queue_bytes": rng.choice((4096, 32_768)),
+        "ingest_buffer_bytes": 65_536,
     }
 
 

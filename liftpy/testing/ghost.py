@@ -94,8 +94,8 @@ class PartitionGhost:
     """The highest log start of any replica: below it records may be gone."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
     """By node."""
-    numbers: dict[str, int] = field(default_factory=dict)
-    """Publisher -> number of its newest committed publish [A4]."""
+    newest_ids: dict[str, int] = field(default_factory=dict)
+    """Publisher -> id of its newest committed message [A4]."""
 
     def push(self, shadow: Shadow, header: BatchHeader, ids: tuple[int, ...] | None, where: str) -> None:
         """``header`` is appended to a replica's log. Its identity decides what stands before it [D5]."""

@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
+from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.envelope import MAGIC
 from liftpy.wire.pieces import NOTHING, Held, Piece
+
+Message = tuple[bytes, bytes, bytes]
+"""(reply subject or b"", payload, header block or b"") as an application publishes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """One message of an application: ``ids`` become one record each. ``number`` counts per publisher, from 0."""
+    """NATS messages that an application publishes in one go, so that a node reads them together: one record each, ``ids`` their
+    values. ``number`` counts per publisher, from 0."""
 
     publisher: str
     number: int
     ids: tuple[int, ...]
     policy: AckPolicy
+    messages: tuple[Message, ...]
+
+    def inbox(self, index: int) -> bytes:
+        """Where the answer to message ``index`` goes."""
+        return b"_INBOX.%b.%d.%d" % (self.publisher.encode(), self.number, index)
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The answer to a Publish. ``reason`` '': appended at ``offset`` (of its last record) in ``leader_epoch``."""
+    """The answer to one message. ``reason`` '': appended at ``offset``, in ``leader_epoch`` (0: a plain publisher is not told)."""
 
-    node: str
     reason: str
     offset: int = -1
     leader_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AckFrame:
+    """The bytes of an answer to message ``index`` of a Publish, from ``node``."""
+
+    node: str
+    index: int
+    body: bytes
+
+    def decoded(self) -> Ack:
+        """What the publisher reads in it: an envelope with an Ack, or JSON as JetStream sends it (then ``reason`` is a number)."""
+        if self.body.startswith(MAGIC):
+            ack = frames.decode(self.body, client_pb2.Ack)
+            return Ack(RejectReason(ack.ackError).name if ack.ackError else "", ack.offset, ack.leaderEpoch)
+        answer = json.loads(self.body)
+        return Ack(str(answer["error"]["err_code"]) if "error" in answer else "", answer["seq"] - 1)
 
 
 @dataclass(frozen=True, slots=True)

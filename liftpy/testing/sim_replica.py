@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from liftpy.cluster.image import PartitionImage, StreamImage
-from liftpy.config import AckPolicy
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.flush import Flush
@@ -25,21 +24,19 @@ from liftpy.replica.assembling import FetchAssembly
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, Timer
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer
+from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer
 from liftpy.testing.network import NO_RESPONDERS, Reply
+from liftpy.testing.sim_ingest import SimIngest
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.batch import build_batch, split_batches
+from liftpy.wire.batch import split_batches
 from liftpy.wire.pieces import room_bytes
 
 if TYPE_CHECKING:
     from liftpy.testing.process import Process
 
-_MAX_PUBLISH_BYTES = 64 * 1024
 _OVERHEAD_BYTES = 64
 """Of a message that carries batches."""
 _REPLAY_NS = 3 * MS
-KEYS = 4
-"""On a compacted stream the key of a message is its id modulo this."""
 
 
 class SimReplica:
@@ -57,7 +54,11 @@ class SimReplica:
         self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed, process.intake)
         self.failed = ""
         source = ReplicaSource(
-            self.replica, log, compacted=log.config.compaction, failed=lambda: bool(self.failed), is_heard=lambda: True
+            self.replica,
+            log,
+            compacted=log.config.compaction,
+            failed=lambda: bool(self.failed),
+            is_heard=lambda: self.publishers.ingest.heard,
         )
         self.reads = Reads[Reply](self.key, self.node_id, source, self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
@@ -68,8 +69,7 @@ class SimReplica:
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
         self._assembly = FetchAssembly()
-        self._pending: list[tuple[int, AckPolicy, Publish, Reply]] = []
-        """(last offset, policy, publish, reply) by offset: who waits for an ack."""
+        self.publishers = SimIngest(self)
         self._flush: Flush | None = None
         self._flush_ran = False
         self._do: dict[type, Callable[[Any], None]] = {
@@ -121,7 +121,8 @@ class SimReplica:
         if self.replica.held_bytes:
             cluster.counters["publishes held"] += 1
 
-    def _later(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
+        """In this process, when it runs."""
         return self.cluster.clock.after(delay_ns, lambda: self.process.run(callback))
 
     def _keep(self, what: Any) -> int:
@@ -132,24 +133,11 @@ class SimReplica:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def _append_batch(self, effect: do.AppendBatch) -> None:
-        publish, reply = self._tokens.pop(effect.token)
-        values = [str(i).encode() for i in publish.ids]
-        keys = [b"%d" % (i % KEYS) for i in publish.ids] if self.log.config.compaction else None
-        batch = build_batch(
-            values,
-            keys=keys,
-            base_offset=effect.base_offset,
-            leader_epoch=effect.leader_epoch,
-            timestamp_ns=effect.timestamp_ns,
-        )
-        try:
-            self.log.append(batch)
-        except StorageError as error:
-            self._tokens[effect.token] = (publish, reply)
-            self._storage_failed(error, effect.token)
+        batch = self.publishers.ingest.seal(effect)
+        if not self._stored(lambda: self.log.append(batch), effect.token):
             return
-        self.cluster.checkers.appended(self, batch, publish)
-        self._pending.append((effect.base_offset + len(values) - 1, publish.policy, publish, reply))
+        self.cluster.checkers.appended(self, batch, led=True)
+        self.publishers.ingest.appended(effect, len(batch))
         self._start_flush()
 
     def _append_fetched(self, effect: do.AppendFetched) -> None:
@@ -160,7 +148,7 @@ class SimReplica:
         except StorageError as error:
             self._storage_failed(error)
             return
-        self.cluster.checkers.appended(self, data, None)
+        self.cluster.checkers.appended(self, data, led=False)
         self._start_flush()
 
     def _drop_fetched(self, effect: do.DropFetched) -> None:
@@ -257,12 +245,12 @@ class SimReplica:
         if not self.failed:
             self._stored(self.log.checkpoint)
 
-    def _stored(self, change: Callable[[], Any]) -> bool:
-        """Whether the log did it; if not, the replica is told."""
+    def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+        """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
         try:
             change()
         except StorageError as error:
-            self._storage_failed(error)
+            self._storage_failed(error, token)
             return False
         return True
 
@@ -278,57 +266,37 @@ class SimReplica:
     def _replay_log(self, effect: do.ReplayLog) -> None:
         if self.cluster.candidates_fail:
             self.cluster.counters["promotion hangs"] += 1
-            self._later(100 * MS, lambda: self._replay_log(effect))
+            self.later(100 * MS, lambda: self._replay_log(effect))
             return
         half = effect.end_offset // 2
-        self._later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(half)))
-        self._later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
+        self.later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(half)))
+        self.later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
     def _open_subject(self, effect: do.OpenSubject) -> None:
-        self.cluster.network.subscribe(self.node_id, self.subject, self._published)
+        self.publishers.ingest.start()
 
     def _close_subject(self, effect: do.CloseSubject) -> None:
-        for subject in (self.subject, f"{self.subject}.replicate", f"{self.subject}.offset"):
+        self.publishers.ingest.stop()
+        for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.node_id, subject)
         self._kept.clear()
 
-    def _published(self, publish: Publish, reply: Reply) -> None:
-        now_ns = self.cluster.clock.now_ns
-        if len(publish.ids) * 8 > _MAX_PUBLISH_BYTES and self.replica.may_answer_publishers(now_ns):
-            reply(Ack(self.node_id, "TOO_LARGE"))
-            return
-        token = self._keep((publish, reply))
-        wall_ns = now_ns + self.process.node.wall_offset_ns
-        count = len(publish.ids)
-        plain_count = count if publish.policy is AckPolicy.NONE else 0
-        self.feed(ev.PublishesReceived(token, count, 8 * count, wall_ns, plain_count))
-
     def _reject_publishes(self, effect: do.RejectPublishes) -> None:
-        publish, reply = self._tokens.pop(effect.token)
-        self.cluster.checkers.rejected(self, publish)
         self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
-        reply(Ack(self.node_id, effect.reason.name))
+        state = self.replica.state
+        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch)
 
     def _drop_publishes(self, effect: do.DropPublishes) -> None:
-        self._tokens.pop(effect.token)
         why = "in silence" if effect.reason is None else effect.reason.name
         self.cluster.counters[f"publish dropped: {why}"] += 1
+        self.publishers.ingest.drop(effect.token, effect.reason)
 
     def _send_acks(self, effect: do.SendAcks) -> None:
-        waiting = []
-        for entry in self._pending:
-            last_offset, policy, publish, reply = entry
-            done = last_offset <= effect.through_offset
-            if done and policy is effect.policy:
-                self.cluster.checkers.acknowledged(self, publish, last_offset, effect)
-                reply(Ack(self.node_id, "", last_offset, effect.leader_epoch))
-            elif not (done and effect.policy is AckPolicy.ALL):
-                waiting.append(entry)
-        self._pending = waiting
+        self.publishers.release(effect)
 
     def _drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
-        self._pending.clear()
+        self.publishers.acks.drop()
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def _send_fetch(self, effect: do.SendFetch) -> None:

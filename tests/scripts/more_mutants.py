@@ -75,7 +75,7 @@ def leases_on_the_wall_clock() -> Patches:
 
 def stored_though_there_is_no_space() -> Patches:
     def swallow(self: SimReplica, error: Exception, token: int = 0) -> None:
-        self._tokens.pop(token, None)
+        self.publishers.ingest.drop(token)
 
     return [method(SimReplica, "_storage_failed", swallow)]
 

@@ -12,10 +12,10 @@ from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
 from liftpy.testing.clients import Publisher
 from liftpy.testing.clock import MS
 from liftpy.testing.cluster import STREAM, Cluster
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer, ReadFrame
+from liftpy.testing.messages import Ack, AckFrame, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer, ReadFrame
 
 KINDS: dict[type, str] = {
-    Publish: "publish", Ack: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
+    Publish: "publish", AckFrame: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
     EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.WokenUp: "wake",
     ReadFrame: "read", ReadAnswer: "read answer",
 }  # fmt: skip
@@ -50,6 +50,8 @@ class Sent:
 class Author(Publisher):
     """A publisher that speaks when the script says so, and remembers every answer."""
 
+    plain_every = 0
+
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster, name, f"{STREAM}.0", MS)
         self.stopped = True
@@ -62,14 +64,9 @@ class Author(Publisher):
         self.sent[number] = Sent(number, tuple(range(first, first + records)))
         return self.sent[number]
 
-    def _answered(self, number: int, policy: AckPolicy, ack: Any) -> None:
-        if number in self.waiting:
-            self.sent[number].ack = ack if isinstance(ack, Ack) else Ack("", str(ack))
-        super()._answered(number, policy, ack)
-
-    def _timed_out(self, number: int) -> None:
-        self.sent[number].timed_out = number in self.waiting
-        super()._timed_out(number)
+    def _done(self, number: int, ack: Ack | None) -> None:
+        super()._done(number, ack)
+        self.sent[number].ack, self.sent[number].timed_out = ack, ack is None
 
 
 @dataclass

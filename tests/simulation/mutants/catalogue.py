@@ -18,6 +18,7 @@ from liftpy.cluster.decisions import isr, leadership, nodes
 from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.starts import Descent
 from liftpy.errors import LiftError
+from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
 from liftpy.replica import commit, fetch_service, follower, lag, leader
 from liftpy.replica import effects as do
@@ -29,6 +30,7 @@ from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.progress import Progress
+from liftpy.replica.reads import Reads
 from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
 from liftpy.replica.role import Shared
@@ -423,7 +425,16 @@ def latest_before_the_epoch_start() -> Patches:
 
 
 def waiting_publishers_kept_over_a_change_of_leader() -> Patches:
-    return [method(SimReplica, "_drop_pending_acks", lambda self, effect: None)]
+    return [method(PendingAcks, "drop", lambda self: None)]
+
+
+def acks_name_the_next_record() -> Patches:
+    real = PendingAcks._ack
+
+    def ack(self: PendingAcks, envelope: Any, offset: int, *rest: Any) -> bytes:
+        return real(self, envelope, offset + 1, *rest)
+
+    return [method(PendingAcks, "_ack", ack)]
 
 
 def leads_before_it_is_registered() -> Patches:
@@ -443,14 +454,7 @@ def leads_before_it_is_registered() -> Patches:
 
 
 def reads_beyond_the_high_watermark() -> Patches:
-    from liftpy.log.log import Log
-
-    real = Log.read
-
-    def read(self: Log, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> Any:
-        return real(self, from_offset, max_bytes, end_offset=self.log_end_offset if end_offset is None else end_offset)
-
-    return [method(Log, "read", read)]
+    return [method(Reads, "_end_offset", lambda self, isolation: self._source.log.log_end_offset)]
 
 
 def raise_without_looking() -> Patches:
@@ -501,6 +505,7 @@ MUTANTS = (
     Mutant("negative ack of a non-leader", "A2", negative_ack_of_a_non_leader),
     Mutant("latest before the epoch start", "KIP-207; KAFKA-2334", latest_before_the_epoch_start),
     Mutant("publishers kept over a change of leader", "D1", waiting_publishers_kept_over_a_change_of_leader),
+    Mutant("acks name the next record", "A1", acks_name_the_next_record),
     Mutant("leads before it is registered", "KIP-966", leads_before_it_is_registered),
     Mutant("reads beyond HW", "R1", reads_beyond_the_high_watermark),
 )
