@@ -19,8 +19,9 @@ from liftpy.errors import LiftError, StorageError
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.testing.checkers import Checkers
 from liftpy.testing.faults import draw_plan
-from liftpy.testing.messages import Ack, FetchRequest, FetchResponse
+from liftpy.testing.messages import AckFrame, FetchRequest, FetchResponse
 from liftpy.testing.network import Network
 from liftpy.testing.run import run_plan
 from liftpy.testing.sim_replica import SimReplica
@@ -223,8 +224,8 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
             audit.sends_fetch(message.offset)
         elif audit is not None and isinstance(message, FetchResponse) and message.piece is None:
             audit.sends_batches(message.high_watermark, message.batches)
-        elif audit is not None and isinstance(message, Ack) and not message.reason:
-            audit.sends_ack(message.offset)
+        elif audit is not None and isinstance(message, AckFrame) and not message.decoded().reason:
+            audit.sends_ack(message.decoded().offset)
         transmit(self, sender, receiver, subject, message, arrive)
 
     monkeypatch.setattr(SimReplica, "__init__", watched)
@@ -294,7 +295,7 @@ def _sim_steps_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
     real = SimReplica._append_fetched
-    patch.setattr(SimReplica, "_append_fetched", lambda self, effect: self._later(0, lambda: real(self, effect)) and None)
+    patch.setattr(SimReplica, "_append_fetched", lambda self, effect: self.later(0, lambda: real(self, effect)) and None)
 
 
 def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -305,11 +306,12 @@ def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
     real = SimReplica._append_batch
 
     def append(self: SimReplica, effect: do.AppendBatch) -> None:
-        _, reply = self._tokens[effect.token]
         real(self, effect)
-        reply(Ack(self.node_id, "", self.log.newest_offset, effect.leader_epoch))
+        self.publishers.acks.release(AckPolicy.ALL, self.log.newest_offset, effect.leader_epoch, 0)
 
     patch.setattr(SimReplica, "_append_batch", append)
+    patch.setattr(Checkers, "answered", lambda *of: None)  # they would say it first
+    patch.setattr(Checkers, "acknowledged", lambda *of: None)
 
 
 def _sim_tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
@@ -330,7 +332,7 @@ def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
 
 def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: SimReplica, act: Callable[[], Any]) -> None:
-        self._later(0, act)
+        self.later(0, act)
         self.feed(ev.LogTruncated(self.log.log_end_offset - 1))
 
     patch.setattr(SimReplica, "_cut", cut)
