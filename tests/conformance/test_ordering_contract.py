@@ -277,7 +277,7 @@ def play(story: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Counte
 
 
 def a_seed() -> None:
-    outcome = run_plan(draw_plan(2, ""), 1500)
+    outcome = run_plan(draw_plan(3, ""), 1500)
     assert outcome.violation is None, outcome.report()
 
 
