@@ -30,6 +30,8 @@ class ProtocolError(LiftError):
     """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
 
     code = "PROTOCOL"
+    reason = "contents"
+    """In a word or two, for counters: one of few, whatever the bytes are."""
 
 
 class StorageError(LiftError):

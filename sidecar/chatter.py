@@ -10,6 +10,7 @@ import logging
 import time
 
 LINES_PER_S = 200
+SELDOM_S = 1.0
 
 
 class Chatter:
@@ -39,3 +40,22 @@ class Chatter:
 
 
 CHATTER = Chatter()
+
+
+class Seldom:
+    """What a frame can make a node say: one line a second of each text, however many come. Of the others the next line tells the
+    number.."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[float, int]] = {}
+        """Text -> (when it was said last, how often it was left out since)."""
+
+    def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
+        """Log it as a warning, or count it."""
+        now = time.monotonic()
+        said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
+        if now - said_at < SELDOM_S:
+            self._said[text] = said_at, left_out + 1
+            return
+        self._said[text] = now, 0
+        logger.warning(text + (f" (and {left_out} more of these)" if left_out else ""), *given)

@@ -27,13 +27,14 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.notify import Notifications
 from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import FetchClient, ReplicationService
-from sidecar.chatter import CHATTER
+from sidecar.chatter import CHATTER, Seldom
 from sidecar.flushing import Flusher
 from sidecar.proposals import Proposals
 from sidecar.services import PartitionServices
 from sidecar.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.replica")
+_seldom = Seldom()
 
 
 @dataclass(slots=True)
@@ -175,7 +176,7 @@ class Executor:
         outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())
         self._t.counters[outcome.value] += 1
         text = "%s: %s was served wrong bytes at offset %d: %s"
-        logger.warning(text, self._t.key, effect.replica, effect.offset, outcome.value)
+        _seldom.warning(logger, text, self._t.key, effect.replica, effect.offset, outcome.value)
 
     def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)

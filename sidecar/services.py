@@ -23,6 +23,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
@@ -126,7 +127,7 @@ class PartitionServices:
         for effect in effects:
             match effect:
                 case Tell(inbox, message):
-                    self._bus.send(inbox, (frames.encode(message),))
+                    self._bus.send(inbox, (frames.sealed(message),))
                 case Replayed(_, True):
                     self._feed(events.ReplayFinished(self._replay_end_offset))
                 case Replayed(position, False):
@@ -164,7 +165,7 @@ class ServiceDesk:
             else:
                 raise ProtocolError(f"{kind.name} is not for this subject")
         except ProtocolError as error:
-            self._counters["bad frame"] += 1
+            self._counters[refused(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def _acked(self, ack: pb.ServiceAck) -> None:
@@ -174,7 +175,7 @@ class ServiceDesk:
 
     def _greeted(self, hello: pb.ServiceHello, reply: bytes) -> None:
         if not hello.leaving and not self._inboxes.allows(reply):
-            self._counters["reply refused"] += 1
+            self._counters[REPLY] += 1
             return
         inbox = reply.decode()
         services = self._find(hello.stream, hello.partition)
@@ -190,7 +191,7 @@ class ServiceDesk:
                 partition=hello.partition,
                 instance=hello.instance,
             )
-            self._bus.send(inbox, (frames.encode(refusal),))
+            self._bus.send(inbox, (frames.sealed(refusal),))
 
     def close(self) -> None:
         """Stop listening."""

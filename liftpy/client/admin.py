@@ -175,7 +175,7 @@ class Admin:
     async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         subject = self._subjects.info() if request.WhichOneof("request") in READS else self._subjects.control_admin()
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
-        payload = frames.encode(request)
+        payload = frames.sealed(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
         async for attempt in retrying(self._deadline_s):
             with attempt:

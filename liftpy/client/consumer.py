@@ -215,7 +215,7 @@ class PartitionReader:
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """The first answer. A replica that is silent for ``_HEDGE_S`` longer than it may be, or whose answer was lost, is not waited
         for: the request goes out again, twice to whoever takes it (one of the two may be as silent), at most ``_MOST_HEDGES`` times."""
-        payload, timeout_s = frames.encode(request), wait_s + self.options.answer_timeout_s
+        payload, timeout_s = frames.sealed(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
         named = self._subjects.read_from(self.stream, self.partition, node) if node else group
         elsewhere = (named,) if self.options.node else (group, group)

@@ -60,14 +60,14 @@ def enveloped(
         raise ConfigError(
             f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
         ) from error
-    return frames.encode(message)
+    return frames.sealed(message)
 
 
 def readdressed(payload: bytes, uid: str) -> bytes:
     """The same envelope for another incarnation of its stream."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
-    return frames.encode(message)
+    return frames.sealed(message)
 
 
 def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:

@@ -25,7 +25,9 @@ from liftpy.replica.replica import Replica
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.batch import parse_header
+from liftpy.wire.envelope import ChecksumError
 from liftpy.wire.pieces import Held, room_bytes
+from liftpy.wire.refusals import refused
 
 MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
@@ -167,12 +169,14 @@ class Reads(Generic[Asker]):
         return len(self._waiting)
 
     def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
-        """A frame that shall be a ReadRequest: answer it, now or later, exactly once."""
+        """A frame that shall be a ReadRequest: answer it, now or later, exactly once. One that was changed on its way is not answered:
+        who waits for an answer to something else would take it for his."""
         try:
             request = frames.decode(frame, pb.ReadRequest)
         except ProtocolError as error:
-            self._counters["bad frame"] += 1
-            self._refuse(asker, _E.BAD_REQUEST, str(error))
+            self._counters[refused(error)] += 1
+            if not isinstance(error, ChecksumError):
+                self._refuse(asker, _E.BAD_REQUEST, str(error))
             return
         if request.HasField("badOffset"):
             outcome = self._source.log.complaint(request.badOffset, READERS, self._shell.now_ns())
@@ -318,4 +322,4 @@ class Reads(Generic[Asker]):
         self._send(asker, self._head(0, error, detail))
 
     def _send(self, asker: Asker, head: pb.ReadResponse, batches: Chunks = ()) -> None:
-        self._shell.answer(asker, (frames.read_response_header(head), *batches))
+        self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))

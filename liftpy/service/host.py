@@ -261,7 +261,7 @@ class ServiceHost:
         return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "")
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
-        await self._transport.publish(self._subjects.service(self._settings.node), frames.encode(message), reply=self._inbox)
+        await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         with contextlib.suppress(UnavailableError):  # the next heartbeat says it again

@@ -8,6 +8,7 @@ Source: the published Liftbridge envelope; vectors in ``tests/vectors/wire.json`
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 
 import crc32c
@@ -21,6 +22,8 @@ CRC_HEADER_SIZE_BYTES = 12
 _FLAG_CRC = 1
 _HEADER = struct.Struct(">4sBBBB")
 _CRC = struct.Struct(">I")
+
+Buffer = bytes | bytearray | memoryview
 
 
 class MessageType(IntEnum):
@@ -55,6 +58,7 @@ class MessageType(IntEnum):
     LEADER_QUESTION = 28
     LEADER_TESTIMONY = 29
     REPLICATION_PIECE = 30
+    RAFT_FRAME = 31
     SERVICE_HELLO = 32
     JOIN_LOG = 33
     SERVICE_ACK = 34
@@ -66,18 +70,46 @@ class EnvelopeError(ProtocolError):
 
     code = "ENVELOPE"
 
+    def __init__(self, text: str, reason: str = "envelope") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class ChecksumError(EnvelopeError):
+    """An envelope whose CRC-32C is not that of what follows: it was changed on its way, so nothing in it is to be believed, not even
+    who is waiting for an answer to it."""
+
+    code = "CHECKSUM"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "checksum")
+
+
+def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
+    """As ``decode``, of an envelope that has to have a CRC."""
+    payload = decode(frame, expected)[1]
+    if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
+        raise EnvelopeError("an envelope without a CRC-32C where one has to be")
+    return payload
+
 
 def header(message_type: MessageType) -> bytes:
     """The 8 header bytes of an envelope without a CRC, for payloads that are sent in pieces."""
     return _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_BYTES, 0, message_type)
 
 
+def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = ()) -> bytes:
+    """The 12 header bytes of an envelope with a CRC around ``head`` and the ``chunks`` behind it, and ``head``."""
+    crc = crc32c.crc32c(head)
+    for chunk in chunks:
+        crc = crc32c.crc32c(chunk, crc)
+    return _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, _FLAG_CRC, message_type) + _CRC.pack(crc) + head
+
+
 def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
-    """An envelope around ``payload``; ``crc`` adds the CRC-32C (not needed between nodes: NATS runs on TCP or TLS)."""
-    if not crc:
-        return header(message_type) + payload
-    head = _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, _FLAG_CRC, message_type)
-    return head + _CRC.pack(crc32c.crc32c(payload)) + payload
+    """An envelope around ``payload``; ``crc`` adds the CRC-32C. TCP has sums of its own; what relays and broken tools
+    make of a frame is found by this one only."""
+    return checked_header(message_type, payload) if crc else header(message_type) + payload
 
 
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
@@ -87,12 +119,12 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
     """
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
-        raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header")
+        raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header", "no envelope")
     magic, version, header_size_bytes, flags, number = _HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise EnvelopeError("the magic number is missing")
+        raise EnvelopeError("the magic number is missing", "no envelope")
     if version != VERSION:
-        raise EnvelopeError(f"version {version} is unknown, this side speaks {VERSION}")
+        raise EnvelopeError(f"version {version} is unknown, this side speaks {VERSION}", "version")
     if not HEADER_SIZE_BYTES <= header_size_bytes <= len(view):
         raise EnvelopeError(f"header length {header_size_bytes} is outside 8..{len(view)}")
     payload = view[header_size_bytes:]
@@ -100,11 +132,11 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
         if header_size_bytes != CRC_HEADER_SIZE_BYTES:
             raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
         if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
-            raise EnvelopeError("the CRC-32C does not match the payload")
+            raise ChecksumError("the CRC-32C does not match the payload")
     try:
         message_type = MessageType(number)
     except ValueError:
-        raise EnvelopeError(f"message type {number} is unknown") from None
+        raise EnvelopeError(f"message type {number} is unknown", "message type") from None
     if expected is not None and message_type is not expected:
-        raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected")
+        raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected", "message type")
     return message_type, payload

@@ -8,6 +8,7 @@ is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then recor
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from liftpy.wire.pieces import Piece
 _RESPONSE = struct.Struct(">Qq")
 _LENGTH = struct.Struct(">I")
 _PIECE = struct.Struct(">QqIII")
-PIECE_OVERHEAD_BYTES = envelope.HEADER_SIZE_BYTES + _PIECE.size
+PIECE_OVERHEAD_BYTES = envelope.CRC_HEADER_SIZE_BYTES + _PIECE.size
 RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
 
 _TYPES: dict[type[Message], MessageType] = {
@@ -50,6 +51,7 @@ _TYPES: dict[type[Message], MessageType] = {
 }
 
 M = TypeVar("M", bound=Message)
+Chunks = Sequence[envelope.Buffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ def encode(message: Message) -> bytes:
     return envelope.encode(_TYPES[type(message)], message.SerializeToString())
 
 
+def sealed(message: Message) -> bytes:
+    """The same with a CRC-32C: what nodes and clients send."""
+    return envelope.encode(_TYPES[type(message)], message.SerializeToString(), crc=True)
+
+
 def decode(frame: bytes | memoryview, expected: type[M]) -> M:
     """The protobuf frame of class ``expected`` in ``frame``, else ProtocolError."""
     _, payload = envelope.decode(frame, _TYPES[expected])
@@ -90,9 +97,18 @@ def parse(payload: bytes | memoryview, expected: type[M]) -> M:
         raise ProtocolError(f"not a {expected.__name__}: {error}") from None
 
 
-def replication_response_header(leader_epoch: int, high_watermark: int) -> bytes:
-    """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before."""
-    return envelope.header(MessageType.REPLICATION_RESPONSE) + _RESPONSE.pack(leader_epoch, high_watermark)
+def replication_response_header(leader_epoch: int, high_watermark: int, chunks: Chunks | None = None) -> bytes:
+    """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before.
+
+    With ``chunks``, which are what follows, the envelope has a CRC-32C.
+    """
+    return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks)
+
+
+def _head(message_type: MessageType, head: bytes, chunks: Chunks | None) -> bytes:
+    if chunks is None:
+        return envelope.header(message_type) + head
+    return envelope.checked_header(message_type, head, chunks)
 
 
 def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
@@ -110,9 +126,9 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
 
 
 def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece) -> bytes:
-    """Envelope and header of a ReplicationPiece, PIECE_OVERHEAD_BYTES; the piece's data follows."""
+    """Envelope and header of a ReplicationPiece, PIECE_OVERHEAD_BYTES, with a CRC-32C; the piece's data follows."""
     head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
-    return envelope.header(MessageType.REPLICATION_PIECE) + head
+    return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,))
 
 
 def is_piece(frame: bytes | memoryview) -> bool:
@@ -138,10 +154,10 @@ def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
     return Piece(head.pieceCrc, head.pieceTotal, head.piecePosition, body) if head.pieceTotal else None
 
 
-def read_response_header(head: client_pb2.ReadResponse) -> bytes:
-    """Envelope, length and header of a ReadResponse; the batches follow."""
+def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = None) -> bytes:
+    """Envelope, length and header of a ReadResponse; the batches follow. With ``chunks``, which are what follows, it has a CRC-32C."""
     body = head.SerializeToString()
-    return envelope.header(MessageType.READ_RESPONSE) + _LENGTH.pack(len(body)) + body
+    return _head(MessageType.READ_RESPONSE, _LENGTH.pack(len(body)) + body, chunks)
 
 
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:

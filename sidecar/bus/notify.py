@@ -14,6 +14,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.connection import BusConnection
 
@@ -58,7 +59,7 @@ class Notifications:
         """Tell an idle follower that there is something to fetch."""
         frame = self._wake_frames.get(key)
         if frame is None:
-            frame = frames.encode(pb.PartitionNotification(stream=key.stream, partition=key.partition))
+            frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition))
             self._wake_frames[key] = frame
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
@@ -79,7 +80,7 @@ class Notifications:
             logStartOffset=effect.log_start_offset,
             streamUid=key.uid,
         )
-        frame = frames.encode(notice)
+        frame = frames.sealed(notice)
         for replica in effect.replicas:
             self._bus.send(self._subjects.notify(replica), (frame,))
 
@@ -90,19 +91,22 @@ class Notifications:
                 wake = frames.parse(body, pb.PartitionNotification)
                 self._deliver(wake.stream, wake.partition, "", events.WokenUp())
                 return
-            if kind is MessageType.STEP_ASIDE and self._inboxes.allows(reply):
+            if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
+                self._counters[REPLY] += 1
+                return
+            if kind is MessageType.STEP_ASIDE:
                 request = frames.parse(body, pb.StepAside)
                 self._step_aside(request, lambda: self._answer(reply, request))
                 return
-            if kind is MessageType.LEADER_QUESTION and self._inboxes.allows(reply):
+            if kind is MessageType.LEADER_QUESTION:
                 testimony = pb.LeaderTestimony(serves=self._testify(frames.parse(body, pb.LeaderQuestion)))
-                self._bus.send(reply.decode(), (frames.encode(testimony),))
+                self._bus.send(reply.decode(), (frames.sealed(testimony),))
                 return
             if kind is not MessageType.LEADER_NOTICE:
                 raise ProtocolError(f"{kind.name} has no place on a notify subject")
             notice = frames.parse(body, pb.LeaderNotice)
-        except ProtocolError:
-            self._counters["bad frame"] += 1
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
             return
         event = events.NoticeReceived(
             leader=notice.leader,
@@ -115,4 +119,4 @@ class Notifications:
         self._deliver(notice.stream, notice.partition, notice.streamUid, event)
 
     def _answer(self, reply: bytes, request: pb.StepAside) -> None:
-        self._bus.send(reply.decode(), (frames.encode(request),))
+        self._bus.send(reply.decode(), (frames.sealed(request),))

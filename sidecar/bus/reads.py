@@ -11,6 +11,7 @@ from collections.abc import Callable
 from liftpy.ids import PartitionKey
 from liftpy.replica.reads import Chunks, Reads, ReadSource
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.connection import BusConnection, Listener
@@ -65,7 +66,7 @@ class ReadSubjects:
         if self._inboxes.allows(reply):
             self._reads.asked(payload, reply.decode())
         else:
-            self._counters["reply refused"] += 1
+            self._counters[REPLY] += 1
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property

@@ -22,12 +22,14 @@ from liftpy.replica.assembling import FetchAssembly
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.batch import RecordBatch, split_batches
-from liftpy.wire.envelope import MessageType
+from liftpy.wire.envelope import ChecksumError, MessageType
 from liftpy.wire.header_block import is_status
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import NOTHING, Held, room_bytes
+from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.connection import BusConnection, Listener
+from sidecar.chatter import Seldom
 
 logger = logging.getLogger("liftpy.replication")
 
@@ -41,6 +43,7 @@ ASSEMBLING_BYTES = 256 * 1024 * 1024
 """What a node's followers hold of batches that come in pieces, together; beyond it the next one waits, with back-off."""
 
 Feed = Callable[[events.Event], None]
+_seldom = Seldom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,14 @@ class ReplicationService:
         """Whether ``replica`` is answered under its own inbox: what it is told, nobody else hears."""
         allowed = self._inboxes.allows(reply) and reply.startswith(f"{self._subjects.inbox(replica)}.".encode())
         if not allowed:
-            self._counters["reply refused"] += 1
+            self._counters[REPLY] += 1
         return allowed
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.ReplicationRequest)
-        except ProtocolError:
-            self._counters["bad frame"] += 1
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
             return
         if not self._is_own(reply, request.replicaID):
             return
@@ -134,8 +137,8 @@ class ReplicationService:
     def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
-        except ProtocolError:
-            self._counters["bad frame"] += 1
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
             return
         if not self._is_own(reply, request.replicaID):
             return
@@ -160,7 +163,7 @@ class ReplicationService:
         if effect.kept_for:
             self._kept[effect.kept_for] = asker
         if effect.from_offset >= log.log_end_offset:
-            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
         else:
             self._send_batches(effect, asker, log, high_watermark)
 
@@ -174,7 +177,7 @@ class ReplicationService:
         """Answer it with HW alone; it can still be answered with more."""
         asker = self._kept.get(effect.replica)
         if asker is not None:
-            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
 
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
@@ -192,10 +195,10 @@ class ReplicationService:
             )
         except LiftError as error:
             self._counters["failed fetch reads"] += 1
-            logger.warning("%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
+            _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
             return
         if portion.piece is None:
-            header = frames.replication_response_header(effect.leader_epoch, high_watermark)
+            header = frames.replication_response_header(effect.leader_epoch, high_watermark, portion.chunks)
         elif asker.held is None:
             self._cannot_be_sent(effect.from_offset, portion.piece.total_bytes)
             return
@@ -219,9 +222,10 @@ class ReplicationService:
 
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Answer a fetch with the reason why it is not served."""
+        self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
         refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
         refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
-        self._answer(effect.token, frames.encode(refusal))
+        self._answer(effect.token, frames.sealed(refusal))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
         """Answer an epoch query."""
@@ -231,7 +235,7 @@ class ReplicationService:
             currentEpoch=effect.current_epoch,
             logStartOffset=effect.log_start_offset,
         )
-        self._answer(effect.token, frames.encode(response))
+        self._answer(effect.token, frames.sealed(response))
 
     def _answer(self, token: int, frame: bytes) -> None:
         asker = self._tokens.pop(token, None)
@@ -298,7 +302,7 @@ class FetchClient:
             batchCrc=held.crc,
             flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
         )
-        self._send(self._replicate_subject, effect.request_id, frames.encode(request))
+        self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
     def forget_pieces(self) -> None:
         """What is held of a batch is of no use any more: this replica has another role."""
@@ -313,7 +317,7 @@ class FetchClient:
             replicaID=self._node_id,
             streamUid=self._key.uid,
         )
-        self._send(self._offset_subject, effect.request_id, frames.encode(request))
+        self._send(self._offset_subject, effect.request_id, frames.sealed(request))
 
     def _send(self, subject: str, request_id: int, frame: bytes) -> None:
         if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
@@ -327,10 +331,15 @@ class FetchClient:
             event = self._event(request_id, payload)
         except DamagedBatchError as error:
             self._counters["fetched batches that are damaged"] += 1
-            logger.warning("%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error)
+            _seldom.warning(
+                logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
+            )
             event = events.RequestFailed(request_id, str(error), error.offset)
+        except ChecksumError as error:  # changed on its way, or somebody else's: the answer itself may still come
+            self._counters[refused(error)] += 1
+            return
         except LiftError as error:
-            self._counters["bad frame"] += 1
+            self._counters[refused(error)] += 1
             event = events.RequestFailed(request_id, f"unreadable answer: {error}")
         self._feed(event)
 
@@ -425,6 +434,10 @@ class AnswerRouter:
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
+
+
+def _refused_fetch(reason: events.RefusalReason) -> str:
+    return f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
 
 
 def _reason(number: int) -> events.RefusalReason:

@@ -22,12 +22,15 @@ from liftpy.ids import shown
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
 from sidecar.raft.forwarding import DecideHere, error_response
 from sidecar.tasks import spawn
 
 _TIMEOUT_S = 2.0
+_NOT_THERE = f"{REFUSED}control request"
+"""Too large, or nothing that may be asked for there."""
 _MAX_WAITING = 4096
 """Requests that may be under way at once; more are answered UNAVAILABLE."""
 _MAX_WAITING_BYTES = 16 << 20
@@ -73,11 +76,12 @@ class ControlDesk:
     async def _received(self, door: Door, message: Any) -> None:
         who = self._asker(door, message.subject)
         if not self._is_answered(door, who, message.reply.encode()):
+            self.counters[REPLY] += 1
             return
         try:
             request = frames.decode(message.data, pb.ControlRequest)
-        except LiftError:
-            self.counters["control requests refused"] += 1
+        except LiftError as error:
+            self.counters[refused(error)] += 1
             return
         size_bytes = len(message.data)
         request.sender = who
@@ -85,7 +89,7 @@ class ControlDesk:
         if not self._leads():
             await self._reply(message.reply, self._alone(request))
         elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
-            self.counters["control requests refused"] += 1
+            self.counters[_NOT_THERE] += 1
             await self._reply(message.reply, wrong)
         elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:
             self.counters["control requests over the bound"] += 1
@@ -129,11 +133,11 @@ class ControlDesk:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
         try:
-            await self._connection.publish(reply, frames.encode(response))
+            await self._connection.publish(reply, frames.sealed(response))
         except nats.errors.MaxPayloadError:
             detail = "the answer is larger than one message may be: ask in pages, or for one stream"
             refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
             with contextlib.suppress(nats.errors.Error, OSError):
-                await self._connection.publish(reply, frames.encode(refusal))
+                await self._connection.publish(reply, frames.sealed(refusal))
         except (nats.errors.Error, OSError):
             pass  # not connected: who asked asks again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.ending import end_tasks
@@ -44,6 +46,7 @@ class FeedPublisher:
         image: Callable[[], ClusterImage],
     ) -> None:
         self.producer = FeedProducer()
+        self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
@@ -67,14 +70,16 @@ class FeedPublisher:
             entries = [self.producer.head()]
         for entry in entries:
             self._head_at_ns = now_ns
-            self._outgoing.put(self._subjects.feed(), frames.encode(entry))
+            self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
 
     async def _asked(self, message: Any) -> None:
         if not message.reply or not self._may_answer(message.reply.encode()):
+            self.counters[REPLY] += 1
             return
         try:
             request = frames.decode(message.data, pb.FeedSnapshotRequest)
-        except LiftError:
+        except LiftError as error:
+            self.counters[refused(error)] += 1
             return
         response = self.producer.answer(request)
         if response is None:
@@ -84,7 +89,7 @@ class FeedPublisher:
             response = self.producer.answer(request)
         if response is not None:
             with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
-                await self._connection.publish(message.reply, frames.encode(response))
+                await self._connection.publish(message.reply, frames.sealed(response))
 
 
 class FeedSubscriber:
@@ -97,7 +102,7 @@ class FeedSubscriber:
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._watchers: list[Watcher] = []
         self._leader = ""
-        self._refused = 0
+        self._refused: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -113,7 +118,7 @@ class FeedSubscriber:
     @property
     def counters(self) -> dict[str, int]:
         """Frames of the feed that could not be read, and how often the image was given up and fetched anew."""
-        found = {"feed frames refused": self._refused, "images fetched anew": self._subscription.resync_count}
+        found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
     def watch(self, callback: Watcher) -> None:
@@ -167,8 +172,8 @@ class FeedSubscriber:
     async def _published(self, message: Any) -> None:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)
-        except LiftError:
-            self._refused += 1
+        except LiftError as error:
+            self._refused[refused(error)] += 1
             return
         before = self.image
         if self._subscription.entry_received(entry):
@@ -189,7 +194,7 @@ class FeedSubscriber:
                 continue
             try:
                 subject = self._subjects.feed_snapshot()
-                answer = await self._connection.request(subject, frames.encode(request), timeout=_REQUEST_TIMEOUT_S)
+                answer = await self._connection.request(subject, frames.sealed(request), timeout=_REQUEST_TIMEOUT_S)
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
             except (nats.errors.Error, TimeoutError, OSError, LiftError):
                 await asyncio.sleep(_POLL_S)

@@ -66,7 +66,7 @@ class Forwarder:
         return response
 
     async def _ask(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        asking = attended(self._connection.request(self._subject, frames.encode(request), timeout=timeout_s))
+        asking = attended(self._connection.request(self._subject, frames.sealed(request), timeout=timeout_s))
         changing = attended(self._changed.wait())
         try:
             await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)

@@ -45,7 +45,7 @@ class Inquiry:
         )
         subject, timeout_s = self._subjects.notify(question.node), ANSWER_NS / NS_PER_S
         try:
-            answer = await self._connection.request(subject, frames.encode(asked), timeout=timeout_s)
+            answer = await self._connection.request(subject, frames.sealed(asked), timeout=timeout_s)
             said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
         except nats.errors.NoRespondersError:
             self._testified(question, Said.ABSENT)

@@ -26,10 +26,11 @@ from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.pages import describer
 from liftpy.config import ReplicationConfig
-from liftpy.errors import CorruptionError, StorageError
+from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.disk.files import make_folder
@@ -46,6 +47,7 @@ from sidecar.raft.library import FAIL_REASON, MAX_APPEND_BYTES, Node, RaftCore, 
 from sidecar.raft.outgoing import Outgoing
 from sidecar.raft.presence import Presence
 from sidecar.raft.probation import Probation
+from sidecar.raft.sealing import seal, unseal
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.stepping_aside import ask_to_step_aside
 from sidecar.raft.transport import SessionTransport
@@ -201,7 +203,7 @@ class RaftMember:
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
-        self._outgoing.put(self._subjects.raft(receiver, self.node_id), frame)
+        self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
     def _ticked(self) -> None:
         self._probation.look()
@@ -246,7 +248,7 @@ class RaftMember:
     @property
     def counters(self) -> dict[str, int]:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
-        found = dict(self._transport.sessions.counters + self._outgoing.counters + self._desk.counters)
+        found = dict(self._transport.sessions.counters + self._outgoing.counters + self._desk.counters + self._feed.counters)
         found.update(self._duties.counters)
         if self._fsm.refused_count:
             found["entries refused"] = self._fsm.refused_count
@@ -433,7 +435,13 @@ class RaftMember:
         return response
 
     async def _frame_received(self, message: Any) -> None:
-        self._driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)
+        sender = message.subject.rsplit(".", 1)[1]
+        try:
+            frame = unseal(self.node_id, sender, message.data)
+        except ProtocolError as error:
+            self._transport.sessions.counters[refused(error)] += 1
+            return
+        self._driver.frame_received(sender, frame)
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost

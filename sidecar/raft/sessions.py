@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.errors import ProtocolError
+from liftpy.wire.refusals import REFUSED
 from sidecar.raft.numbers import MAX_NUMBER
 
 logger = logging.getLogger("liftpy.raft")
@@ -158,12 +159,12 @@ class Sessions:
         """A frame from the bus. Whatever is in it, nothing is raised."""
         peer = self.peers.get(node_id)
         if peer is None:
-            self.counters["unknown sender"] += 1
+            self.counters[f"{REFUSED}unknown sender"] += 1
             if frame[:1] == bytes((_MEMBERS,)):
                 self._same_list(node_id, frame[_FRAME.size :], now)
             return
         if len(frame) < _FRAME.size:
-            self.counters["short frame"] += 1
+            self.counters[f"{REFUSED}short frame"] += 1
             return
         kind, flags, epoch, own, sequence, term = _FRAME.unpack_from(frame)
         of_session = kind == _DATA and epoch == peer.epoch and own == peer.own_epoch
@@ -171,21 +172,21 @@ class Sessions:
             if own == peer.own_epoch:
                 self._list_received(peer, frame[_FRAME.size :], now)
         elif term >= MAX_NUMBER or not (of_session or kind == _HELLO):
-            self.counters["stale frame"] += 1  # or of no session that there can be
+            self.counters[f"{REFUSED}stale frame"] += 1  # or of no session that there can be
         elif own != peer.own_epoch:
             self._answer_stranger(peer, epoch, now)
         elif not self._reaches(peer, term, now):
-            self.counters["terms out of reach"] += 1
+            self.counters[f"{REFUSED}terms out of reach"] += 1
         elif of_session:
             peer.received_at = now
             self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
         elif peer.other_list:
-            self.counters["hellos refused"] += 1
+            self.counters[f"{REFUSED}hellos"] += 1
         else:
             try:
                 peer.trusted = self.judge(node_id, frame[_FRAME.size :])
             except ProtocolError:
-                self.counters["hellos refused"] += 1
+                self.counters[f"{REFUSED}hellos"] += 1
                 return
             peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
             self._hello_received(peer, epoch, own, now)
@@ -193,7 +194,9 @@ class Sessions:
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
         """Somebody says hello in the peer's name who has not heard this process: it itself, perhaps, which will hear the answer.
         It says hello again until it is answered. Each epoch has a turn of its own, so that a flood keeps nobody out."""
-        self.counters["hellos that answer nobody"] += 1
+        self.counters[f"{REFUSED}hellos that answer nobody"] += 1
+        if epoch == peer.own_epoch:
+            return  # a hello of this side, said back to it: the answer, said back again, would carry the own epoch
         for old, answered_at in list(peer.strangers.items()):
             if now - answered_at <= _ANSWER_AGAIN_S:
                 break
@@ -232,7 +235,7 @@ class Sessions:
         """Groups of other members would count other majorities: such members refuse each other, and say why."""
         if said == self._list:
             return True
-        self.counters["other lists of controllers"] += 1
+        self.counters[f"{REFUSED}other lists of controllers"] += 1
         if now - self._list_said_at >= _SAY_LIST_EVERY_S:
             self._list_said_at = now
             logger.error(
@@ -265,7 +268,7 @@ class Sessions:
 
     def _data_received(self, peer: Peer, flags: int, sequence: int, term: int, body: bytes, now: float) -> None:
         if sequence <= peer.received:
-            self.counters["duplicate frame"] += 1
+            self.counters[f"{REFUSED}duplicate frame"] += 1
             return
         if sequence != peer.received + 1:
             self._end(peer, "gap")

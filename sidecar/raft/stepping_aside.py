@@ -32,6 +32,6 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, image: Clust
         stream=stream.name, streamUid=stream.uid, partition=partition.partition, leaderEpoch=partition.leader_epoch
     )
     try:
-        await connection.request(subjects.notify(partition.leader), frames.encode(request), timeout=ANSWER_TIMEOUT_S)
+        await connection.request(subjects.notify(partition.leader), frames.sealed(request), timeout=ANSWER_TIMEOUT_S)
     except (nats.errors.Error, TimeoutError, OSError):
         pass  # it stands still, or is gone: then nobody waits for its answers

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from liftpy.errors import ProtocolError
+from liftpy.wire.refusals import REFUSED
 from sidecar import clock as clocks
 from sidecar.raft import codec
 from sidecar.raft.codec import Message
@@ -118,10 +119,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         try:
             message = codec.decode(body)
         except ProtocolError:
-            self.sessions.counters["messages refused"] += 1
+            self.sessions.counters[f"{REFUSED}messages"] += 1
             return False
         if message.get("term", 0) > term:  # the frame's, which was found to be in reach
-            self.sessions.counters["messages refused"] += 1
+            self.sessions.counters[f"{REFUSED}messages"] += 1
             return False
         if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
             return True

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from liftpy.wire.refusals import by_reason
 from sidecar.status.report import Reporter
 
 _SUMS = {
@@ -86,9 +87,14 @@ class NodeCollector(Collector):
             text = "Replicas that the limit of open files is enough for."
             yield GaugeMetricFamily("liftpy_partition_budget", text, value=descriptors["partition_budget"])
             yield GaugeMetricFamily("liftpy_open_maps", "Sealed segments that are held open.", value=descriptors["maps"])
-        events = CounterMetricFamily("liftpy_events", "Refused frames and other rare events, by kind.", labels=["kind"])
+        refused = CounterMetricFamily("liftpy_frames_refused", "Frames that were not taken, by reason.", labels=["reason"])
+        for reason, count in sorted(report["refused"].items()):
+            refused.add_metric([reason], count)
+        yield refused
+        events = CounterMetricFamily("liftpy_events", "Rare events, by kind.", labels=["kind"])
         for kind, count in sorted(report["counters"].items()):
-            events.add_metric([kind], count)
+            if not by_reason({kind: count}):
+                events.add_metric([kind], count)
         yield events
 
     def _flushes(self, times: dict[str, float]) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from liftpy import __version__
 from liftpy.client.urls import shown_address
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.snapshot import ReplicaSnapshot
+from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
@@ -79,7 +80,8 @@ class Reporter:
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
             "connections": self._connections(),
-            "counters": {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}},
+            "counters": self._counted(),
+            "refused": by_reason(self._counted()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
@@ -87,6 +89,9 @@ class Reporter:
             "flush_place": self._flush_place.report(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
+
+    def _counted(self) -> dict[str, int]:
+        return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
         """The connections for data, together: state, traffic, errors."""

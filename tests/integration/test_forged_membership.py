@@ -12,6 +12,7 @@ from conftest import close_bench, open_bench
 
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft.sealing import seal
 from sidecar.raft.sessions import _FRAME, _HELLO
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -41,14 +42,14 @@ async def test_hellos_in_the_names_of_members_end_no_session(bench: Any, stream_
             for sender in {"n1", "n2", "n3"} - {to}:
                 for _ in range(20):
                     frame = _FRAME.pack(_HELLO, draw.choice((0, 4)), draw.getrandbits(63) | 1, draw.choice((0, 7)), 0, 1)
-                    await bench.nc.publish(f"liftpy.raft.{to}.{sender}", frame)
+                    await bench.nc.publish(f"liftpy.raft.{to}.{sender}", seal(to, sender, frame))
         acked += await bench.publish_acked(f"data.{stream_name}", [b"%d" % turn])
     await bench.nc.flush()
     assert acked == list(range(1, 21))
 
     async def heard() -> bool:
         reports = [await bench.client.node_status(node) for node in ("n1", "n2", "n3")]
-        return all(r["counters"].get("metadata: hellos that answer nobody", 0) >= 800 for r in reports)
+        return all(r["counters"].get("metadata: refused: hellos that answer nobody", 0) >= 800 for r in reports)
 
     await bench.until(heard, "all of them have come")
     assert await ended_sessions(bench) == ended

@@ -71,7 +71,7 @@ async def test_only_an_inbox_is_answered(bench: Any, stream_name: str) -> None:
     request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)
 
     async def refused() -> int:
-        return int((await bench.client.node_status(partition.leader))["counters"].get("bad frame", 0))
+        return int((await bench.client.node_status(partition.leader))["refused"].get("reply subject", 0))
 
     before = await refused()
     await bench.nc.publish(f"liftpy.notify.{partition.leader}", frames.encode(request), reply=f"data.{stream_name}")

@@ -23,7 +23,7 @@ def test_no_seed_breaks_an_invariant() -> None:
         "crashes before the flush",
         "crashes after the flush",
         "torn: append",
-        "duplicate frame",
+        "refused: duplicate frame",
         "folders put back from a copy",
     )
     assert all(seen[what] > 3 for what in wanted), seen

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.replica.events import RefusalReason
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
-from liftpy.wire.batch import split_batches
+from liftpy.wire.batch import build_batch, split_batches
+from liftpy.wire.refusals import by_reason
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.replication import AnswerRouter, FetchClient
 from tests.scripts.desk import Desk
+
+KEY = PartitionKey("s", "u1", 0)
 
 
 def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
@@ -88,4 +100,41 @@ async def test_a_replica_is_answered_under_its_own_inbox_alone(reply: str) -> No
     ):
         desk.bus.deliver(subject, frames.encode(request), reply)
     assert desk.fetches == []
-    assert desk.counters["reply refused"] == 2
+    assert desk.counters["refused: reply subject"] == 2
+
+
+async def test_fetches_that_are_refused_are_counted_by_reason() -> None:
+    desk = Desk()
+    for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
+        desk.replication.send_refusal(do.SendFetchRefusal(token, reason, 1, 0))
+    assert by_reason(desk.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
+
+
+def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
+    heard: list[events.Event] = []
+    counters: Counter[str] = Counter()
+    return FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", heard.append, counters), heard, counters
+
+
+@pytest.mark.parametrize("at", range(12, 36))
+def test_an_answer_that_was_changed_on_its_way_is_as_if_it_had_not_come(at: int) -> None:
+    """An HW that was changed would be believed, and an error would end a fetch whose answer is still on its way."""
+    client, heard, counters = follower()
+    batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)
+    answer = bytearray(frames.replication_response_header(1, 5, (batch,)) + batch)
+    client._answered(1, bytes(answer), b"")
+    assert [type(event) for event in heard] == [events.FetchAnswered]
+    answer[at] ^= 4
+    client._answered(1, bytes(answer), b"")
+    assert (len(heard), counters) == (1, {"refused: checksum": 1})
+
+
+def test_what_comes_damaged_again_and_again_is_said_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    client, heard, _ = follower()
+    batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
+    batch[-1] ^= 1  # as the leader's disk has it: the envelope is right
+    for _ in range(1000):
+        client._answered(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
+    assert len(heard) == 1000
+    assert 1 <= len([r for r in caplog.records if "came damaged" in r.getMessage()]) <= 3

@@ -122,7 +122,9 @@ async def test_what_is_no_request_or_wants_no_inbox_is_not_answered(controller: 
     await controller.receive(message)
     await controller.settled()
     assert controller.replies == []
-    assert controller.desk.counters == ({"control requests refused": 1} if message.data in (b"junk", b"") else {})
+    assert controller.desk.counters == {
+        "refused: no envelope" if message.data in (b"junk", b"") else "refused: reply subject": 1
+    }
 
 
 async def test_closing_gives_up_what_is_under_way(controller: Controller) -> None:

@@ -182,7 +182,7 @@ def test_ours_a_vote_that_arrives_twice_elects_nobody(tmp_path: Path) -> None:
         once = net.post
         net.post = lambda *frame: (once(*frame), once(*frame))  # type: ignore[method-assign]
         assert not net.run(net.leaders, 10)
-        assert all(net.counter(name, "duplicate frame") for name in "abde")
+        assert all(net.counter(name, "refused: duplicate frame") for name in "abde")
         assert all(net.up[name].core.raftCurrentTerm > 1 for name in "abde"), "they did vote"
         net.split("abcde")
         assert net.run(net.leaders)

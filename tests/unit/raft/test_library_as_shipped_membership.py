@@ -186,12 +186,12 @@ def test_ours_a_pickle_in_a_frame_is_refused_and_counted_and_ends_the_session(tm
         peer = transport.sessions.peers[lead]
         head = _FRAME.pack(_DATA, _FIRST | _LAST, peer.epoch, peer.own_epoch, peer.received + 1, 1)
         transport.receive("stranger", head + evil)
-        assert (net.counter(near, "unknown sender"), net.counter(near, "messages refused")) == (1, 0)
+        assert (net.counter(near, "refused: unknown sender"), net.counter(near, "refused: messages")) == (1, 0)
         transport.receive(lead, evil)
-        assert net.counter(near, "stale frame") == 1
+        assert net.counter(near, "refused: stale frame") == 1
         assert peer.up
         transport.receive(lead, head + evil)
-        assert net.counter(near, "messages refused") == 1
+        assert net.counter(near, "refused: messages") == 1
         assert net.counter(near, "sessions ended: refused message") == 1
         assert not peer.up
         net.put(lead, b"goes on")

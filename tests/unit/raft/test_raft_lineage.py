@@ -165,7 +165,7 @@ def test_hellos_that_no_member_sends_are_refused(tmp_path: Path) -> None:
             to = net.up[other].transport.sessions.peers[leader].own_epoch
             net.up[other].inbox.append((leader, _FRAME.pack(_HELLO, 0, 99, to, 0, 0) + tail))
         net.run(lambda: False, 0.3)
-        assert net.counter(other, "hellos refused") == 4
+        assert net.counter(other, "refused: hellos") == 4
         assert net.leaders() == [leader]
 
 

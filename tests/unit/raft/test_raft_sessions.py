@@ -102,7 +102,7 @@ def test_frames_of_an_older_session_are_ignored() -> None:
     pair.bus.append(held)
     pair.deliver()
     assert pair.got["b"] == []
-    assert pair.sides["b"].counters["stale frame"] == 1
+    assert pair.sides["b"].counters["refused: stale frame"] == 1
 
 
 def test_silence_ends_a_session() -> None:
@@ -126,8 +126,8 @@ def test_whatever_comes_from_elsewhere_is_counted_and_dropped() -> None:
     ]:
         side.receive(sender, frame, pair.now)
     assert pair.got["a"] == []
-    assert side.counters["unknown sender"] == 1
-    assert side.counters["short frame"] + side.counters["stale frame"] == 4
+    assert side.counters["refused: unknown sender"] == 1
+    assert side.counters["refused: short frame"] + side.counters["refused: stale frame"] == 4
 
 
 @settings(max_examples=60, deadline=None)
@@ -308,7 +308,7 @@ def test_a_hello_of_somebody_who_does_not_hear_us_ends_no_session_and_is_not_bel
     assert pair.links == before == {"a": [True], "b": [True]}
     assert pair.got["b"] == [b"%d" % number for number in range(300)]
     assert not [said for said in judged[began:] if said != b""], "what somebody says of a folder"
-    assert side.counters["hellos that answer nobody"] >= 600
+    assert side.counters["refused: hellos that answer nobody"] >= 600
 
 
 def test_a_dead_member_is_not_kept_alive_by_hellos_in_its_name() -> None:
@@ -357,3 +357,20 @@ def test_a_member_that_began_anew_takes_the_place_of_its_session_at_once() -> No
     assert pair.links["b"] == [True, False, True]
     assert pair.sides["a"].peers["b"].up
     assert pair.sides["b"].counters["sessions ended: peer began anew"] == 1
+
+
+def test_what_a_member_says_is_not_believed_when_it_is_said_back_to_it() -> None:
+    """A relay that echoes: the answer to an echoed hello, echoed too, carried the own number, and so did what it said of the folder."""
+    pair = Pair()
+    judged: list[bytes] = []
+    side = pair.sides["b"]
+    side.judge = lambda _, tail: judged.append(tail) is None
+    side.set_online(True)
+    for _ in range(100):
+        pair.now += 0.05
+        side.poll(pair.now)
+        said, side.outbox[:] = side.outbox[:], []
+        for _, frame in said:
+            side.receive("a", frame, pair.now)
+    assert not side.peers["a"].up
+    assert judged == []

@@ -71,7 +71,7 @@ def test_a_forged_hello_is_as_if_it_had_not_come(tmp_path: Path, term: int, capl
             net.up[leader].inbox.append((near, _FRAME.pack(_HELLO, 0, 77, peer.own_epoch, 0, term)))
         net.tick(leader)
         assert (peer.epoch, peer.up, peer.term) == before
-        assert net.counter(leader, "terms out of reach") == 1000
+        assert net.counter(leader, "refused: terms out of reach") == 1000
         assert len([r for r in caplog.records if "not to be believed" in r.getMessage()]) == 1
 
 

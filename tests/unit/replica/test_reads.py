@@ -191,7 +191,16 @@ def test_what_is_no_request_is_refused_and_counted(shell: Shell) -> None:
     assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
     shell.ask(isolation=7)
     assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
-    assert shell.counters["bad frame"] == 1
+    assert shell.counters["refused: no envelope"] == 1
+
+
+def test_a_request_that_was_changed_on_its_way_is_not_answered(shell: Shell) -> None:
+    """Its reply subject is that of a reader who waits for an answer to something else, and would take it for his."""
+    request = bytearray(frames.sealed(client_pb2.ReadRequest(offset=0, streamUid="u" * 10, lastOffset=5, lastEpoch=9)))
+    request[-1] ^= 1
+    shell.reads.asked(bytes(request), "r")
+    assert shell.answers == []
+    assert shell.counters == {"refused: checksum": 1}
 
 
 # ---- the rule of a real replica ----------------------------------------------------------------------------------------------

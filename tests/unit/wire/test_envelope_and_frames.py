@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from liftpy.errors import ProtocolError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, replication_pb2
-from liftpy.wire.envelope import MessageType
+from liftpy.wire.envelope import ChecksumError, MessageType
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "wire.json").read_text())
 
@@ -116,3 +116,19 @@ def test_a_read_response_carries_its_batches() -> None:
     head = client_pb2.ReadResponse(node="a", highWatermark=-1, nextOffset=5)
     parsed, batches = frames.decode_read_response(frames.read_response_header(head) + b"batches")
     assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")
+
+
+def test_whatever_changes_in_a_sealed_frame_is_found() -> None:
+    """All but the message type, which is that of another frame then, and what says that there is a CRC."""
+    frame = frames.sealed(client_pb2.ReadRequest(offset=5, streamUid="u"))
+    for at in (*range(5), *range(8, len(frame))):
+        for bit in range(8):
+            changed = bytearray(frame)
+            changed[at] ^= 1 << bit
+            with pytest.raises(ProtocolError):
+                frames.decode(bytes(changed), client_pb2.ReadRequest)
+    whole = b"".join((frames.read_response_header(client_pb2.ReadResponse(nextOffset=3), (b"one", b"two")), b"one", b"two"))
+    assert bytes(frames.decode_read_response(whole)[1]) == b"onetwo"
+    for at in range(8, len(whole)):
+        with pytest.raises(ChecksumError):
+            frames.decode_read_response(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])

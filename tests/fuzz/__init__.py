@@ -1,0 +1,1 @@
+"""Fuzzing of everything that takes bytes from the network or the disk: ``python -m tests.fuzz``."""

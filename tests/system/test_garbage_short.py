@@ -1,0 +1,66 @@
+"""The short form of ``python -m tests.system.garbage``: garbage on every subject costs nothing but counting it [A5, A6].
+
+And the garbage leaves no subject out, nor is it an order that names real things.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from liftpy.errors import ProtocolError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
+from liftpy.wire.rights import USES
+from liftpy.wire.subjects import Subjects
+from tests.system.garbage.__main__ import send_garbage
+from tests.system.garbage.making import Maker, Overheard, Said
+from tests.system.garbage.targets import Place, matches, targets
+
+PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+def test_garbage_on_every_subject_changes_nothing() -> None:
+    outcome = send_garbage(20_000, seed=7)
+    assert outcome.wrong() == [], outcome.text()
+    assert outcome.frames == 20_000
+    assert all(outcome.by_row.values())
+    assert {
+        "checksum",
+        "no envelope",
+        "message type",
+        "version",
+        "reply subject",
+        "metadata: subject",
+    } <= outcome.refused.keys()
+
+
+def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None:
+    found = targets(PLACE)
+    assert set(found) == {use.built_by for use in USES if use.built_by}
+    for use in USES:
+        if use.built_by in found and use.built_by not in ("data_subject", "inbox", "control_admin"):
+            pattern = use.pattern.format(ns="ns", stream="*", principal="", data="", inbox="")
+            assert all(matches(pattern, subject) for subject in found[use.built_by]), use
+
+
+def test_nothing_of_it_is_an_order_that_names_real_things() -> None:
+    heard = Overheard()
+    orders = [
+        cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name="s")),
+        cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId="n1")),
+        cluster_pb2.ControlRequest(fenceNode=cluster_pb2.FenceNode(nodeId="n2", incarnation=1)),
+    ]
+    for row, order in zip(("control_admin", "control_admin", "control_node"), orders, strict=True):
+        heard.hear(row, Said(f"ns.{row}", "_INBOX.x", frames.sealed(order)))
+    maker = Maker(random.Random(1), PLACE, heard, 1 << 16)
+    for number in range(5000):
+        row = ("control_admin", "control_node")[number % 2]
+        line, _, payload = maker.frame(row, f"ns.{row}").partition(b"\r\n")
+        if line.startswith(b"PUB"):
+            with contextlib.suppress(ProtocolError):
+                assert frames.decode(payload[:-2], cluster_pb2.ControlRequest) not in orders
