@@ -128,6 +128,14 @@ class Admin:
         request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
         await self._ask(request)
 
+    async def remove_node(self, node_id: str) -> None:
+        """Forget a node that has stopped and holds no replica. Raises NotFoundError, ConfigError (the text says what is in the way).
+
+        One that is started again registers again. A controller stays a member of the metadata group: that is a setting.
+        """
+        check_name(node_id, "node")
+        await self._ask(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
     ) -> PartitionImage:

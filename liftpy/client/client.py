@@ -165,6 +165,10 @@ class Client:
         """Move a partition's leadership, or elect a leader of an Offline partition; see ``Admin.elect_leader``."""
         return await self._admin.elect_leader(await self.stream(stream), partition, node_id, unclean=unclean)
 
+    async def remove_node(self, node_id: str) -> None:
+        """Forget a node that has stopped and holds no replica; see ``Admin.remove_node``."""
+        await self._admin.remove_node(node_id)
+
     async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader and its group; ``linearizable``: certainly as of now, behind a barrier."""
         return await self._admin.describe(linearizable=linearizable)

@@ -134,6 +134,9 @@ class MetadataDuties:
             case "registerNode" if refused := self._taken(request.registerNode, image, now_ns):
                 response = pb.ControlResponse(error=pb.ControlResponse.EXISTS, detail=refused)
                 self._answered["registrations in the place of a node that runs"] += 1
+            case "removeNode" if self._only_said_to_have_stopped(request.removeNode.nodeId, image, now_ns):
+                detail = f"node {request.removeNode.nodeId!r} is alive: stop it first"
+                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail)
             case "describeCluster" if not request.linearizable:
                 response = describe(image, request.describeCluster)
             case "describeStream" if not request.linearizable:
@@ -177,6 +180,11 @@ class MetadataDuties:
             f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
             f"start {request.start} of folder {shown(request.folderId)} can't take its place before it has ended"
         )
+
+    def _only_said_to_have_stopped(self, node_id: str, image: ClusterImage, now_ns: int) -> bool:
+        """The image shows the node as fenced, and its heartbeats come: it would not know that it was removed."""
+        node = image.nodes.get(node_id)
+        return node is not None and node.fenced and self._sessions.runs(node_id, now_ns)
 
     def _forecast(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int

@@ -30,6 +30,7 @@ COMMANDS = {
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
+    "node": ("sidecar.cli.node", "Remove a node that is gone for good."),
     "controllers": ("sidecar.cli.controllers", "Show the metadata group."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),

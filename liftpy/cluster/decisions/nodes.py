@@ -11,10 +11,11 @@ from dataclasses import replace
 from liftpy.cluster.codec import node_to_pb
 from liftpy.cluster.decisions import leadership
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import NodeImage
+from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.records import NodeChanged, NodeRemoved
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
 from liftpy.errors import InvalidNameError
+from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import check_speaker
 
@@ -109,18 +110,29 @@ def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Decision:
 
 def remove_node(draft: Draft, request: pb.RemoveNode) -> Decision:
     """Forget a node that has stopped and holds no replica; what it held must have been moved or deleted before."""
-    node = draft.image.nodes.get(request.nodeId)
-    if node is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no node {request.nodeId!r}")
-    if not node.fenced:
-        return refuse(pb.ControlResponse.INVALID, f"node {request.nodeId!r} is alive: stop it first")
-    hosted = draft.image.hosted.get(request.nodeId)
-    if hosted:
-        some = ", ".join(sorted(hosted)[:3])
-        detail = f"node {request.nodeId!r} holds replicas of {len(hosted)} streams ({some} ...): move them first"
-        return refuse(pb.ControlResponse.INVALID, detail)
+    wrong = why_it_stays(draft.image, request.nodeId)
+    if wrong:
+        known = request.nodeId in draft.image.nodes
+        return refuse(pb.ControlResponse.INVALID if known else pb.ControlResponse.NOT_FOUND, wrong)
     draft.add(NodeRemoved(request.nodeId))
     return draft.done()
+
+
+def why_it_stays(image: ClusterImage, node_id: str) -> str:
+    """Why the node can't be removed, '' if it can."""
+    node = image.nodes.get(node_id)
+    if node is None:
+        some = ", ".join(sorted(image.nodes)[:10]) + (" ..." if len(image.nodes) > 10 else "")
+        return f"there is no node {shown(node_id)}; there are: {some or 'none'}"
+    if not node.fenced:
+        return f"node {node_id!r} is alive: stop it first"
+    hosted = image.hosted.get(node_id)
+    if not hosted:
+        return ""
+    names = sorted(hosted)
+    count = image.replica_counts.get(node_id, 0)
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"node {node_id!r} holds {count} replicas of {some}: move them, or delete those streams, first"
 
 
 def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:

@@ -121,3 +121,17 @@ def test_a_bug_in_a_decision_is_shown_by_the_log(driver: Driver, monkeypatch: py
 
     monkeypatch.setattr("liftpy.cluster.decisions.streams.create_stream", broken)
     assert without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
+
+
+def test_a_node_whose_heartbeats_come_is_not_removed_whatever_was_said_in_its_name(driver: Driver) -> None:
+    driver.register("d")
+    duties = leading(driver)
+    beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="d", incarnation=driver.incarnation("d")))
+    duties.answer(beat, driver.fsm.image, 0, 0)
+    driver.fence("d")
+    duties.image_changed(driver.fsm.image, MS)
+    removal = pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="d"))
+    refused = duties.answer(removal, driver.fsm.image, 500 * MS, 500 * MS)
+    assert refused is not None
+    assert (refused.error, refused.detail) == (Error.INVALID, "node 'd' is alive: stop it first")
+    assert duties.answer(removal, driver.fsm.image, 501 * MS, 501 * MS) is None, "it has stopped"
