@@ -5,7 +5,9 @@ is kept is on the disk before anyone is shown it [S4, S12].
    read, or does without.
 2. Sealed segments are taken from their index where it fits the file; else they are walked. The last one is always walked.
    A segment whose offsets the one before it covers was merged into that one: removed.
-3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. Any other fault is damage: the segment (and
+3. A fault with nothing right behind it, in the last segment, is a torn tail: cut. So is one, or a missing end, in a segment without
+   an index, where the segments behind it hold nothing right either: a power cut between a roll and its flush may leave the new name
+   and not the bytes before it. Any other fault is damage: the segment (and
    all behind it) is set aside (``set_aside.py``), what was right before the fault is kept as a segment of its own, and
    the report says which offsets are gone, so that the replica leaves the ISR and fetches them again.
 4. Unless the node stopped in good order, what is not proven durable is written again (``proving.py``). Then segments that nothing is
@@ -92,7 +94,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     checkpoint = found or Checkpoint()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     _remove_stray_indexes(storage, names, bases)
-    segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset)
+    segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
         for segment in reversed(segments):  # a fresh start (`Log.reset`) died before it removed what was there
             _remove_segment(storage, segment.base_offset)
@@ -130,7 +132,9 @@ def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[in
             storage.remove(name)
 
 
-def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tuple[list[Segment], int, int, int, list[Damage]]:
+def _segments(
+    storage: Storage, bases: list[int], log_start_offset: int, clean: bool
+) -> tuple[list[Segment], int, int, int, list[Damage]]:
     segments: list[Segment] = []
     walked = rebuilt = cut = 0
     damage: list[Damage] = []
@@ -147,7 +151,10 @@ def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tupl
             segment, found = _walked(storage, base)
             walked += segment.file.size_bytes
             rebuilt += not last
-            if found.fault and last and not found.valid_behind:
+            torn = found.fault and not found.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
+            if torn:
+                _remove_segments(storage, bases[number + 1 :])
+                last = True
                 cut += segment.file.size_bytes - found.end
                 segment.file.truncate(found.end)
             elif found.fault:
@@ -156,12 +163,17 @@ def _segments(storage: Storage, bases: list[int], log_start_offset: int) -> tupl
                 segments += [kept] if kept is not None else []
                 break
         gap = bool(segments) and segment.base_offset != segments[-1].next_offset
+        if gap and _is_torn(storage, segments[-1].base_offset, bases[number:], clean):
+            _remove_segments(storage, bases[number:])
+            break
         if gap:
             fault = f"the segment before it ends at offset {segments[-1].next_offset}"
             damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
             _set_behind_aside(storage, [base, *bases[number + 1 :]])
             break
         segments.append(segment)
+        if last:
+            break
     return segments, walked, rebuilt, cut, damage
 
 
@@ -177,6 +189,20 @@ def _from_index(storage: Storage, base: int) -> Segment | None:
 def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
     segment = Segment(base, storage.open(log_name(base)), base)
     return segment, walk(segment)
+
+
+def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> bool:
+    """Whether a segment that ends too early was never flushed as a whole, and those behind it hold nothing."""
+    if clean or decode_index(storage.load(index_name(base))) is not None:
+        return False
+    ends = (_walked(storage, later)[1] for later in behind)
+    return all(found.end == 0 and not found.valid_behind for found in ends)
+
+
+def _remove_segments(storage: Storage, bases: list[int]) -> None:
+    """Newest first, so that a process that dies in between leaves no gap behind."""
+    for base in reversed(bases):
+        _remove_segment(storage, base)
 
 
 def _remove_segment(storage: Storage, base: int) -> None:

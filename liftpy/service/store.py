@@ -29,7 +29,7 @@ class ServiceLock:
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
         with _storage_errors("open", path):
-            _make_folder(path.parent)
+            _make_folder(path.parent, data)
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,7 +51,7 @@ class SnapshotStore:
         self._kept = kept
         self._max_bytes = max_bytes
         with _storage_errors("open", self.folder):
-            _make_folder(self.folder)
+            _make_folder(self.folder, data)
 
     def positions(self) -> list[int]:
         """Positions of the snapshots, ascending."""
@@ -96,11 +96,7 @@ class SnapshotStore:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _flush_names(self.folder)
 
     def _drop_old(self, emitted_end: int) -> None:
         old = self.positions()[: -self._kept]
@@ -120,10 +116,23 @@ class SnapshotStore:
         return self.folder / f"{position:020d}{_SUFFIX}"
 
 
-def _make_folder(folder: Path) -> None:
-    """Also of those above it: nobody else writes there, whatever the umask."""
-    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        missing.mkdir(exist_ok=True, mode=0o750)
+def _make_folder(folder: Path, data: Path) -> None:
+    """Also those above it: nobody else writes there, whatever the umask. The names from ``data`` on are durable then, also those that a
+    process made which died before it flushed them: a snapshot is as safe as the folder that it is in."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True, mode=0o750)
+    within = [path for path in (folder, *folder.parents) if path.is_relative_to(data)]
+    for made in dict.fromkeys((*within, *missing)):
+        _flush_names(made.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -246,7 +246,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make ``folder`` if need be, with those above it; its name is durable then [S12]. Raises StorageError.
 
-    Also of a folder that is there: who made it may have died before it flushed the name.
+    Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
     """
     with _storage_errors("make", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
@@ -258,6 +258,9 @@ def make_folder(folder: Path) -> None:
         if not missing:
             with suppress(PermissionError):  # somebody else's folder, and so was the flush
                 sync_folder(folder.parent)
+            for above in folder.parent.parents:
+                with suppress(OSError):  # not ours, or nothing that can be flushed: nobody made it for us
+                    sync_folder(above)
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:

@@ -268,3 +268,44 @@ def test_a_lazily_flushed_log_proves_only_what_it_has_flushed() -> None:
     storage = log.storage.crash(power=False)
     assert opened(storage)[1].rewritten_bytes > 0
     assert lose_power(storage) == content(log)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
+def test_a_roll_whose_bytes_never_came_is_a_torn_tail_and_no_damage(kept: float) -> None:
+    """A power cut between a roll and its flush: the new name is on the disk, empty, and the end of the segment before it is not. Nobody
+    was told of it, so nobody has to leave an ISR; all replicas roll at the same offset, and may lose power together [S1, S3]."""
+    storage = MemoryStorage()
+    log, _ = opened(storage)
+    fill(log, 2)
+    log.flush()
+    while len(log.segments) == 1:
+        fill(log, 1)
+    (first, sealed), (_, empty) = [(name, file) for name, file in storage.files.items() if name.endswith(".log")]
+    unsynced = len(sealed.data) - sealed.synced
+    del sealed.data[sealed.synced + int(unsynced * kept) :], empty.data[:]
+    again, report = opened(storage.crash(power=False))
+    assert first in again.storage.names()
+    assert again.log_end_offset >= log.durable_end_offset
+    assert not report.must_leave_isr, report
+    fill(again, 1)
+
+
+def test_a_right_batch_behind_what_is_gone_is_damage_still() -> None:
+    storage = MemoryStorage()
+    log, _ = opened(storage)
+    while len(log.segments) == 1:
+        fill(log, 1)
+    sealed = next(file for name, file in storage.files.items() if name.endswith(".log"))
+    del sealed.data[-1:]
+    assert opened(storage.crash(power=False))[1].damage
+
+
+def test_a_flushed_segment_that_is_short_is_damage_still() -> None:
+    storage = MemoryStorage()
+    log, _ = opened(storage)
+    while len(log.segments) == 1:
+        fill(log, 1)
+    log.flush()
+    sealed, empty = [file for name, file in storage.files.items() if name.endswith(".log")]
+    del sealed.data[-1:], empty.data[:]
+    assert opened(storage.crash(power=False))[1].damage

@@ -1,0 +1,101 @@
+"""What is promised of real files holds after a power cut at any call: every primitive is recorded, and what each prefix of its calls
+may leave is opened again. And a flush that does nothing is noticed, for every primitive and each kind of flush.
+
+Shows S1, S5, S7, S12, M2, M8.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.disk.files import DiskFile, FolderStorage, replace_file
+from tests.unit.disk.primitives import PRIMITIVES, Primitive
+from tests.unit.disk.recording import FOLDER, Recorder, cuts, put_down
+
+
+def record(primitive: Primitive, folder: Path, ignored: frozenset[str] = frozenset()) -> Recorder:
+    folder.mkdir()
+    recorder = Recorder(folder, ignored)
+    with recorder.recording():
+        primitive.play(recorder, folder)
+    return recorder
+
+
+def broken(primitive: Primitive, recorder: Recorder, folder: Path) -> str:
+    """The first cut after which a promise does not hold, '' if there is none."""
+    for made, kind, left in cuts(recorder.calls):
+        promised = [promise.what for promise in recorder.promises if promise.calls <= made]
+        put_down(left, folder)
+        try:
+            primitive.holds(folder, promised)
+        except Exception as error:
+            last = recorder.calls[made - 1] if made else "nothing"
+            return f"cut after call {made} ({last}), {kind}: {type(error).__name__}: {error}; promised {promised[-2:]}"
+    return ""
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_what_was_promised_holds_wherever_the_power_goes(name: str, tmp_path: Path) -> None:
+    recorder = record(PRIMITIVES[name], tmp_path / "live")
+    assert len(recorder.promises) > 1
+    assert broken(PRIMITIVES[name], recorder, tmp_path / "left") == ""
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, p in PRIMITIVES.items() for kind in sorted(p.needs)])
+def test_a_flush_that_does_nothing_is_noticed(name: str, kind: str, tmp_path: Path) -> None:
+    recorder = record(PRIMITIVES[name], tmp_path / "live", frozenset({kind}))
+    assert broken(PRIMITIVES[name], recorder, tmp_path / "left"), f"without any flush of a {kind} nothing is missed"
+
+
+def kinds(recorder: Recorder) -> list[str]:
+    return [str(call) for call in recorder.calls]
+
+
+def test_a_small_file_is_flushed_before_it_gets_its_name_and_its_name_before_it_is_told(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    with recorder.recording():
+        replace_file(tmp_path / "small", b"one")
+    assert kinds(recorder) == [
+        "create small.tmp",
+        "write small.tmp",
+        "flush file small.tmp",
+        "rename small.tmp -> small",
+        "flush folder .",
+    ]
+
+
+def test_a_sealed_file_is_cut_by_a_copy_that_is_flushed_first(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"0123456789"])
+    file.seal()
+    recorder = Recorder(tmp_path)
+    with recorder.recording():
+        file.truncate(4)
+    order = kinds(recorder)
+    assert order.index("flush file log.tmp") < order.index("rename log.tmp -> log") < order.index("flush folder .")
+    assert bytes(file.read(0, 10)) == b"0123"
+    file.close()
+
+
+def test_a_file_that_is_cut_or_written_again_is_flushed(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"0123456789"])
+    for change in (lambda: file.truncate(8), lambda: file.rewrite(2), file.sync):
+        recorder = Recorder(tmp_path)
+        with recorder.recording():
+            change()
+        assert kinds(recorder)[-1] == "flush file log"
+    file.close()
+
+
+def test_names_are_flushed_where_they_have_changed(tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path)
+    for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
+        recorder = Recorder(tmp_path)
+        with recorder.recording():
+            change()
+            assert FOLDER not in "".join(kinds(recorder))
+            storage.sync_folder()
+        assert kinds(recorder)[-1] == "flush folder ."
