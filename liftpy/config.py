@@ -128,6 +128,8 @@ class ReplicationConfig:
     probe_after: float = 0.3
     """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
     max_idle_wait_s: float = 1.0
+    quiet_rounds: int = 10
+    """Idle waits without news after which a follower's partition is quiet: it is asked for together with others, or more seldom."""
     fetch_timeout_s: float = 1.0
     fetch_backoff_min_s: float = 0.05
     fetch_backoff_max_s: float = 1.0
@@ -170,6 +172,7 @@ class ReplicationConfig:
                 "max_lag_records": (0, 1 << 62),
                 "slow_flush_factor": (0, 1e6),
                 "probe_after": (0, 3600.0),
+                "quiet_rounds": (1, 1 << 20),
                 "replication_max_bytes": (4096, 64 << 20),
                 "ingest_buffer_bytes": (8192, 16 << 30),
                 "ingest_queue_bytes": (512, 4 << 30),

@@ -25,6 +25,7 @@ from liftpy.replica.effects import Effect
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.notify import Notifications
+from sidecar.bus.quiet import QuietTalk
 from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import FetchClient, ReplicationService
 from sidecar.chatter import CHATTER, Seldom
@@ -51,6 +52,7 @@ class Tools:
     service: ReplicationService
     fetches: FetchClient
     notifications: Notifications
+    quiet: QuietTalk
     probes: Probes
     reads: ReadSubjects
     proposals: Proposals
@@ -88,6 +90,9 @@ class Executor:
             do.RaiseHighWatermark: self._raise_high_watermark,
             do.RecheckLog: self._recheck_log,
             do.SendFetch: lambda e: t.fetches.send_fetch(e, t.incarnation),
+            do.WaitQuietly: lambda e: t.quiet.wait(t.key, e, t.feed),
+            do.StopWaiting: lambda e: t.quiet.stop(t.key),
+            do.ConfirmQuiet: lambda e: t.quiet.confirm(e),
             do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
             do.SendFetchResponse: lambda e: t.service.send_response(e, t.log, t.high_watermark()),
             do.AnswerWaiter: lambda e: t.service.answer_waiter(e, t.log, t.high_watermark()),

@@ -32,6 +32,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications
+from sidecar.bus.quiet import QuietTalk
 from sidecar.bus.replication import AnswerRouter
 from sidecar.bus.rights import RightsWatch
 from sidecar.deletions import Deletions
@@ -103,6 +104,7 @@ class Node:
         self._membership: Membership | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
+        self._quiet: QuietTalk | None = None
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._timers = Timers()
@@ -178,6 +180,18 @@ class Node:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
+        router = AnswerRouter(bus)
+        self._quiet = quiet = QuietTalk(
+            router,
+            self.subjects,
+            settings.node_id,
+            self.incarnation,
+            self._node_inboxes,
+            settings.replication,
+            self._timers,
+            self._deliver,
+            self.counters,
+        )
         notifications = Notifications(
             bus,
             self.subjects,
@@ -186,6 +200,7 @@ class Node:
             self._deliver,
             self._step_aside,
             self._testify,
+            quiet.received,
             self.counters,
         )
         tools = NodeTools(
@@ -197,8 +212,9 @@ class Node:
             subjects=self.subjects,
             inboxes=self._inboxes,
             node_inboxes=self._node_inboxes,
-            router=AnswerRouter(bus),
+            router=router,
             notifications=notifications,
+            quiet=quiet,
             probes=self._probes,
             proposals=self._proposals,
             timers=self._timers,
@@ -322,6 +338,8 @@ class Node:
             await self._proposals.close()
         if self._probes is not None:
             await self._probes.close()
+        if self._quiet is not None:
+            self._quiet.close()
         if self._thread is not None:
             await self._thread.close()
         self._drops.close()

@@ -38,6 +38,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
+from sidecar.bus.quiet import QuietTalk
 from sidecar.bus.reads import ReadSubjects
 from sidecar.bus.replication import AnswerRouter, FetchClient, ReplicationService
 from sidecar.chatter import CHATTER
@@ -75,6 +76,7 @@ class NodeTools:
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
+    quiet: QuietTalk
     probes: Probes
     proposals: Proposals
     timers: Timers
@@ -180,6 +182,7 @@ class PartitionWorker:
             service=self.service,
             fetches=self.fetches,
             notifications=node.notifications,
+            quiet=node.quiet,
             probes=node.probes,
             reads=self.reads,
             proposals=node.proposals,

@@ -183,6 +183,28 @@ class SendFetch:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitQuietly:
+    """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
+    (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
+
+    request_id: int
+    leader: str
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWaiting:
+    """Follower: ask no more for the fetch of WaitQuietly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmQuiet:
+    """Leader: the fetch of the QuietFetchReceived under ``token`` still waits at the log end, and has been counted."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
@@ -451,6 +473,9 @@ Effect = (
     | RaiseHighWatermark
     | RecheckLog
     | SendFetch
+    | WaitQuietly
+    | StopWaiting
+    | ConfirmQuiet
     | SendEpochQuery
     | SendFetchResponse
     | SendFetchRefusal

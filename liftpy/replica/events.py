@@ -306,6 +306,25 @@ class NoticeReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class QuietFetchReceived:
+    """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
+
+    token: int
+    replica: str
+    incarnation: int
+    leader_epoch: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuietEnded:
+    """The fetch of WaitQuietly may wait no more; its leader's node was last heard at ``heard_ns`` (monotonic). None: it can't be asked
+    for together with others, but nothing says that it does not wait."""
+
+    heard_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class IsrChangeAnswered:
     """The metadata group answered ProposeIsr."""
 
@@ -396,6 +415,8 @@ Event = (
     | StorageFailed
     | WokenUp
     | NoticeReceived
+    | QuietFetchReceived
+    | QuietEnded
     | IsrChangeAnswered
     | DeadlineReached
     | ReplicaAbsent

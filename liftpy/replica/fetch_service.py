@@ -19,7 +19,7 @@ from liftpy.replica.effects import (
     SendFetchRefusal,
     SendFetchResponse,
 )
-from liftpy.replica.events import EpochOffsetReceived, FetchReceived, RefusalReason
+from liftpy.replica.events import EpochOffsetReceived, FetchReceived, QuietFetchReceived, RefusalReason
 from liftpy.replica.progress import Progress
 from liftpy.replica.role import Effects, Shared
 from liftpy.replica.waiters import Waiter, Waiters
@@ -68,6 +68,27 @@ class FetchService:
         else:
             self.waiters.forget(event.replica)
         return None
+
+    def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
+        """Whether the fetch that was answered with nothing is the last one that counted, of a member of the ISR, by the process that is
+        live now, in this LeaderEpoch; nothing has been appended behind it; and it can be answered again when something is. Then it
+        counts as if the same had come now."""
+        progress = self.followers.get(event.replica)
+        if (
+            progress is None
+            or not event.request_id
+            or event.request_id != progress.last_request_id
+            or event.leader_epoch != self._leader_epoch
+            or not progress.live
+            or event.incarnation != progress.incarnation
+            or progress.position is None
+            or progress.position + 1 != self._log.log_end_offset
+            or event.replica not in self._shared.state.isr
+            or not self.awaits_answer(event.replica)
+        ):
+            return False
+        progress.still_waits(now_ns)
+        return True
 
     def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
         """``replica`` asks for something in ``leader_epoch``, whether it gets it or not."""

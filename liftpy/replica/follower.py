@@ -5,13 +5,14 @@
         v
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \\-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
+        |  \\-> QUIET -> FETCHING              caught up for long: until the leader has more, or does not confirm that it has not
         \\-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
     FETCHING -> RECONCILING                    the leader says that the logs diverge
     FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
 
 A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
-done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE that is the id of the
-fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
+done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE or QUIET that is the id of
+the fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from liftpy.replica.effects import (
     ResetLog,
     SendEpochQuery,
     SendFetch,
+    StopWaiting,
     TruncateLog,
+    WaitQuietly,
 )
 from liftpy.replica.events import (
     Deadline,
@@ -34,6 +37,7 @@ from liftpy.replica.events import (
     FetchPieceArrived,
     FetchRefused,
     NoticeReceived,
+    QuietEnded,
     RefusalReason,
     RequestFailed,
 )
@@ -51,16 +55,17 @@ class Following(Enum):
     FETCHING = "FOLLOWER_FETCH"
     FLUSHING = "FOLLOWER_FLUSH"
     IDLE = "FOLLOWER_IDLE"
+    QUIET = "FOLLOWER_QUIET"
     FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
 
 
-_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.IDLE, Following.FETCH_BACKOFF})
+_ASLEEP = frozenset({Following.IDLE, Following.QUIET})
+"""Where the last fetch was answered with nothing, and waits for more."""
+_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF}) | _ASLEEP
 """Where the log is known to be a prefix of the leader's."""
 QUIET_WAIT = 0.6
-"""Of the lag time: how long the idle wait of a quiet partition gets."""
+"""Of the lag time: how long the idle wait gets of a quiet partition that can't wait in QUIET."""
 _STALE_EPOCH = "stale epoch"
-_QUIET_ROUNDS = 10
-"""After so many idle waits without news a partition is quiet."""
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
 """Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
 
@@ -75,7 +80,7 @@ class FollowerRole(Role):
         self.leader = leader
         self.following = Following.RECONCILING
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
-        self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE
+        self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
         self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
@@ -97,6 +102,12 @@ class FollowerRole(Role):
             self._fetch(now_ns, out)
         else:
             self._ask(now_ns, out)
+
+    def leave(self, out: Effects) -> None:
+        """Nobody is asked any more whether a fetch of this role waits."""
+        super().leave(out)
+        if self.following is Following.QUIET:
+            out.append(StopWaiting())
 
     @property
     def agrees(self) -> bool:
@@ -120,7 +131,7 @@ class FollowerRole(Role):
     def _failed(self, now_ns: int, out: Effects) -> None:
         """Ask again later. No guess at the log takes the place of an answer [D9]."""
         self._request_ended(out)
-        if self._quiet_rounds >= _QUIET_ROUNDS:  # quiet no more: the leader's silence counts as it does in a busy partition
+        if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
         fetching = self.following in _AGREED
@@ -129,6 +140,7 @@ class FollowerRole(Role):
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Ask again at once: a request that was lost would cost its time-out, and an idle wait that nobody ends its whole length."""
+        self._leave_quiet(now_ns, now_ns, out)
         if self._request_id or self.following is Following.IDLE:
             self._failed(now_ns, out)
 
@@ -221,9 +233,10 @@ class FollowerRole(Role):
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
-        if self.following is Following.IDLE and not event.spans:
+        if self.following in _ASLEEP and not event.spans:
             self._told(event, now_ns, out)
             return
+        self._leave_quiet(now_ns, now_ns, out)
         problem = self._problem(event)
         if problem:
             self._drop(event, problem, out)
@@ -247,9 +260,10 @@ class FollowerRole(Role):
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
-        idle = self.following is Following.IDLE and event.request_id == self._idle_request_id
+        idle = self.following in _ASLEEP and event.request_id == self._idle_request_id
         if not idle and (event.request_id != self._request_id or self.following is not Following.FETCHING):
             return
+        self._leave_quiet(now_ns, now_ns, out)
         if event.leader_epoch != self.leader_epoch:
             self._failed(now_ns, out)
             return
@@ -264,7 +278,7 @@ class FollowerRole(Role):
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
         """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
-        if self.following is Following.IDLE:
+        if self.following in _ASLEEP:
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.following is Following.FETCHING
 
@@ -305,21 +319,64 @@ class FollowerRole(Role):
         if self._woken:
             self._fetch(now_ns, out)
             return
-        self._now(Following.IDLE, out)
         self._quiet_rounds += 1
+        if self._is_quiet and self._may_wait_quietly:
+            self._now(Following.QUIET, out)
+            self.shared.deadlines.cancel(Deadline.FETCH, out)
+            self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
+            out.append(WaitQuietly(self._idle_request_id, self.leader, self.leader_epoch))
+            return
+        self._now(Following.IDLE, out)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._quiet_rounds >= self.shared.config.quiet_rounds
+
+    @property
+    def _may_wait_quietly(self) -> bool:
+        """Whether a fetch would neither tell nor ask for anything: a member of the ISR, and all it has is known to be committed."""
+        state = self.shared.state
+        all_committed = self.log.high_watermark == self.log.newest_offset
+        return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
 
     def _idle_wait_ns(self) -> int:
         """A partition that has been quiet for a while is looked at less often: a node may follow a thousand of them. Such a
         part of the lag time that a lost fetch does not cost the place in the ISR; a wake-up ends the wait as ever."""
         config = self.shared.config
-        if self._quiet_rounds < _QUIET_ROUNDS:
+        if not self._is_quiet:
             return nanoseconds(config.max_idle_wait_s)
         return nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
+
+    def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
+        """From QUIET to IDLE, if it was QUIET; the leader was last heard at ``heard_ns``. It gets the time for an answer, however long
+        ago that was, before it counts as silent."""
+        if self.following is not Following.QUIET:
+            return
+        out.append(StopWaiting())
+        self._now(Following.IDLE, out)
+        self._quiet_rounds, self._heard_ns = 0, heard_ns
+        timeout_ns = self._leader_timeout_ns()
+        self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
+
+    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
+        """Ask the leader alone: at once, or, where nothing is known to have changed, when the idle wait of a quiet partition ends."""
+        if self.following is not Following.QUIET:
+            return
+        if event.heard_ns is not None:
+            self._leave_quiet(event.heard_ns, now_ns, out)
+            self._fetch(now_ns, out)
+            return
+        rounds = self._quiet_rounds
+        self._leave_quiet(now_ns, now_ns, out)
+        self._quiet_rounds = rounds
+        self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
+        self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """There is more. A wake-up that overtakes the empty answer which it belongs to is kept until the next fetch."""
         self._woken = True
+        self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
         if self.following is Following.IDLE:
             self._fetch(now_ns, out)

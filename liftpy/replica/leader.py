@@ -16,6 +16,7 @@ from liftpy.replica.commit import new_high_watermark
 from liftpy.replica.effects import (
     AppendBatch,
     CloseSubject,
+    ConfirmQuiet,
     DropPendingAcks,
     DropPublishes,
     GiveUpLeadership,
@@ -38,6 +39,7 @@ from liftpy.replica.events import (
     FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
+    QuietFetchReceived,
     ReplicaAbsent,
 )
 from liftpy.replica.fetch_service import FetchService
@@ -290,6 +292,11 @@ class LeaderRole(Role):
     @property
     def _commits_by_quorum(self) -> bool:
         return self.shared.state.commit_policy is CommitPolicy.QUORUM
+
+    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+        """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
+        if self.service.still_waits(event, now_ns):
+            out.append(ConfirmQuiet(event.token))
 
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""

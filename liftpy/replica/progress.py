@@ -47,6 +47,8 @@ class Progress:
     """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
     """The newest request that counted; one below it was overtaken on its way."""
+    last_request_ns: int = 0
+    """When it came. Its wait may have been confirmed since: then ``last_fetch_ns`` is later."""
     doubted_ns: int | None = None
     """When the first request came that was not believed, since the last one that was; None: none."""
     told_high_watermark: int = -2
@@ -76,7 +78,7 @@ class Progress:
 
         But nobody is doubted for good: the id that was believed first may have been somebody else's.
         """
-        reach = self.last_request_id + max(now_ns - self.last_fetch_ns, 0) + REACH_NS
+        reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
         if not self.last_request_id or self.last_request_id < request_id <= reach:
             return True
         if self.doubted_ns is None:
@@ -100,7 +102,13 @@ class Progress:
         if self.position is not None and offset > self.position:
             self.progressed_ns = now_ns
         self.position = offset
-        self.last_request_id, self.doubted_ns = request_id, None
+        self.last_request_id, self.last_request_ns, self.doubted_ns = request_id, now_ns, None
         self.last_fetch_ns = now_ns
         self.absences, self.probed = 0, False
         self.log_end_offset_at_last_fetch = leader_end_offset
+
+    def still_waits(self, now_ns: int) -> None:
+        """Its last fetch, which is at the log end, still waits: as if the same had come again. Only its id has not."""
+        self.caught_up_ns, self.was_caught_up = now_ns, True
+        self.last_fetch_ns = self.last_asked_ns = now_ns
+        self.absences, self.probed = 0, False

@@ -215,6 +215,10 @@ class Replica:
                 late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
                 if late_ns is not None:
                     role.deadline_reached(event.kind, late_ns, now_ns, out)
+            case ev.QuietFetchReceived():
+                role.quiet_fetch_received(event, now_ns, out)
+            case ev.QuietEnded():
+                role.quiet_ended(event, now_ns, out)
             case ev.FetchPieceArrived():
                 role.fetch_piece_arrived(event, now_ns, out)
             case ev.FetchRefused():

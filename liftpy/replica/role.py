@@ -25,6 +25,8 @@ from liftpy.replica.events import (
     IsrChangeAnswered,
     NoticeReceived,
     PublishesReceived,
+    QuietEnded,
+    QuietFetchReceived,
     RefusalReason,
     ReplicaAbsent,
     RequestFailed,
@@ -174,6 +176,12 @@ class Role:
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
         """Nobody listens for a replica."""
+
+    def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
+        """A follower asks whether its last fetch still waits; no answer is a no."""
+
+    def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
+        """The fetch that waited among others waits no more."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """The metadata group answered."""

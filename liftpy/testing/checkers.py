@@ -235,6 +235,13 @@ class Checkers:
         own = self.shadow(replica).chain_at(request.offset)
         check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
 
+    def quiet_fetch_confirmed(self, replica: SimReplica, follower: str, end_offset: int) -> None:
+        """A leader counts a fetch that waits: the follower's log, flushed to ``end_offset`` when it asked, has all of its own [D16]."""
+        self.cluster.counters["quiet fetch confirmed"] += 1
+        core = replica.replica
+        check(core.role == "LEADER", "D11", self._where(replica), "confirms a fetch of", follower)
+        check(end_offset == core.log.log_end_offset, "D16", self._where(replica), "confirms", follower, "at", end_offset)
+
     def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers `.offset` as a scan of its log would [D12, D27]."""
         shadow = self.shadow(replica)

@@ -138,6 +138,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         hw_checkpoint_s=rng.choice((0.2, 1.0)),
         max_lag_records=rng.choice((0, 0, 0, 50)),
         probe_after=random.Random(f"{seed}/probe").choice((0.0, 0.02, 0.1, 0.3)),  # of its own: older seeds keep their plans
+        quiet_rounds=random.Random(f"{seed}/quiet").choice((1, 1, 2, 10)),
         **_bounds(random.Random(f"{seed}/intake")),
         **_slow_flushes(_drags(seed)),
     )

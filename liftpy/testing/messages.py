@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
 from liftpy.replica.effects import RejectReason
+from liftpy.replica.quiet import QuietFetch
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.envelope import MAGIC
@@ -76,6 +77,16 @@ class FetchRequest:
     bad_offset: int | None = None
     held: Held = NOTHING
     flush_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuietQuestion:
+    """QuietFetches. ``ghost_ends``: of the followers' logs when it was sent, in the order of ``fetches``."""
+
+    replica: str
+    incarnation: int
+    fetches: tuple[QuietFetch, ...]
+    ghost_ends: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

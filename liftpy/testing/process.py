@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster import accusations
+from liftpy.cluster.accusations import Said
 from liftpy.cluster.diff import diff, facts
 from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
 from liftpy.cluster.wishes import Answer, Wishes
@@ -22,8 +24,11 @@ from liftpy.log.recovery import OpenReport
 from liftpy.replica import events as ev
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.replica.quiet import Ended, Question, QuietFetches
 from liftpy.testing.clock import MS, S
 from liftpy.testing.disk import Disk, DiskCopy
+from liftpy.testing.messages import QuietQuestion
+from liftpy.testing.network import NO_RESPONDERS
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -112,6 +117,9 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.quiet = QuietFetches(self.cluster.config)
+        self.confirmed: set[int] = set()
+        """Indexes of the quiet fetches of the question under way."""
         self._data_path_is_up = True
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
@@ -193,10 +201,50 @@ class Process:
         self.cluster.group.send_image(self.node_id)
         self.cluster.network.subscribe(self.node_id, f"status.{self.node_id}", lambda message, reply: reply("here"))
         self.cluster.network.subscribe(self.node_id, f"question.{self.node_id}", self._questioned)
+        self.cluster.network.subscribe(self.node_id, f"quiet.{self.node_id}", self._asked_for_quiet_fetches)
         self._heartbeat()
         self._checkpoint()
+        self._ask_for_quiet_fetches()
 
-    def _questioned(self, question: Question, reply: Callable[[Said], None]) -> None:
+    # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
+    def _ask_for_quiet_fetches(self) -> None:
+        questions, ended = self.quiet.due(self.cluster.clock.now_ns)
+        for each in ended:
+            self.cluster.counters["quiet fetches: silence"] += 1
+            self._end_quiet(each)
+        for question in questions:
+            ends = tuple(self.replicas[fetch.key].log.flushed_end_offset for fetch in question.fetches)
+            asked = QuietQuestion(self.node_id, self.incarnation, question.fetches, ends)
+            answered = partial(self._quiet_fetches_answered, question)
+            self.cluster.network.request(self.node_id, f"quiet.{question.leader}", asked, answered)
+        self._later(self.quiet.interval_ns, self._ask_for_quiet_fetches)
+
+    def _asked_for_quiet_fetches(self, question: QuietQuestion, reply: Callable[[frozenset[int]], None]) -> None:
+        if not self.node.awaits_more:
+            return  # of the published protocol: it knows no such question
+        self.confirmed.clear()
+        for index, fetch in enumerate(question.fetches):
+            replica = self.replicas.get(fetch.key)
+            if replica is not None:
+                replica.feed(
+                    ev.QuietFetchReceived(index, question.replica, question.incarnation, fetch.leader_epoch, fetch.request_id)
+                )
+                if index in self.confirmed:
+                    self.cluster.checkers.quiet_fetch_confirmed(replica, question.replica, question.ghost_ends[index])
+        reply(frozenset(range(len(question.fetches))) - self.confirmed)
+
+    def _quiet_fetches_answered(self, question: Question, answer: Any) -> None:
+        if self.dead:
+            return
+        absent = answer is NO_RESPONDERS
+        self._end_quiet(self.quiet.failed(question) if absent else self.quiet.answered(question, answer))
+
+    def _end_quiet(self, ended: Ended | None) -> None:
+        for fetch in ended.fetches if ended is not None else ():
+            self.cluster.counters["quiet fetch over"] += 1
+            self.replicas[fetch.key].feed(ev.QuietEnded(ended.heard_ns))
+
+    def _questioned(self, question: accusations.Question, reply: Callable[[Said], None]) -> None:
         replica = self.replicas.get(question.key)
         serves = replica is not None and replica.replica.serves(question.leader_epoch, self.cluster.clock.now_ns)
         reply(Said.SERVES if serves else Said.DOES_NOT)

@@ -21,6 +21,7 @@ from liftpy.log.scrub import scrubbed
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.assembling import FetchAssembly
+from liftpy.replica.quiet import QuietFetch
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, Timer
@@ -307,6 +308,17 @@ class SimReplica:
             effect.bad_offset, self._assembly.asks(effect), effect.flush_ns,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
+
+    def _wait_quietly(self, effect: do.WaitQuietly) -> None:
+        fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
+        if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.cluster.clock.now_ns):
+            self.feed(ev.QuietEnded(None))
+
+    def _stop_waiting(self, effect: do.StopWaiting) -> None:
+        self.process.quiet.remove(self.key)
+
+    def _confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+        self.process.confirmed.add(effect.token)
 
     def _send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)

@@ -63,6 +63,8 @@ class MessageType(IntEnum):
     JOIN_LOG = 33
     SERVICE_ACK = 34
     SERVICE_REFUSAL = 35
+    QUIET_FETCHES = 36
+    QUIET_FETCHES_ANSWER = 37
 
 
 class EnvelopeError(ProtocolError):

@@ -36,6 +36,8 @@ _TYPES: dict[type[Message], MessageType] = {
     replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
     replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
     replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
+    replication_pb2.QuietFetches: MessageType.QUIET_FETCHES,
+    replication_pb2.QuietFetchesAnswer: MessageType.QUIET_FETCHES_ANSWER,
     replication_pb2.StepAside: MessageType.STEP_ASIDE,
     replication_pb2.LeaderQuestion: MessageType.LEADER_QUESTION,
     replication_pb2.LeaderTestimony: MessageType.LEADER_TESTIMONY,

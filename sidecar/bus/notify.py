@@ -1,5 +1,5 @@
-"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), and what the
-metadata leader asks a leader (StepAside, LeaderQuestion)."""
+"""``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), what followers of
+quiet partitions ask leaders together (QuietFetches), and what the metadata leader asks a leader (StepAside, LeaderQuestion)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ Deliver = Callable[[str, int, str, events.Event], None]
 """(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 """(request, what to call when it is done)."""
+QuietFetches = Callable[[bytes, memoryview], None]
+"""(where its answer goes, a question without its envelope); raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
 """Whether this node serves as the leader that is asked for."""
 
@@ -38,6 +40,7 @@ class Notifications:
         deliver: Deliver,
         step_aside: StepAside,
         testify: Testify,
+        quiet_fetches: QuietFetches,
         counters: Counter[str],
     ) -> None:
         self._bus = bus
@@ -47,6 +50,7 @@ class Notifications:
         self._deliver = deliver
         self._step_aside = step_aside
         self._testify = testify
+        self._quiet_fetches = quiet_fetches
         self._counters = counters
         self._listener = bus.listen(subjects.notify(node_id), self._arrived)
         self._wake_frames: dict[PartitionKey, bytes] = {}
@@ -90,6 +94,9 @@ class Notifications:
             if kind is MessageType.PARTITION_NOTIFICATION:
                 wake = frames.parse(body, pb.PartitionNotification)
                 self._deliver(wake.stream, wake.partition, "", events.WokenUp())
+                return
+            if kind is MessageType.QUIET_FETCHES:
+                self._quiet_fetches(reply, body)
                 return
             if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
                 self._counters[REPLY] += 1

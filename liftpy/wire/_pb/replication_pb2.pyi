@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -94,6 +96,38 @@ class PartitionNotification(_message.Message):
     stream: str
     partition: int
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class QuietFetches(_message.Message):
+    __slots__ = ("replicaID", "incarnation", "fetches")
+    REPLICAID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    replicaID: str
+    incarnation: int
+    fetches: _containers.RepeatedCompositeFieldContainer[QuietFetch]
+    def __init__(self, replicaID: _Optional[str] = ..., incarnation: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[QuietFetch, _Mapping]]] = ...) -> None: ...
+
+class QuietFetch(_message.Message):
+    __slots__ = ("stream", "streamUid", "partition", "leaderEpoch", "requestId")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    streamUid: str
+    partition: int
+    leaderEpoch: int
+    requestId: int
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
+
+class QuietFetchesAnswer(_message.Message):
+    __slots__ = ("over", "count")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    over: _containers.RepeatedScalarFieldContainer[int]
+    count: int
+    def __init__(self, over: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaderNotice(_message.Message):
     __slots__ = ("stream", "partition", "leader", "leaderEpoch", "epoch", "epochStartOffset", "highWatermark", "logStartOffset", "streamUid")
