@@ -42,8 +42,8 @@ class Housekeeping:
         self._started = time.monotonic()
         self._checkpoint_every_s = checkpoint_every_s
         self._task: asyncio.Task[None] | None = None
-        self._checkpointed: dict[object, int] = {}
-        """Partition -> the HW that its last checkpoint holds."""
+        self._checkpointed: dict[PartitionWorker, int] = {}
+        """The HW that the last checkpoint of each holds."""
 
     def start(self) -> None:
         """Begin."""
@@ -77,15 +77,17 @@ class Housekeeping:
     async def _checkpoints(self) -> None:
         done = 0
         for worker in self._partitions:
-            if self._checkpointed.get(worker.key) != worker.high_watermark:
-                self._checkpointed[worker.key] = worker.high_watermark
+            high_watermark = worker.high_watermark
+            if self._checkpointed.get(worker) != high_watermark:
+                self._checkpointed[worker] = high_watermark
                 worker.flusher.checkpoint()
                 done += 1
                 if done % _AT_ONCE == 0:
                     await asyncio.sleep(0)
-        known = {worker.key for worker in self._partitions}
-        for key in [key for key in self._checkpointed if key not in known]:
-            del self._checkpointed[key]
+        if len(self._checkpointed) > len(self._partitions):
+            known = set(self._partitions)
+            for gone in [worker for worker in self._checkpointed if worker not in known]:
+                del self._checkpointed[gone]
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):

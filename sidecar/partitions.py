@@ -72,8 +72,8 @@ class Partitions:
         self._deleted_uids: set[str] = set()
         """Streams whose deletion was seen; their folders may go."""
         self._leading: dict[PartitionKey, PartitionWorker] = {}
-        self._heard_ns = 0
-        """When the last answered heartbeat was sent, monotonic."""
+        self._heard: MetadataHeard | None = None
+        """The last answered heartbeat."""
         self._passed_on_ns = 0
         self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
         self._data_path_is_up = True
@@ -123,16 +123,17 @@ class Partitions:
 
     def metadata_heard(self, sent_ns: int) -> None:
         """A heartbeat was answered and the image is as new as the answer: leases run on."""
-        self._heard_ns = sent_ns
+        self._heard = MetadataHeard(sent_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
         self._passed_on_ns = sent_ns
-        self._leases.add(self._leading)
+        self._leases.add(self._leading.values())
 
-    def _extend(self, key: PartitionKey) -> None:
-        worker = self._leading.get(key)
-        if worker is not None and key not in self._changed:  # else it hears of the heartbeat when it hears of the change
-            worker.feed(MetadataHeard(self._heard_ns))
+    def _extend(self, worker: PartitionWorker) -> None:
+        if self._changed and worker.key in self._changed:
+            return  # it hears of the heartbeat when it hears of the change
+        if self._heard is not None and self._leading.get(worker.key) is worker:
+            worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
         """The connection that carries replication was lost, or is back."""
@@ -257,8 +258,8 @@ class Partitions:
         worker.update(partition_state(*found), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
-            if self._heard_ns:
-                worker.feed(MetadataHeard(self._heard_ns))
+            if self._heard is not None:
+                worker.feed(self._heard)
         else:
             self._leading.pop(worker.key, None)
 

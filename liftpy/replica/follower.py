@@ -42,6 +42,7 @@ from liftpy.replica.events import (
     RequestFailed,
 )
 from liftpy.replica.partition import PartitionStatus
+from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.reconcile import StartAfresh, lacks_superseding, reaches, reconcile
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
@@ -63,8 +64,6 @@ _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
 """Where the last fetch was answered with nothing, and waits for more."""
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF}) | _ASLEEP
 """Where the log is known to be a prefix of the leader's."""
-QUIET_WAIT = 0.6
-"""Of the lag time: how long the idle wait gets of a quiet partition that can't wait in QUIET."""
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
 """Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""

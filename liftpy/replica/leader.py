@@ -43,9 +43,9 @@ from liftpy.replica.events import (
     ReplicaAbsent,
 )
 from liftpy.replica.fetch_service import FetchService
-from liftpy.replica.follower import QUIET_WAIT
 from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 
@@ -81,6 +81,7 @@ class LeaderRole(Role):
         self._waiting_ns = 0  # since when
         self.intake = Intake(shared.intake, shared.config)
         self._probe_after_ns = nanoseconds(shared.config.probe_after)
+        self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = service is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
@@ -96,7 +97,7 @@ class LeaderRole(Role):
             out.append(StartServing())
             out.append(ReplayLog(self.log.log_end_offset))
         deadlines = self.shared.deadlines
-        deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns(), out)
+        deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns, out)
         self._send_notices(now_ns, out)
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
@@ -151,6 +152,11 @@ class LeaderRole(Role):
         self._advance(now_ns, out)
         self._release(out)
         self._review_isr(now_ns, out)
+        self._look_soon(now_ns, out)
+
+    def data_path_lost(self, now_ns: int, out: Effects) -> None:
+        """It may have to give up soon."""
+        self._look_soon(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
@@ -166,6 +172,7 @@ class LeaderRole(Role):
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Append, or hold back, or refuse before appending (``intake``). Whom an answer would not reach, or who may not be told no, is
         never refused for a short ISR [D20, D22]."""
+        self._look_soon(now_ns, out)
         short = self._is_short
         if short and not event.is_plain and self.may_refuse(now_ns):
             out.append(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR))
@@ -333,9 +340,6 @@ class LeaderRole(Role):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
-    def _lag_interval_ns(self) -> int:
-        return nanoseconds(self.shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
-
     def _review_isr(self, now_ns: int, out: Effects) -> None:
         """Ask for the ISR that the lag policy wants, one change at a time."""
         change, state, config = self.isr_change, self.shared.state, self.shared.config
@@ -380,6 +384,7 @@ class LeaderRole(Role):
         else:
             change.refused(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
+        self._look_soon(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
 
@@ -400,7 +405,7 @@ class LeaderRole(Role):
             self._review_isr(now_ns, out)
 
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
-        interval_ns = self._lag_interval_ns()
+        interval_ns = self._lag_interval_ns
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
             for progress in self.service.followers.values():
                 progress.caught_up_ns += late_ns
@@ -412,7 +417,23 @@ class LeaderRole(Role):
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._step_aside(now_ns, out)
-        self.shared.deadlines.set(Deadline.LAG, now_ns + interval_ns, out)
+        self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
+
+    def _next_look_ns(self, now_ns: int) -> int:
+        """Before that nobody can have lagged for too long, nor all have been silent, if nothing happens: a node may lead a thousand
+        idle partitions. 0: something is under way. What happens later has the next look come sooner (``_look_soon``)."""
+        state, log, followers = self.shared.state, self.log, self.service.followers.values()
+        everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas)
+        change = self.isr_change
+        if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
+            return 0
+        if self.flushes.slow(now_ns):
+            return 0
+        lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
+        return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
+
+    def _look_soon(self, now_ns: int, out: Effects) -> None:
+        self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
     def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
         """One that does not end says nothing of how long it takes; but if this process stood still, the disk did not."""
@@ -455,10 +476,15 @@ class LeaderRole(Role):
         if down_ns is not None and now_ns - down_ns >= timeout_ns:
             return "its data path is down"
         asked_ns = [p.last_asked_ns for replica, p in self.service.followers.items() if replica in self.shared.live]
-        silent_ns = timeout_ns + nanoseconds(max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT))
-        if len(asked_ns) > 1 and now_ns - max(asked_ns) >= silent_ns:
+        if len(asked_ns) > 1 and now_ns - max(asked_ns) >= self._silence_ns():
             return "no live replica fetches from it"
         return ""
+
+    def _silence_ns(self) -> int:
+        """Nobody has asked for anything for so long: nobody can."""
+        config = self.shared.config
+        quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
+        return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)
 
     def _check_lease(self, now_ns: int, out: Effects) -> None:
         if self.shared.lease.is_current(now_ns):

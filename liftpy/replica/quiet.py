@@ -7,21 +7,23 @@ Algorithm: a follower that sat at the log end for ``quiet_rounds`` idle waits, w
 that was answered with nothing. Its node asks the leader's node, for all such fetches at once: do these still wait? The leader of each
 says yes if that fetch is the last one that it counted, of the process that is live now, and still reaches its log end: then it is as
 if the same fetch had come again, and ISR and lag follow from it as before. Whatever is not confirmed fetches by itself again, at once.
-A question holds the whole list each time, so that a lost or repeated one leaves nothing behind; and what comes first (more records,
-a wake-up, another LeaderEpoch) ends the wait as it ends every idle wait.
+Questions repeat, so that a lost or repeated one leaves nothing behind; and what comes first (more records, a wake-up, another
+LeaderEpoch) ends the wait as it ends every idle wait.
 
-Two turns in a row without all answers: all of them fetch by themselves, and know when the leader was last heard. "No responders": at
-once. A node that does not answer is not asked again for a while: it may be of a version that knows no such questions.
+A turn comes every idle wait, and shows whether the leader's node is there. What costs is each fetch in it, so a fetch is asked for as
+often as a quiet partition that is alone: within ``QUIET_WAIT`` of the lag time. Those of a question without an answer are asked for
+again in the next turn. After two turns in a row without all answers, all of that node fetch by themselves, and know when it was last
+heard; after "no responders" at once. A node that was silent is not asked again for a while: its version may know no such questions.
 
-Worked example: 1,000 partitions of three replicas on three nodes. Each node follows 333 of each other node: two questions a second
-leave it and two come to it, with an answer each: 4 messages sent a second where fetches every 3 s and their answers were 444.
+Worked example: 1,000 partitions of three replicas on three nodes. Each node follows 333 of each other node. Each second two questions
+for 111 fetches each leave it, and two come: 4 messages a second with the answers, where fetches of their own and answers are 444.
 
 Pure: the shell ticks it, sends what ``due`` gives, and brings what came of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -33,6 +35,8 @@ MISSES = 2
 """Turns in a row without all answers after which a leader's node is silent."""
 ASK_AGAIN_NS = 60 * NS_PER_S
 """After a silent one."""
+QUIET_WAIT = 0.6
+"""Of the lag time: within which a quiet partition is asked for, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +50,7 @@ class QuietFetch:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """To the node ``leader``: do ``fetches`` still wait? ``number`` names it, and no other of this process."""
+    """To the node ``leader``: do ``fetches`` (maybe none) still wait? ``number`` names it, and no other of this process."""
 
     number: int
     leader: str
@@ -68,8 +72,8 @@ class _Link:
     heard_ns: int
     """When the last questions were sent that were all answered; at first: when there was something to ask."""
     fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
-    pages: tuple[tuple[QuietFetch, ...], ...] | None = None
-    """``fetches`` in parts of a question each; None: they have changed."""
+    pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
+    """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""
     open: dict[int, Question] = field(default_factory=dict)
     """Of the last turn, not answered yet."""
     asked_ns: int = 0
@@ -84,6 +88,9 @@ class QuietFetches:
             min(config.max_idle_wait_s, config.max_lag_time_s / 4, config.max_leader_timeout_s / 2) * NS_PER_S
         )
         """Between two turns."""
+        self._shares = max(1, int(config.max_lag_time_s * QUIET_WAIT * NS_PER_S) // self.interval_ns)
+        """A fetch is asked for in one of so many turns."""
+        self._turn = 0
         self._links: dict[str, _Link] = {}
         self._leader_of: dict[PartitionKey, str] = {}
         self._not_before_ns: dict[str, int] = {}
@@ -102,7 +109,8 @@ class QuietFetches:
         link = self._links.get(leader)
         if link is None:
             link = self._links[leader] = _Link(now_ns)
-        link.fetches[fetch.key], link.pages = fetch, None
+        link.fetches[fetch.key] = fetch
+        link.pages.pop(self._share(fetch), None)
         self._leader_of[fetch.key] = leader
         return True
 
@@ -112,15 +120,19 @@ class QuietFetches:
         if leader is None:
             return
         link = self._links[leader]
-        del link.fetches[key]
-        link.pages = None
+        link.pages.pop(self._share(link.fetches.pop(key)), None)
         if not link.fetches:
             del self._links[leader]
+
+    def _share(self, fetch: QuietFetch) -> int:
+        """In which turn it is asked for: one that stays the same while it waits, whatever comes and goes beside it."""
+        return fetch.request_id % self._shares
 
     def due(self, now_ns: int) -> tuple[list[Question], list[Ended]]:
         """A turn: what to ask now, and who has waited for answers in vain."""
         late = bool(self._turned_ns) and now_ns - self._turned_ns > 2 * self.interval_ns
         self._turned_ns = now_ns if self._leader_of else 0
+        self._turn = (self._turn + 1) % self._shares
         questions, ended = [], []
         for leader, link in list(self._links.items()):
             if link.open and not late:  # else this process stood still, and the answers lie in its queues
@@ -129,15 +141,21 @@ class QuietFetches:
                 self._not_before_ns[leader] = now_ns + ASK_AGAIN_NS
                 ended.append(self._end(link, list(link.fetches.values())))
                 continue
-            if link.pages is None:
-                link.pages = tuple(_pages(link.fetches.values()))
+            pages = self._due_pages(link)
             link.open, link.asked_ns = {}, now_ns
-            for page in link.pages:
+            for page in pages:
                 question = Question(self._next_number, leader, page)
                 self._next_number += 1
                 link.open[question.number] = question
                 questions.append(question)
         return questions, ended
+
+    def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
+        """Those of this turn, behind what was not answered; one without fetches where there are none, to see that the node is there."""
+        again = [page for question in link.open.values() if (page := _still(question.fetches, link.fetches))]
+        if self._turn not in link.pages:
+            link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
+        return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
     def answered(self, question: Question, over: Collection[int]) -> Ended | None:
         """The fetches at the indexes ``over`` wait no more, the others do; None: nothing follows from it."""
@@ -163,6 +181,11 @@ class QuietFetches:
         return Ended(still, link.heard_ns)
 
 
-def _pages(fetches: Iterable[QuietFetch]) -> Iterable[tuple[QuietFetch, ...]]:
-    every = tuple(fetches)
-    return (every[start : start + MAX_PER_QUESTION] for start in range(0, len(every), MAX_PER_QUESTION))
+def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
+    """Those of ``asked`` that wait; the same object if all do."""
+    still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
+    return asked if len(still) == len(asked) else still
+
+
+def _pages(every: list[QuietFetch]) -> Iterable[tuple[QuietFetch, ...]]:
+    return (tuple(every[start : start + MAX_PER_QUESTION]) for start in range(0, len(every), MAX_PER_QUESTION))

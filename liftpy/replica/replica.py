@@ -211,6 +211,8 @@ class Replica:
                 self._data_path_changed(event, now_ns)
                 if event.is_up:
                     role.data_path_restored(now_ns, out)
+                else:
+                    role.data_path_lost(now_ns, out)
             case ev.DeadlineReached():
                 late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
                 if late_ns is not None:

@@ -168,6 +168,9 @@ class Role:
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """The connection is back; what was asked, and answers to it, may be lost."""
 
+    def data_path_lost(self, now_ns: int, out: Effects) -> None:
+        """The connection is down: nobody can be asked or answered."""
+
     def woken_up(self, now_ns: int, out: Effects) -> None:
         """The leader says that there is more."""
 

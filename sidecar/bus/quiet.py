@@ -60,8 +60,6 @@ class QuietTalk:
         """Of those that wait."""
         self._asked: dict[int, Question] = {}
         """The last turn's."""
-        self._frames: dict[tuple[QuietFetch, ...], bytes] = {}
-        """The last turn's questions: most are the same again."""
         self._timer = Timer(self._turn)
         self._is_ticking = False
         self._ending = Slices(self._end_one)
@@ -97,16 +95,13 @@ class QuietTalk:
     def _turn(self) -> None:
         now_ns = clock.now_ns()
         questions, ended = self._quiet.due(now_ns)
-        before, self._frames = self._frames, {}
         self._asked = {question.number: question for question in questions}
         for silent in ended:
             self._counters["leaders' nodes silent about quiet fetches"] += 1
             self._end(silent)
         for question in questions:
-            frame = before.get(question.fetches) or self._frame(question.fetches)
-            self._frames[question.fetches] = frame
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
-            if not self._bus.send(self._subjects.notify(question.leader), (frame,), reply):
+            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question.fetches),), reply):
                 self._end(self._quiet.failed(question))
         self._is_ticking = len(self._quiet) > 0
         if self._is_ticking:

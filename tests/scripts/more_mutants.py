@@ -20,7 +20,7 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion
 from liftpy.log.rechecks import Recheck
 from liftpy.log.segment import Segment
-from liftpy.replica import commit, follower, lag, reads, replica
+from liftpy.replica import commit, follower, lag, quiet, reads, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_service import FetchService
@@ -28,6 +28,7 @@ from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.progress import Progress
 from liftpy.replica.reads import Reads
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.waiting import FailedRole, WaitingRole
@@ -419,6 +420,36 @@ def failed_replica_stays() -> Patches:
     return [method(FailedRole, "_make_way", lambda self, now_ns, out: None)]
 
 
+def any_quiet_fetch_is_confirmed() -> Patches:
+    def confirm(self: FetchService, event: ev.QuietFetchReceived, now_ns: int) -> bool:
+        self.followers[event.replica].still_waits(now_ns)
+        return True
+
+    return [method(FetchService, "still_waits", confirm)]
+
+
+def confirmed_and_not_counted() -> Patches:
+    return [method(Progress, "still_waits", lambda self, now_ns: None)]
+
+
+def silent_node_is_waited_for() -> Patches:
+    return [method(quiet, "MISSES", 1 << 30)]
+
+
+def quiet_follower_forgets_its_leader() -> Patches:
+    real = FollowerRole._leave_quiet
+
+    def leave(self: FollowerRole, heard_ns: int, now_ns: int, out: list) -> None:
+        real(self, heard_ns, now_ns, out)
+        self.shared.deadlines.cancel(ev.Deadline.LEADER, out)
+
+    return [method(FollowerRole, "_leave_quiet", leave)]
+
+
+def idle_leader_looks_no_more() -> Patches:
+    return [method(LeaderRole, "_next_look_ns", lambda self, now_ns: now_ns + 3_600_000_000_000)]
+
+
 MUTANTS: Sequence[Mutant] = (
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
@@ -472,4 +503,9 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("slow by one flush", "L8", slow_by_one_flush),
     Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
     Mutant("a replica that lags says cut", "R6", lagging_says_cut),
+    Mutant("any quiet fetch is confirmed", "KIP-227: a session that outlives what it is about", any_quiet_fetch_is_confirmed),
+    Mutant("a quiet fetch is confirmed and not counted", "L8", confirmed_and_not_counted),
+    Mutant("a silent leader's node is waited for", "L1", silent_node_is_waited_for),
+    Mutant("a quiet follower forgets its leader", "L1", quiet_follower_forgets_its_leader),
+    Mutant("an idle leader looks no more for lag", "L8", idle_leader_looks_no_more),
 )

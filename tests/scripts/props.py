@@ -12,12 +12,22 @@ from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
 from liftpy.testing.clients import Publisher
 from liftpy.testing.clock import MS
 from liftpy.testing.cluster import STREAM, Cluster
-from liftpy.testing.messages import Ack, AckFrame, EpochRequest, FetchRequest, FetchResponse, Publish, ReadAnswer, ReadFrame
+from liftpy.testing.messages import (
+    Ack,
+    AckFrame,
+    EpochRequest,
+    FetchRequest,
+    FetchResponse,
+    Publish,
+    QuietQuestion,
+    ReadAnswer,
+    ReadFrame,
+)
 
 KINDS: dict[type, str] = {
     Publish: "publish", AckFrame: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
     EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.WokenUp: "wake",
-    ReadFrame: "read", ReadAnswer: "read answer",
+    ReadFrame: "read", ReadAnswer: "read answer", QuietQuestion: "quiet question", frozenset: "quiet answer",
 }  # fmt: skip
 """What ``hold`` calls a message of the data path. On the metadata path it is the request's field name in ``ControlRequest``
 (``changeIsr``, ``reportLeader``, ``registerNode``...), or that with " answer" behind it, or ``heartbeat``, ``heartbeat answer``,

@@ -45,6 +45,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
         "service",
         "fetches",
         "notifications",
+        "quiet",
         "probes",
         "reads",
         "proposals",

@@ -1,0 +1,135 @@
+"""A partition without news is asked for together with others, and nobody who fails in the quiet is noticed later for it.
+
+The followers wait at the fetch that was answered with nothing; a question from node to node takes the place of the next ones.
+
+Shows D16, L2, L8, and that leaders, followers and ISR are looked after while nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from tests.scripts.stage import Stage
+
+KILLS = (
+    "any quiet fetch is confirmed",
+    "a quiet fetch is confirmed and not counted",
+    "a silent leader's node is waited for",
+    "a quiet follower forgets its leader",
+    "an idle leader looks no more for lag",
+)
+
+QUIET = "FOLLOWER_QUIET"
+
+
+def be_quiet(s: Stage) -> tuple[str, str, str]:
+    """Leader and followers, when both of those wait quietly."""
+    s.publish(3)
+    s.settle()
+    a, (b, c) = s.leader, s.followers
+    s.until(lambda: s.phase(b) == s.phase(c) == QUIET)
+    return a, b, c
+
+
+def test_nothing_is_fetched_in_a_quiet_minute_and_everybody_stays_in_the_isr() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        epoch = s.partition.epoch
+        with s.holding("fetch", "data", "wake", "notice") as held:
+            s.always(lambda: s.isr == {a, b, c} and s.phase(b) == s.phase(c) == QUIET, 60)
+        assert held.count == 0
+        assert s.partition.epoch == epoch
+        assert s.counted("quiet fetch confirmed") >= 2 * 60 / 3
+
+
+def test_a_publish_in_the_quiet_is_acknowledged_as_fast_as_ever() -> None:
+    with Stage() as s:
+        be_quiet(s)
+        sent = s.send()
+        assert s.until(lambda: sent.acked) < 0.1
+
+
+def test_records_that_are_lost_on_their_way_are_fetched() -> None:
+    with Stage(probe_after=0) as s:  # nobody else looks for who holds HW back
+        _, _, c = be_quiet(s)
+        lost = s.hold("data", "wake", receiver=c, at_most=1)
+        sent = s.send()
+        s.until(lambda: lost.count == 1)
+        lost.drop()
+        assert s.phase(c) == QUIET
+        assert s.until(lambda: s.end(c) == 4) < 3.5, "its wait is not confirmed any more"
+        assert s.outcome(sent) == "acked"
+
+
+def test_lost_questions_change_nothing() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        for kind in ("quiet question", "quiet answer"):
+            lost = s.hold(kind, at_most=1)
+            s.until(lambda held=lost: held.count == 1)
+            lost.drop()
+            s.always(lambda: s.isr == {a, b, c} and s.phase(b) == s.phase(c) == QUIET, 8)
+
+
+def test_a_leader_that_loses_power_in_the_quiet_is_replaced() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.power_off(a)
+        assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 3
+        s.acked_again(1)
+
+
+def test_a_leader_whose_data_path_is_down_is_replaced_as_soon_as_in_a_busy_partition() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.isolate(a)
+        assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 7
+
+
+def test_a_leader_that_two_followers_can_not_reach_is_reported() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.cut(b, a)
+        s.cut(c, a)
+        assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 7
+        s.mend(b, a)
+        s.mend(c, a)
+
+
+def test_a_follower_that_can_not_reach_its_leader_leaves_the_isr_in_the_lag_time() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.cut(c, a)
+        assert s.until(lambda: s.isr == {a, b}) < 6.5
+        s.mend(c, a)
+        s.until(lambda: s.isr == {a, b, c})
+
+
+def test_a_follower_that_stands_still_leaves_the_isr_and_comes_back() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.pause(c)
+        assert s.until(lambda: s.isr == {a, b}) < 6.5
+        s.resume(c)
+        s.until(lambda: s.isr == {a, b, c})
+
+
+def test_a_leader_of_the_published_protocol_is_fetched_from() -> None:
+    with Stage() as s:
+        s.cluster.nodes[s.leader].awaits_more = False
+        s.publish(3)
+        s.settle()
+        a, (b, c) = s.leader, s.followers
+        s.until(lambda: s.counted("quiet fetches: silence") == 2)
+        s.always(lambda: s.isr == {a, b, c}, 120)
+        assert s.leader == a, "nobody takes that silence for its own"
+        sent = s.send()
+        assert s.until(lambda: sent.acked) < 0.1
+
+
+def test_followers_of_the_published_protocol_fetch() -> None:
+    with Stage() as s:
+        a, (b, c) = s.leader, s.followers
+        s.cluster.nodes[b].awaits_more = False
+        s.publish(3)
+        s.settle()
+        s.until(lambda: s.phase(c) == QUIET)
+        s.always(lambda: s.isr == {a, b, c} and s.phase(b) != QUIET, 60)

@@ -1,0 +1,461 @@
+"""Quiet partitions: who waits, what is asked for together, what counts, and how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.events import Deadline
+from liftpy.replica.quiet import ASK_AGAIN_NS, MAX_PER_QUESTION, Question, QuietFetch, QuietFetches
+from tests.unit.replica.stepping import S, Stepped, state
+
+SOON = ReplicationConfig(quiet_rounds=2)
+
+
+# ---- a follower ----------------------------------------------------------------------------------------------------------
+def quiet_follower(config: ReplicationConfig = SOON, **partition: str) -> Stepped:
+    """With three committed records, after its idle waits."""
+    follower = Stepped("b", config).follows(state(**partition))  # type: ignore[arg-type]
+    follower.answered([(0, 2, 1)], hw=2)
+    follower.step(ev.LogFlushed(3))
+    follower.answered([], hw=2)
+    for _ in range(config.quiet_rounds - 1):
+        follower.fire(Deadline.FETCH)
+        follower.answered([], hw=2)
+    return follower
+
+
+def deadlines(stepped: Stepped) -> set[Deadline]:
+    return set(stepped.replica._shared.deadlines._at_ns)
+
+
+def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_own() -> None:
+    follower = quiet_follower()
+    asked = follower.only(do.WaitQuietly)
+    assert asked == do.WaitQuietly(follower.replica._role._idle_request_id, "a", 1)
+    assert follower.replica.phase == "FOLLOWER_QUIET"
+    assert deadlines(follower) == set()
+    assert follower.replica.may_serve_committed()
+
+
+def test_ten_idle_waits_by_default() -> None:
+    follower = quiet_follower(ReplicationConfig())
+    assert follower.replica.phase == "FOLLOWER_QUIET"
+    assert ReplicationConfig().quiet_rounds == 10
+
+
+@pytest.mark.parametrize("isr", ["ab", "ac"])
+def test_only_a_member_of_the_isr_waits_so(isr: str) -> None:
+    assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
+
+
+def test_not_while_something_is_uncommitted() -> None:
+    follower = Stepped("b", SOON).follows()
+    follower.answered([(0, 2, 1)], hw=1)
+    follower.step(ev.LogFlushed(3))
+    follower.answered([], hw=1)
+    for _ in range(4):
+        follower.fire(Deadline.FETCH)
+        follower.answered([], hw=1)
+        assert follower.replica.phase == "FOLLOWER_IDLE", "HW may come with the next answer"
+
+
+def test_records_a_wake_up_and_a_lost_connection_end_it() -> None:
+    def more(follower: Stepped) -> None:
+        follower.answered([(3, 3, 1)], hw=2, request=follower.replica._role._idle_request_id)
+        assert follower.has(do.AppendFetched)
+
+    def piece(follower: Stepped) -> None:
+        follower.step(ev.FetchPieceArrived(follower.replica._role._idle_request_id, 1))
+        assert follower.has(do.SendFetch)
+
+    def wake(follower: Stepped) -> None:
+        follower.step(ev.WokenUp())
+        assert follower.has(do.SendFetch)
+
+    def notice(follower: Stepped) -> None:
+        follower.step(ev.NoticeReceived("a", 1, 1, 0, 9, 0))
+        assert follower.has(do.SendFetch)
+
+    def back(follower: Stepped) -> None:
+        follower.step(ev.DataPathChanged(True))
+        assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+
+    for end in (more, piece, wake, notice, back):
+        follower = quiet_follower()
+        end(follower)
+        assert follower.has(do.StopWaiting), end
+        assert Deadline.LEADER in deadlines(follower), end
+        assert not follower.has(do.ReportLeader)
+
+
+def test_hw_alone_and_strangers_answers_do_not_end_it() -> None:
+    follower = quiet_follower()
+    request = follower.replica._role._idle_request_id
+    follower.answered([], hw=2, request=request)
+    assert follower.sent() == []
+    follower.answered([(3, 3, 1)], hw=2, request=request - 1)
+    assert follower.sent() == [do.DropFetched(follower.tokens, "stale request")]
+    follower.step(ev.FetchPieceArrived(request + 1, 1))
+    assert follower.sent() == []
+    assert follower.replica.phase == "FOLLOWER_QUIET"
+
+
+def test_another_leadership_and_the_stop_end_it() -> None:
+    for event in (ev.PartitionChanged(state("c", leader_epoch=2, epoch=2), {"a": 1, "b": 1, "c": 1}), ev.StopRequested()):
+        follower = quiet_follower()
+        follower.step(event)
+        assert follower.has(do.StopWaiting)
+
+
+def test_what_is_not_confirmed_is_fetched_at_once_and_begins_anew() -> None:
+    follower = quiet_follower()
+    follower.step(ev.QuietEnded(follower.now_ns), after_s=50)
+    assert follower.has(do.StopWaiting)
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
+    follower.answered([], hw=2, request=fetch.request_id)
+    assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"
+    follower.step(ev.QuietEnded(follower.now_ns))
+    assert follower.sent() == [], "one that came too late"
+
+
+def test_a_leader_that_was_not_heard_meanwhile_is_reported_when_it_does_not_answer() -> None:
+    follower = quiet_follower()
+    heard_ns = follower.now_ns
+    follower.step(ev.QuietEnded(heard_ns), after_s=3)
+    assert not follower.has(do.ReportLeader), "it is asked first"
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader)
+    assert follower.now_ns - heard_ns == 4 * S
+
+
+def test_a_leader_that_answers_that_fetch_is_not_reported() -> None:
+    follower = quiet_follower()
+    follower.step(ev.QuietEnded(follower.now_ns), after_s=3)
+    follower.answered([], hw=2)
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+
+
+def test_where_it_can_not_be_asked_for_with_others_it_fetches_after_long_waits() -> None:
+    follower = quiet_follower()
+    follower.step(ev.QuietEnded(None))
+    assert follower.sent() == [do.StopWaiting()]
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    before = follower.now_ns
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+    assert follower.now_ns - before == 3 * S
+    follower.answered([], hw=2)
+    assert follower.has(do.WaitQuietly), "it tries again each time"
+
+
+# ---- a leader ------------------------------------------------------------------------------------------------------------
+def leader_with_a_quiet_follower() -> Stepped:
+    """Leader a with three committed records; b's last fetch has the token that ``asked`` names."""
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("c", 2, request_id=70, awaits_more=True)
+    leader.fetch("b", 2, request_id=80, awaits_more=True)
+    assert leader.replica.high_watermark == 2
+    return leader
+
+
+def asked(**other: object) -> ev.QuietFetchReceived:
+    question = ev.QuietFetchReceived(token=9, replica="b", incarnation=1, leader_epoch=2, request_id=80)
+    return replace(question, **other)  # type: ignore[arg-type]
+
+
+def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 0.0) -> bool:
+    leader.step(question, after_s)
+    assert leader.sent() in ([do.ConfirmQuiet(question.token)], [])
+    return leader.has(do.ConfirmQuiet)
+
+
+def test_a_fetch_that_still_waits_is_counted_as_if_it_had_come_again() -> None:
+    leader = leader_with_a_quiet_follower()
+    progress = leader.replica._role.service.followers["b"]
+    assert confirms(leader, asked(), after_s=3)
+    assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_asked_ns == leader.now_ns
+    assert (progress.position, progress.last_request_id) == (2, 80)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"request_id": 79},
+        {"request_id": 81},
+        {"request_id": 0},
+        {"request_id": 70},
+        {"incarnation": 0},
+        {"incarnation": 2},
+        {"leader_epoch": 1},
+        {"leader_epoch": 3},
+        {"replica": "d"},
+        {"replica": "a"},
+    ],
+)
+def test_any_other_is_not_confirmed_and_counts_nothing(other: dict[str, object]) -> None:
+    leader = leader_with_a_quiet_follower()
+    progress = leader.replica._role.service.followers["b"]
+    before = progress.caught_up_ns
+    assert not confirms(leader, asked(**other), after_s=3)
+    assert progress.caught_up_ns == before
+
+
+def test_not_when_there_is_more() -> None:
+    leader = leader_with_a_quiet_follower()
+    leader.publish(1)
+    assert not confirms(leader, asked())
+
+
+def test_not_by_a_follower_that_is_woken_up_instead() -> None:
+    leader = leader_with_a_quiet_follower()
+    leader.fetch("b", 2, request_id=81)
+    assert not confirms(leader, asked(request_id=81))
+
+
+def test_not_of_a_process_that_is_not_live_or_a_replica_outside_the_isr() -> None:
+    leader = leader_with_a_quiet_follower()
+    leader.told(state(leader_epoch=2, epoch=2, isr="ac"))
+    assert not confirms(leader, asked()), "it joins by a fetch"
+    leader = leader_with_a_quiet_follower()
+    leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
+    assert not confirms(leader, asked()), "fenced"
+    leader = leader_with_a_quiet_follower()
+    leader.told(state(leader_epoch=2), {"a": 1, "b": 2, "c": 1})
+    assert not confirms(leader, asked())
+    assert not confirms(leader, asked(incarnation=2)), "it has not fetched yet"
+
+
+def test_who_is_confirmed_stays_in_the_isr_and_who_is_silent_leaves_it_in_the_lag_time() -> None:
+    leader = leader_with_a_quiet_follower()
+    began = leader.now_ns
+    while leader.now_ns - began < 60 * S:
+        leader.heard()
+        assert confirms(leader, asked(), after_s=1)
+        assert confirms(leader, asked(replica="c", request_id=70))
+        due = [kind for kind, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]
+        for kind in due:
+            leader.step(ev.DeadlineReached(kind))
+            assert not leader.has(do.ProposeIsr)
+    silent_since = leader.now_ns
+    while not leader.has(do.ProposeIsr):
+        leader.heard()
+        confirms(leader, asked(replica="c", request_id=70), after_s=0.1)
+        for kind in [k for k, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]:
+            leader.step(ev.DeadlineReached(kind))
+            if leader.has(do.ProposeIsr):
+                break
+        assert leader.now_ns - silent_since < 6 * S
+    assert leader.only(do.ProposeIsr).isr == {"a", "c"}
+
+
+def test_after_a_long_quiet_the_next_fetch_is_believed_at_once() -> None:
+    leader = leader_with_a_quiet_follower()
+    for _ in range(1200):
+        assert confirms(leader, asked(), after_s=3)
+    leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica._role.service.followers["b"].last_request_id == 80 + 3600 * S
+
+
+def test_an_idle_leader_looks_for_lag_as_seldom_as_somebody_can_lag() -> None:
+    leader = leader_with_a_quiet_follower()
+    looks, began = 0, leader.now_ns
+    while leader.now_ns - began < 60 * S:
+        leader.heard()
+        confirms(leader, asked(), after_s=1)
+        confirms(leader, asked(replica="c", request_id=70))
+        if leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns:
+            leader.step(ev.DeadlineReached(Deadline.LAG))
+            looks += 1
+    assert looks <= 17
+    leader.step(ev.DataPathChanged(False))
+    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "it may have to give up"
+    leader = leader_with_a_quiet_follower()
+    leader.fire(Deadline.LAG)
+    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] > leader.now_ns + 1.25 * S
+    leader.publish(1)
+    assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
+
+
+def test_a_follower_and_a_waiting_replica_confirm_nothing() -> None:
+    for stepped in (quiet_follower(), Stepped("b").opened()):
+        stepped.step(asked(replica="c"))
+        assert stepped.out == []
+
+
+# ---- a node's list -------------------------------------------------------------------------------------------------------
+CONFIG = ReplicationConfig()
+
+
+def fetch(number: int, request_id: int | None = None) -> QuietFetch:
+    return QuietFetch(PartitionKey("orders", "uid-1", number), 1, number if request_id is None else request_id)
+
+
+class Node:
+    """Its list under a hand-moved clock; ``turn`` is one interval."""
+
+    def __init__(self, count: int = 0, leader: str = "n2") -> None:
+        self.quiet = QuietFetches(CONFIG)
+        self.now_ns = 100 * S
+        self.fetches = [fetch(number) for number in range(count)]
+        self.ended: list[QuietFetch] = []
+        for each in self.fetches:
+            assert self.quiet.add(each, leader, self.now_ns)
+
+    def turn(self, *, intervals: float = 1.0) -> list[Question]:
+        self.now_ns += round(self.quiet.interval_ns * intervals)
+        questions, ended = self.quiet.due(self.now_ns)
+        self.ended += [each for end in ended for each in end.fetches]
+        return questions
+
+    def answered_turn(self) -> list[Question]:
+        questions = self.turn()
+        for question in questions:
+            assert self.quiet.answered(question, ()) is None
+        return questions
+
+
+def test_every_fetch_is_asked_for_within_the_wait_of_a_quiet_partition() -> None:
+    node = Node(10)
+    assert node.quiet.interval_ns == S
+    for _ in range(5):
+        asked_for = Counter(each for _ in range(3) for question in node.answered_turn() for each in question.fetches)
+        assert asked_for == Counter(node.fetches)
+
+
+def test_what_comes_and_goes_beside_it_keeps_no_fetch_from_its_turn() -> None:
+    node, seen = Node(1), []
+    for number in range(9):
+        other = fetch(100 + number, request_id=number)
+        node.quiet.add(other, "n2", node.now_ns)
+        seen += [each for question in node.answered_turn() for each in question.fetches]
+        node.quiet.remove(other.key)
+    assert seen.count(node.fetches[0]) == 3
+
+
+def test_a_thousand_idle_partitions_are_four_messages_a_second_for_a_node() -> None:
+    """Those that it follows of two other nodes, and the same from their side; whatever this machine's clock and load are."""
+    node = Node()
+    for number in range(667):
+        node.quiet.add(fetch(number), "n2" if number % 2 else "n3", node.now_ns)
+    turns = 60
+    asked_for = [question for _ in range(turns) for question in node.answered_turn()]
+    seconds = turns * node.quiet.interval_ns / S
+    questions_a_second, fetches_a_second = len(asked_for) / seconds, sum(len(q.fetches) for q in asked_for) / seconds
+    assert 2 * questions_a_second == 4, "questions, and as many answers to the others'"
+    assert fetches_a_second == pytest.approx(667 / 3, rel=0.01)
+
+
+def test_many_travel_in_more_than_one_question() -> None:
+    node = Node(4 * MAX_PER_QUESTION)
+    sizes = [len(question.fetches) for _ in range(3) for question in node.answered_turn()]
+    assert sum(sizes) == 4 * MAX_PER_QUESTION
+    assert max(sizes) == MAX_PER_QUESTION
+
+
+def test_a_leaders_node_is_looked_at_every_turn_even_for_one_fetch() -> None:
+    node = Node(1)
+    assert all(len(node.answered_turn()) == 1 for _ in range(6))
+
+
+def test_those_not_confirmed_end_and_the_others_go_on() -> None:
+    node = Node(9)
+    question = node.turn()[0]
+    ended = node.quiet.answered(question, {0, 2})
+    assert ended is not None
+    assert ended.fetches == (question.fetches[0], question.fetches[2])
+    assert len(node.quiet) == 7
+    assert node.quiet.answered(question, {1}) is None, "the answer repeated"
+    assert len(node.quiet) == 7
+
+
+def test_one_lost_question_is_asked_again_in_the_next_turn() -> None:
+    node = Node(9)
+    (lost,) = node.turn()
+    again = node.turn()
+    assert lost.fetches in [question.fetches for question in again]
+    for question in again:
+        node.quiet.answered(question, ())
+    assert not node.ended
+    assert lost.fetches not in [question.fetches for question in node.turn()]
+
+
+def test_two_lost_turns_end_all_that_wait_at_that_node_and_tell_when_it_was_heard() -> None:
+    node = Node(9)
+    other = fetch(50)
+    node.quiet.add(other, "n3", node.now_ns)
+    node.answered_turn()
+    heard_ns = node.now_ns
+    for _ in range(2):
+        for question in node.turn():
+            if question.leader == "n3":
+                node.quiet.answered(question, ())
+        assert not node.ended
+    node.now_ns += node.quiet.interval_ns
+    _, (ended,) = node.quiet.due(node.now_ns)
+    assert set(ended.fetches) == set(node.fetches)
+    assert ended.heard_ns == heard_ns
+    assert len(node.quiet) == 1, "the other leader's node has answered"
+
+
+def test_one_page_that_never_comes_through_is_silence_too() -> None:
+    node = Node(4 * MAX_PER_QUESTION)
+    for _ in range(4):
+        for question in node.turn()[1:]:
+            node.quiet.answered(question, ())
+    assert len(node.ended) == 4 * MAX_PER_QUESTION
+
+
+def test_a_silent_node_is_not_asked_again_for_a_while() -> None:
+    node = Node(1)
+    for _ in range(3):
+        node.turn()
+    assert node.ended == node.fetches
+    assert not node.quiet.add(fetch(1), "n2", node.now_ns)
+    assert node.quiet.add(fetch(1), "n3", node.now_ns)
+    assert node.quiet.add(fetch(2), "n2", node.now_ns + ASK_AGAIN_NS)
+
+
+def test_no_responders_end_all_at_once_and_it_may_be_asked_again() -> None:
+    node = Node(9)
+    question = node.turn()[0]
+    ended = node.quiet.failed(question)
+    assert ended is not None
+    assert set(ended.fetches) == set(node.fetches)
+    assert len(node.quiet) == 0
+    assert node.quiet.failed(question) is None
+    assert node.quiet.add(fetch(1), "n2", node.now_ns)
+
+
+def test_who_stood_still_does_not_blame_the_others() -> None:
+    node = Node(3)
+    for _ in range(5):
+        node.turn(intervals=30)
+    assert not node.ended
+
+
+def test_a_fetch_that_was_replaced_meanwhile_is_not_ended_by_the_answer_to_the_one_before() -> None:
+    node = Node(1)
+    while not (question := node.turn()[0]).fetches:
+        node.quiet.answered(question, ())
+    node.quiet.remove(node.fetches[0].key)
+    newer = fetch(0, request_id=99)
+    node.quiet.add(newer, "n2", node.now_ns)
+    assert node.quiet.answered(question, {0}) is None
+    assert len(node.quiet) == 1
+
+
+def test_it_never_waits_longer_than_lag_and_leader_time_outs_allow() -> None:
+    quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
+    assert quick.interval_ns == 0.3 * S
+    assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S
