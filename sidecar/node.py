@@ -181,17 +181,7 @@ class Node:
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
         router = AnswerRouter(bus)
-        self._quiet = quiet = QuietTalk(
-            router,
-            self.subjects,
-            settings.node_id,
-            self.incarnation,
-            self._node_inboxes,
-            settings.replication,
-            self._timers,
-            self._deliver,
-            self.counters,
-        )
+        self._quiet = quiet = self._make_quiet(router)
         notifications = Notifications(
             bus,
             self.subjects,
@@ -251,6 +241,19 @@ class Node:
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
+
+    def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
+        return QuietTalk(
+            router,
+            self.subjects,
+            self.settings.node_id,
+            self.incarnation,
+            self._node_inboxes,
+            self.settings.replication,
+            self._timers,
+            self._deliver,
+            self.counters,
+        )
 
     def _descriptors(self) -> dict[str, int]:
         """For status: open files, and what their limit allows."""

@@ -188,8 +188,11 @@ class WaitQuietly:
     (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
 
     request_id: int
+    """Of that fetch."""
     leader: str
+    """Whose node is asked."""
     leader_epoch: int
+    """In which this replica follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +202,10 @@ class StopWaiting:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmQuiet:
-    """Leader: the fetch of the QuietFetchReceived under ``token`` still waits at the log end, and has been counted."""
+    """Leader: a fetch still waits at the log end, and has been counted."""
 
     token: int
+    """Of the QuietFetchReceived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,18 +310,23 @@ class QuietFetchReceived:
     """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
 
     token: int
+    """Of the question's part that is about this fetch; ConfirmQuiet names it."""
     replica: str
+    """Who asks."""
     incarnation: int
+    """Of its process."""
     leader_epoch: int
+    """In which it follows."""
     request_id: int
+    """Of its last fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuietEnded:
-    """The fetch of WaitQuietly may wait no more; its leader's node was last heard at ``heard_ns`` (monotonic). None: it can't be asked
-    for together with others, but nothing says that it does not wait."""
+    """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
 
     heard_ns: int | None
+    """Monotonic, ns: when the leader's node was last heard. None: nothing says that the fetch does not wait, but nobody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

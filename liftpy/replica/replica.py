@@ -208,11 +208,7 @@ class Replica:
                 self._shared.lease.heard(event.sent_ns)
                 role.metadata_heard(now_ns, out)
             case ev.DataPathChanged():
-                self._data_path_changed(event, now_ns)
-                if event.is_up:
-                    role.data_path_restored(now_ns, out)
-                else:
-                    role.data_path_lost(now_ns, out)
+                self._data_path_changed(event, now_ns, out)
             case ev.DeadlineReached():
                 late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
                 if late_ns is not None:
@@ -238,8 +234,7 @@ class Replica:
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
             case ev.LogTruncated():
-                self._shared.log.truncated(event.end_offset)
-                role.log_truncated(now_ns, out)
+                self._log_truncated(event, now_ns, out)
             case ev.ReplayProgressed():
                 role.replay_progressed(event.end_offset, False, now_ns, out)
             case ev.ReplayFinished():
@@ -269,12 +264,18 @@ class Replica:
         self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
         self._persisted_epoch = event.persisted_epoch
 
-    def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int) -> None:
+    def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int, out: Effects) -> None:
         shared = self._shared
         if event.is_up:
             shared.data_path_down_ns = None
+            self._role.data_path_restored(now_ns, out)
         elif shared.data_path_down_ns is None:
             shared.data_path_down_ns = now_ns
+            self._role.data_path_lost(now_ns, out)
+
+    def _log_truncated(self, event: ev.LogTruncated, now_ns: int, out: Effects) -> None:
+        self._shared.log.truncated(event.end_offset)
+        self._role.log_truncated(now_ns, out)
 
     def _log_start_moved(self, event: ev.LogStartMoved) -> None:
         if event.log_start_offset > self._shared.log.log_start_offset:

@@ -18,10 +18,10 @@ from liftpy.replica import events
 from liftpy.replica.quiet import MAX_PER_QUESTION, Ended, Question, QuietFetch, QuietFetches
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.header_block import is_status
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.publishes import is_status
 from sidecar.bus.replication import AnswerRouter
 from sidecar.slices import Slices
 from sidecar.timers import Timer, Timers

@@ -28,6 +28,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.notify import Notifications
+from sidecar.bus.quiet import QuietTalk
 from sidecar.bus.replication import AnswerRouter
 from sidecar.flush_times import NodeFlushTimes
 from sidecar.partition_worker import PartitionWorker
@@ -154,14 +155,16 @@ class WorkerNode:
         bus: Any = self.bus
         counters: Counter[str] = Counter()
         inboxes = InboxRule((subjects.inboxes(),))
+        router = AnswerRouter(bus)
+        quiet = QuietTalk(router, subjects, node_id, incarnation, inboxes, CONFIG, self.timers, self._noticed, counters)
         notifications = Notifications(
-            bus, subjects, node_id, inboxes, self._noticed, lambda *a: None, lambda *a: False, counters
+            bus, subjects, node_id, inboxes, self._noticed, lambda *a: None, lambda *a: False, quiet.received, counters
         )
         tools: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, reads=bus), intake=NodeIntake(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, inboxes=InboxRule(("_INBOX.",)),
-            node_inboxes=inboxes, router=AnswerRouter(bus), notifications=notifications,
+            node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
             counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
             repair=lambda why: None, step_aside=lambda *a: None,
