@@ -240,7 +240,9 @@ class Process:
         self._end_quiet(self.quiet.failed(question) if absent else self.quiet.answered(question, answer))
 
     def _end_quiet(self, ended: Ended | None) -> None:
-        for fetch in ended.fetches if ended is not None else ():
+        if ended is None:
+            return
+        for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
             self.replicas[fetch.key].feed(ev.QuietEnded(ended.heard_ns))
 

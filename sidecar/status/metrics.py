@@ -50,6 +50,8 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_partitions", "Replicas on this node.", value=len(partitions))
         leads = sum(p["role"] == "LEADER" for p in partitions)
         yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=leads)
+        quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
+        yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in partitions if p["role"] == "LEADER")
         yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
         slow = sum(p["has_slow_disk"] + sum(f["has_slow_disk"] for f in p["followers"].values()) for p in partitions)

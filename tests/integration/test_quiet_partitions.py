@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,14 @@ PARTITIONS = 12
 def three() -> Iterator[DevCluster]:
     with DevCluster(3, settings={**QUICK, "LIFTPY_REPLICATION_QUIET_ROUNDS": "2"}, on_line=show) as running:
         yield running
+
+
+def quiet_partitions(status_url: str) -> int:
+    """As a node's metrics tell it."""
+    with urllib.request.urlopen(f"{status_url}/metrics", timeout=5) as answer:
+        found = re.search(r"^liftpy_partitions_quiet (\d+)", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 async def test_a_quiet_partition_is_not_fetched_and_its_replicas_are_looked_after(three: DevCluster, stream_name: str) -> None:
@@ -62,6 +72,8 @@ async def test_a_quiet_partition_is_not_fetched_and_its_replicas_are_looked_afte
     await bench.until(often, "every follower's fetch was asked for three times")
     assert fetches == []
     assert await all_are_quiet()
+    counts = [await asyncio.to_thread(quiet_partitions, node.status_url) for node in three.nodes.values()]
+    assert sum(counts) == 2 * PARTITIONS
     for subscription in listening:
         await subscription.unsubscribe()
 

@@ -94,6 +94,16 @@ def test_a_leader_that_two_followers_can_not_reach_is_reported() -> None:
         s.mend(c, a)
 
 
+def test_a_leader_that_hears_its_followers_and_is_not_heard_is_reported() -> None:
+    with Stage() as s:
+        a, b, c = be_quiet(s)
+        s.cut(a, b, both=False)
+        s.cut(a, c, both=False)
+        assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 7, "its own lag and lease are as ever"
+        s.mend(a, b)
+        s.mend(a, c)
+
+
 def test_a_follower_that_can_not_reach_its_leader_leaves_the_isr_in_the_lag_time() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
