@@ -31,8 +31,8 @@ from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
-from sidecar.bus.notify import Notifications
-from sidecar.bus.quiet import QuietTalk
+from sidecar.bus.notify import Notifications, Requests
+from sidecar.bus.quiet import Asker, QuietTalk
 from sidecar.bus.replication import AnswerRouter
 from sidecar.bus.rights import RightsWatch
 from sidecar.deletions import Deletions
@@ -188,9 +188,7 @@ class Node:
             settings.node_id,
             self._node_inboxes,
             self._deliver,
-            self._step_aside,
-            self._testify,
-            quiet.received,
+            Requests(self._step_aside, self._testify, quiet.received),
             self.counters,
         )
         tools = NodeTools(
@@ -246,8 +244,7 @@ class Node:
         return QuietTalk(
             router,
             self.subjects,
-            self.settings.node_id,
-            self.incarnation,
+            Asker(self.settings.node_id, self.incarnation),
             self._node_inboxes,
             self.settings.replication,
             self._timers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
@@ -28,6 +29,15 @@ Testify = Callable[[pb.LeaderQuestion], bool]
 """Whether this node serves as the leader that is asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What may be asked of a node on its notify subject, and who answers."""
+
+    step_aside: StepAside
+    testify: Testify
+    quiet_fetches: QuietFetches
+
+
 class Notifications:
     """Both directions for a whole node."""
 
@@ -38,9 +48,7 @@ class Notifications:
         node_id: str,
         inboxes: InboxRule,
         deliver: Deliver,
-        step_aside: StepAside,
-        testify: Testify,
-        quiet_fetches: QuietFetches,
+        requests: Requests,
         counters: Counter[str],
     ) -> None:
         self._bus = bus
@@ -48,9 +56,7 @@ class Notifications:
         self._node_id = node_id
         self._inboxes = inboxes
         self._deliver = deliver
-        self._step_aside = step_aside
-        self._testify = testify
-        self._quiet_fetches = quiet_fetches
+        self._requests = requests
         self._counters = counters
         self._listener = bus.listen(subjects.notify(node_id), self._arrived)
         self._wake_frames: dict[PartitionKey, bytes] = {}
@@ -96,17 +102,17 @@ class Notifications:
                 self._deliver(wake.stream, wake.partition, "", events.WokenUp())
                 return
             if kind is MessageType.QUIET_FETCHES:
-                self._quiet_fetches(reply, body)
+                self._requests.quiet_fetches(reply, body)
                 return
             if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
                 self._counters[REPLY] += 1
                 return
             if kind is MessageType.STEP_ASIDE:
                 request = frames.parse(body, pb.StepAside)
-                self._step_aside(request, lambda: self._answer(reply, request))
+                self._requests.step_aside(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:
-                testimony = pb.LeaderTestimony(serves=self._testify(frames.parse(body, pb.LeaderQuestion)))
+                testimony = pb.LeaderTestimony(serves=self._requests.testify(frames.parse(body, pb.LeaderQuestion)))
                 self._bus.send(reply.decode(), (frames.sealed(testimony),))
                 return
             if kind is not MessageType.LEADER_NOTICE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from liftpy.config import ReplicationConfig
@@ -20,6 +21,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.header_block import is_status
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.replication import AnswerRouter
@@ -31,6 +33,14 @@ Deliver = Callable[[str, int, str, events.Event], None]
 """(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: this node, as the process that it is now."""
+
+    node_id: str
+    incarnation: int
+
+
 class QuietTalk:
     """Both directions for a whole node. What its partitions ask for is bounded by their number."""
 
@@ -38,8 +48,7 @@ class QuietTalk:
         self,
         router: AnswerRouter,
         subjects: Subjects,
-        node_id: str,
-        incarnation: int,
+        asker: Asker,
         inboxes: InboxRule,
         config: ReplicationConfig,
         timers: Timers,
@@ -48,8 +57,7 @@ class QuietTalk:
     ) -> None:
         self._bus = router.bus
         self._subjects = subjects
-        self._node_id = node_id
-        self._incarnation = incarnation
+        self._asker = asker
         self._inboxes = inboxes
         self._timers = timers
         self._deliver = deliver
@@ -108,7 +116,7 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def _frame(self, fetches: tuple[QuietFetch, ...]) -> bytes:
-        question = pb.QuietFetches(replicaID=self._node_id, incarnation=self._incarnation)
+        question = pb.QuietFetches(replicaID=self._asker.node_id, incarnation=self._asker.incarnation)
         for fetch in fetches:
             question.fetches.add(
                 stream=fetch.key.stream,
@@ -117,7 +125,7 @@ class QuietTalk:
                 leaderEpoch=fetch.leader_epoch,
                 requestId=fetch.request_id,
             )
-        return frames.encode(question)
+        return frames.sealed(question)
 
     def _answered(self, number: int, payload: bytes, headers: bytes) -> None:
         question = self._asked.pop(number, None)
@@ -128,8 +136,8 @@ class QuietTalk:
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
-        except ProtocolError:
-            self._counters["bad frame"] += 1
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
             return
         if answer.count == len(question.fetches):
             self._end(self._quiet.answered(question, frozenset(answer.over)))
@@ -152,7 +160,7 @@ class QuietTalk:
             raise ProtocolError(f"{count} quiet fetches in one question")
         replica, incarnation = question.replicaID, question.incarnation
         if not self._inboxes.allows(reply) or not reply.startswith(f"{self._subjects.inbox(replica)}.".encode()):
-            self._counters["reply refused"] += 1
+            self._counters[REPLY] += 1
             return
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
@@ -162,7 +170,7 @@ class QuietTalk:
             self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
         confirmed = self._confirmed
         over = [token - first for token in range(first, first + count) if token not in confirmed]
-        self._bus.send(reply.decode(), (frames.encode(pb.QuietFetchesAnswer(over=over, count=count)),))
+        self._bus.send(reply.decode(), (frames.sealed(pb.QuietFetchesAnswer(over=over, count=count)),))
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
         """The partition's leader has counted it."""

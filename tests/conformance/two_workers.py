@@ -27,8 +27,8 @@ from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.notify import Notifications
-from sidecar.bus.quiet import QuietTalk
+from sidecar.bus.notify import Notifications, Requests
+from sidecar.bus.quiet import Asker, QuietTalk
 from sidecar.bus.replication import AnswerRouter
 from sidecar.flush_times import NodeFlushTimes
 from sidecar.partition_worker import PartitionWorker
@@ -156,9 +156,15 @@ class WorkerNode:
         counters: Counter[str] = Counter()
         inboxes = InboxRule((subjects.inboxes(),))
         router = AnswerRouter(bus)
-        quiet = QuietTalk(router, subjects, node_id, incarnation, inboxes, CONFIG, self.timers, self._noticed, counters)
+        quiet = QuietTalk(router, subjects, Asker(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters)
         notifications = Notifications(
-            bus, subjects, node_id, inboxes, self._noticed, lambda *a: None, lambda *a: False, quiet.received, counters
+            bus,
+            subjects,
+            node_id,
+            inboxes,
+            self._noticed,
+            Requests(lambda *a: None, lambda *a: False, quiet.received),
+            counters,
         )
         tools: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,

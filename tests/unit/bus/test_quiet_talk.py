@@ -19,8 +19,9 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.quiet import QuietTalk
+from sidecar.bus.quiet import Asker, QuietTalk
 from sidecar.bus.replication import AnswerRouter
 from sidecar.timers import Timers
 
@@ -61,7 +62,9 @@ class Side:
         self.timers = Timers()
         shell: Any = self.bus
         rule = InboxRule((Subjects().inboxes(),))
-        self.talk = QuietTalk(AnswerRouter(shell), Subjects(), node, 7, rule, QUICK, self.timers, self._deliver, self.counters)
+        self.talk = QuietTalk(
+            AnswerRouter(shell), Subjects(), Asker(node, 7), rule, QUICK, self.timers, self._deliver, self.counters
+        )
 
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
         self.events.append((stream, partition, event))
@@ -188,7 +191,7 @@ async def test_garbage_as_an_answer_is_counted(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     follower.bus.answer(reply, b"\x00garbage")
-    assert follower.counters["bad frame"] == 1
+    assert follower.counters["refused: not an envelope"] == 1
     assert not follower.ended()
 
 
@@ -211,7 +214,7 @@ async def test_a_leader_answers_the_replica_alone_that_is_named(leader: Side) ->
     for reply in (b"", b"liftpy.orders.0.replicate", b"_INBOX.x", b"liftpy.inbox.n3.x.1.1", b"liftpy.inbox.n2"):
         leader.talk.received(reply, memoryview(body()))
         assert not leader.events
-    assert leader.counters["reply refused"] == 5
+    assert leader.counters[REPLY] == 5
     leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(body()))
     ((subject, frame, _),) = leader.bus.sent
     assert subject == "liftpy.inbox.n2.x.1.1"
