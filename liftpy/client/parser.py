@@ -288,6 +288,13 @@ class StrictConnection(Client):
         self._wants_tls = bool(options.get("tls")) or wants_tls(urls)
         await super().connect(servers=servers, **options)
 
+    async def _process_connect_init(self) -> None:
+        """nats-py hands its messages to ``writelines``, which in some versions of asyncio (CVE-2024-12254) never says that it holds
+        enough: they then pile up there without a bound."""
+        transport: Any = self._transport
+        transport.writelines = lambda messages: transport.write(b"".join(messages))
+        await super()._process_connect_init()
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""
         if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
