@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from conftest import QUICK, close_bench, open_bench, show
 
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.devcluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -55,4 +57,44 @@ async def test_a_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, 
     assert all(p.leader for p in stream.partitions)
     assert any("handing over" in line for line in five.nodes[stopping].log)
     assert await bench.publish_acked(f"data.{stream_name}", [b"x"], timeout_s=3) == [1]
+    await close_bench(bench)
+
+
+async def test_a_forged_record_of_the_feed_deletes_no_data(five: DevCluster, stream_name: str) -> None:
+    """Nodes that are no controllers know the cluster by the feed, on which whoever can publish may say that a stream is gone."""
+    bench = await open_bench(five)
+    stream = await bench.create(stream_name, partitions=5)
+    subjects = [f"data.{stream_name}" + (f".{number}" if number else "") for number in range(5)]
+    for subject in subjects:
+        assert await bench.publish_acked(subject, [b"before"]) == [1]
+    followers = ("n4", "n5")
+    folders = [
+        five.data / node / "streams" / f"{stream_name}-{stream.uid}" / str(p.partition)
+        for node in followers
+        for p in stream.partitions
+        if node in p.replicas
+    ]
+    assert len(folders) == 6
+    index = (await bench.client.describe_cluster()).image.index
+    gone = pb.Record(streamDeleted=pb.StreamDeleted(name=stream_name, uid=stream.uid))
+    forged = pb.FeedEntry(index=index + 1, previousIndex=index, records=[gone])
+    await bench.nc.publish("liftpy.feed", frames.sealed(forged))
+
+    async def noticed() -> bool:
+        return all(any("Somebody else publishes on the feed" in line for line in five.nodes[node].log) for node in followers)
+
+    async def whole() -> bool:
+        found = (await bench.client.stream(stream_name)).partitions
+        return all(set(p.isr) == set(p.replicas) and p.leader for p in found)
+
+    await bench.until(noticed, "they have asked, and kept what they have")
+    for subject in subjects:
+        assert (await bench.publish_acked(subject, [b"after"]))[-1] >= 2
+    await bench.until(whole, "every partition is whole again")
+    for folder in folders:
+        assert any(file.stat().st_size for file in folder.iterdir()), folder
+    for node in followers:
+        for p in stream.partitions:
+            if node in p.replicas:
+                assert b"before" in await bench.read_from(node, stream_name, 2, p.partition)
     await close_bench(bench)
