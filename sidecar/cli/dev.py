@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import click
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import UnavailableError
 from sidecar.cli.options import credential_options, json_option
@@ -68,6 +70,7 @@ def dev(
         signal.signal(number, lambda *_: stopping.set())
     if nats:
         check_urls(nats.split(","))
+        asyncio.run(_look_in(nats, credentials))
     cluster = DevCluster(
         nodes,
         data=data,
@@ -87,6 +90,12 @@ def dev(
         if not as_json:
             click.echo("stopping", err=True)
         cluster.stop()
+
+
+async def _look_in(nats: str, credentials: Credentials) -> None:
+    """Nodes wait for ever for a NATS server; who sits before a terminal wants to know now that none is there, or lets nobody in."""
+    connection = await open_connection(nats, credentials=credentials, name="liftpy-dev")
+    await connection.close()
 
 
 class _Supervisor:

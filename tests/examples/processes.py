@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def start_service(
-    module_and_class: str, *, stream: str, node: str, data: Path, output: str, snapshot_every: int, nats_url: str
+    module_and_class: str,
+    *,
+    stream: str,
+    node: str,
+    data: Path,
+    output: str,
+    snapshot_every: int,
+    nats_url: str,
+    more: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[Any]:
-    """The process; it dies with this one. Its log goes to ``data``/``node``.log, its snapshots below ``data``/``node``."""
+    """The process; it dies with this one. Its log goes to ``data``/``node``.log, its snapshots below ``data``/``node``.
+
+    ``more``: flags beside these. ``environment``: beside this process's own.
+    """
     flags = {
         "--stream": stream,
         "--node": node,
@@ -28,8 +42,9 @@ def start_service(
     command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "service", module_and_class]
     for name, value in flags.items():
         command += [name, value]
+    command += more
     with (data / f"{node}.log").open("ab") as log:
-        return spawn(command, signal.SIGKILL, stdout=log, stderr=log, cwd=ROOT)
+        return spawn(command, signal.SIGKILL, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **(environment or {})})
 
 
 def snapshot_path(data: Path, node: str, service: str, stream: str, uid: str, position: int) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,13 @@ from roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
 from liftpy.client import Client, connect
 from liftpy.client.parser import watch_denials
-from liftpy.client.transport import Transport, open_connection
+from liftpy.client.transport import open_connection
 from liftpy.errors import NotAllowedError
-from liftpy.service import Service
-from liftpy.service.host import ServiceHost
-from liftpy.service.settings import ServiceSettings
 from liftpy.wire.rights import USES, Role, as_nats_conf, rights_of
 from sidecar.devcluster import DevCluster
 from sidecar.embedded import NatsServer
+from tests.examples.echo import TIMES
+from tests.examples.processes import start_service
 
 pytestmark = pytest.mark.processes
 
@@ -67,23 +68,6 @@ def liftpy(cluster: DevCluster, role: Role, *words: str, text: str = "") -> subp
 _MAIN = "from sidecar.cli.main import main; main()"
 
 
-class Count(Service):
-    """How many records there were; says each number."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_start(self, snapshot: bytes | None) -> None:
-        self.count = int(snapshot or b"0")
-
-    def on_record(self, record: Any) -> None:
-        self.count += 1
-        self.emit(b"%d" % self.count)
-
-    def take_snapshot(self) -> bytes:
-        return b"%d" % self.count
-
-
 async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Path) -> None:
     plain = await nats.connect(
         cluster.nats_url, user="publisher", password="publisher-secret", inbox_prefix=b"_INBOX_publisher"
@@ -118,18 +102,29 @@ async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Pa
 
 
 async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
-    connection = await open_connection(cluster.nats_url, credentials=credentials(Role.SERVICE))
+    """As its users start it."""
     async with await as_role(cluster, Role.OPERATOR) as operator:
         leader = (await operator.stream(STREAM)).partitions[0].leader
-    settings = ServiceSettings(service="count", stream=STREAM, node=leader, data=folder, output_stream="out")
-    host = ServiceHost(Count, settings, Transport(connection), NS)
-    running = asyncio.create_task(host.run())
-    async with await connect(cluster.nats_url, NS, credentials=credentials(Role.SERVICE)) as reader:
-        said = [record.value async for record in reader.consume("out", until=1)]
-    assert said == [b"1", b"2"]
-    host.stop()
-    await running
-    await connection.close()
+    scope = SCOPES[Role.SERVICE]
+    process = start_service(
+        "tests.examples.echo:Echo",
+        stream=STREAM,
+        node=leader,
+        data=folder,
+        output="out",
+        snapshot_every=100,
+        nats_url=cluster.nats_url,
+        more=("--namespace", NS, "--user", "service", "--inbox-prefix", scope.inbox_prefix),
+        environment={"LIFTPY_PASSWORD": "service-secret"},
+    )
+    try:
+        async with await connect(cluster.nats_url, NS, credentials=credentials(Role.SERVICE)) as reader:
+            said = [record.value async for record in reader.consume("out", until=2 * TIMES - 1)]
+        assert said == [b"%d of record %d" % (number, record) for record in range(2) for number in range(TIMES)]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0, (folder / f"{leader}.log").read_text()
+    assert "does not let" not in (folder / f"{leader}.log").read_text()
 
 
 def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
@@ -150,12 +145,16 @@ def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
         (Role.STATUS, ("stream", "delete", STREAM, "--yes")),
         (Role.PUBLISHER, ("status",)),
         (Role.STATUS, ("consume", STREAM, "--until", "end")),
+        (Role.READER, ("publish", STREAM)),
+        (Role.STATUS, ("partition", "transfer", STREAM)),
+        (Role.PUBLISHER, ("controllers",)),
     ],
 )
 def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: Role, words: tuple[str, ...]) -> None:
-    done = liftpy(cluster, role, *words)
+    done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
-    assert "NATS does not let this user publish on acme." in done.stderr
+    subject = SUBJECT if words[0] == "publish" else "acme."
+    assert f"NATS does not let this user publish on {subject}" in done.stderr
 
 
 async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
@@ -165,6 +164,11 @@ async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> No
                 await work
         with pytest.raises(NotAllowedError):
             _ = [record async for record in client.consume(STREAM)]
+    async with await as_role(cluster, Role.READER) as client, asyncio.timeout(1):
+        with pytest.raises(NotAllowedError, match=f"publish on {SUBJECT}"):
+            await client.publish(STREAM, b"x")
+        with pytest.raises(NotAllowedError, match=r"publish on acme\.control\.admin"):
+            await client.create_stream("mine", "shop.mine")
 
 
 def forged(role: Role) -> list[str]:
@@ -221,6 +225,63 @@ async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: R
     await connection.close()
     assert {subject for is_publish, subject in denied if is_publish} == set(subjects)
     assert {subject for is_publish, subject in denied if not is_publish} == set(listened)
+
+
+async def test_a_node_publishes_nothing_in_the_names_of_applications_and_hears_no_other_cluster(cluster: DevCluster) -> None:
+    published = [SUBJECT, "shop.other", "other.info", "other.raft.n1.n2", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.SUBSZ"]
+    listened = [">", "other.>", "_INBOX.>", "_INBOX_reader.>", "$SYS.>"]
+    denied: set[tuple[bool, str]] = set()
+    connection = await open_connection(cluster.nats_url, credentials=credentials(Role.NODE))
+    watch_denials(connection, lambda is_publish, subject: denied.add((is_publish, subject)))
+    for subject in published:
+        await connection.publish(subject, b"forged")
+    for subject in listened:
+        await connection.subscribe(subject)
+    await connection.flush()
+    await connection.flush()
+    await connection.close()
+    assert denied == {(True, subject) for subject in published} | {(False, subject) for subject in listened}
+
+
+def test_liftpy_dev_takes_credentials_for_a_server_that_wants_them(tmp_path: Path) -> None:
+    with NatsServer(config=configuration()) as server:
+        flags = [
+            "dev",
+            "--nats",
+            server.url,
+            "--namespace",
+            NS,
+            "--nodes",
+            "1",
+            "--data",
+            str(tmp_path),
+            "--json",
+            "--user",
+            "node",
+        ]
+        said, _ = _dev(flags, "node-secret")
+        assert json.loads(said)["event"] == "ready"
+        began = time.monotonic()
+        said, error = _dev(flags, "wrong-secret")
+        assert said == ""
+        assert json.loads(error)["error"]["code"] == "NOT_ALLOWED"
+        assert "does not accept these credentials" in error
+        assert "wrong-secret" not in error
+        assert time.monotonic() - began < 15, "it waited for nodes that are let in by nobody"
+
+
+def _dev(flags: list[str], password: str) -> tuple[str, str]:
+    """The first line that ``liftpy dev`` prints, and what it says until it has ended: it is stopped then."""
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin", "LIFTPY_PASSWORD": password}
+    command = [sys.executable, "-c", _MAIN, *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+    finally:
+        process.terminate()
+        _, error = process.communicate(timeout=30)
+    return line, error
 
 
 @pytest.mark.parametrize("lacking", ["publish", "subscribe"])

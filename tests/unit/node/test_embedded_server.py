@@ -76,3 +76,13 @@ def test_when_there_is_none_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 def test_a_taken_port_is_told_in_the_servers_own_words() -> None:
     with NatsServer() as first, pytest.raises(UnavailableError, match="address already in use"):
         NatsServer(first.port).start()
+
+
+def test_one_on_the_path_comes_before_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = find_nats_server()
+    own = tmp_path / "nats-server"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert find_nats_server() == own
+    assert before != own
