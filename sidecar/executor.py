@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
@@ -21,6 +20,7 @@ from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.replica.effect_handler import acts_of
 from liftpy.replica.effects import Effect
 from sidecar import clock
 from sidecar.bus.absence import Probes
@@ -66,7 +66,7 @@ class Tools:
 
 
 class Executor:
-    """``execute`` one effect; the methods below are named after the effects."""
+    """The ``EffectHandler`` of a node: ``execute`` carries out one effect, by the method that is named after it."""
 
     def __init__(self, tools: Tools) -> None:
         self._t = tools
@@ -76,46 +76,7 @@ class Executor:
         self.on_failure: Callable[[StorageError], None] | None = None
         """Called once, with the first error."""
         self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
-        t = tools
-        self._do: dict[type[Effect], Callable[[Any], None]] = {
-            do.AppendBatch: self._append_batch,
-            do.RejectPublishes: lambda e: t.ingest.reject(e.token, e.reason, *t.leader()),
-            do.DropPublishes: lambda e: t.ingest.drop(e.token, e.reason),
-            do.SendAcks: lambda e: t.acks.release(e.policy, e.through_offset, e.leader_epoch, time.time_ns()),
-            do.DropPendingAcks: lambda e: t.acks.drop(),
-            do.AppendFetched: self._append_fetched,
-            do.DropFetched: self._drop_fetched,
-            do.TruncateLog: self._truncate_log,
-            do.ResetLog: self._reset_log,
-            do.RaiseHighWatermark: self._raise_high_watermark,
-            do.RecheckLog: self._recheck_log,
-            do.SendFetch: lambda e: t.fetches.send_fetch(e, t.incarnation),
-            do.WaitQuietly: lambda e: t.quiet.wait(t.key, e, t.feed),
-            do.StopWaiting: lambda e: t.quiet.stop(t.key),
-            do.ConfirmQuiet: lambda e: t.quiet.confirm(e),
-            do.SendEpochQuery: lambda e: t.fetches.send_epoch_query(e),
-            do.SendFetchResponse: lambda e: t.service.send_response(e, t.log, t.high_watermark()),
-            do.AnswerWaiter: lambda e: t.service.answer_waiter(e, t.log, t.high_watermark()),
-            do.TellWaiter: lambda e: t.service.tell_waiter(e, t.high_watermark()),
-            do.SendFetchRefusal: lambda e: t.service.send_refusal(e),
-            do.SendEpochAnswer: lambda e: t.service.send_epoch_answer(e),
-            do.NotifyReplica: lambda e: t.notifications.wake(t.key, e),
-            do.ProbeReplica: lambda e: t.probes.ask(e.replica, lambda: t.feed(events.ReplicaAbsent(e.replica))),
-            do.SendNotice: lambda e: t.notifications.send_notice(t.key, e),
-            do.ProposeIsr: self._propose_isr,
-            do.ReportLeader: lambda e: t.proposals.report_leader(t.key, e),
-            do.LeaveIsr: lambda e: t.proposals.leave_isr(t.key, e),
-            do.GiveUpLeadership: lambda e: t.proposals.give_up_leadership(t.key, e),
-            do.StepAside: self._step_aside,
-            do.PersistLeaderEpoch: self._persist_leader_epoch,
-            do.ReportPromotion: lambda e: t.proposals.report_promotion(t.key, e),
-            do.ReplayLog: lambda e: t.services.replay(e.end_offset),
-            do.StartServing: lambda e: t.service.start(),
-            do.OpenSubject: lambda e: t.ingest.start(),
-            do.CloseSubject: self._close_subject,
-            do.SetDeadline: self._set_deadline,
-            do.RoleChanged: self._role_changed,
-        }
+        self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
         """Carry out one effect."""
@@ -133,7 +94,7 @@ class Executor:
         if first and self.on_failure is not None:
             self.on_failure(error)
 
-    def _append_batch(self, effect: do.AppendBatch) -> None:
+    def append_batch(self, effect: do.AppendBatch) -> None:
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
@@ -143,7 +104,7 @@ class Executor:
         self._t.ingest.appended(effect, len(batch))
         self._t.flusher.appended()
 
-    def _append_fetched(self, effect: do.AppendFetched) -> None:
+    def append_fetched(self, effect: do.AppendFetched) -> None:
         fetched = self._t.fetches.fetched.pop(effect.token)
         batches = [batch for batch in fetched.batches if batch.last_offset <= effect.last_offset]
         size_bytes = sum(batch.header.size_bytes for batch in batches)
@@ -155,15 +116,15 @@ class Executor:
             return
         self._t.flusher.appended()
 
-    def _drop_fetched(self, effect: do.DropFetched) -> None:
+    def drop_fetched(self, effect: do.DropFetched) -> None:
         self._t.fetches.fetched.pop(effect.token, None)
         self._t.counters[f"dropped answer: {effect.why}"] += 1
 
-    def _truncate_log(self, effect: do.TruncateLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         logger.info("%s: cut to log end %d", self._t.key, effect.end_offset)
         self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
 
-    def _reset_log(self, effect: do.ResetLog) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
         self._cut(lambda: self._t.log.reset(effect.start_offset))
 
@@ -177,26 +138,79 @@ class Executor:
         self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
 
-    def _recheck_log(self, effect: do.RecheckLog) -> None:
+    def recheck_log(self, effect: do.RecheckLog) -> None:
         outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())
         self._t.counters[outcome.value] += 1
         text = "%s: %s was served wrong bytes at offset %d: %s"
         _seldom.warning(logger, text, self._t.key, effect.replica, effect.offset, outcome.value)
 
-    def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)
         self._t.reads.advanced()
 
-    def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         stored = events.LeaderEpochPersisted(effect.leader_epoch)
         self._t.flusher.store_epoch(effect.leader_epoch, lambda: self._t.feed(stored))
 
+    # ---- publishers -----------------------------------------------------------------------------------------------------
+    def reject_publishes(self, effect: do.RejectPublishes) -> None:
+        self._t.ingest.reject(effect.token, effect.reason, *self._t.leader())
+
+    def drop_publishes(self, effect: do.DropPublishes) -> None:
+        self._t.ingest.drop(effect.token, effect.reason)
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        self._t.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, time.time_ns())
+
+    def drop_pending_acks(self, _: do.DropPendingAcks) -> None:
+        self._t.acks.drop()
+
+    # ---- other replicas -------------------------------------------------------------------------------------------------
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        self._t.fetches.send_fetch(effect, self._t.incarnation)
+
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+        self._t.quiet.wait(self._t.key, effect, self._t.feed)
+
+    def stop_waiting(self, _: do.StopWaiting) -> None:
+        self._t.quiet.stop(self._t.key)
+
+    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+        self._t.quiet.confirm(effect)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self._t.fetches.send_epoch_query(effect)
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        self._t.service.send_response(effect, self._t.log, self._t.high_watermark())
+
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        self._t.service.answer_waiter(effect, self._t.log, self._t.high_watermark())
+
+    def tell_waiter(self, effect: do.TellWaiter) -> None:
+        self._t.service.tell_waiter(effect, self._t.high_watermark())
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        self._t.service.send_refusal(effect)
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        self._t.service.send_epoch_answer(effect)
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self._t.notifications.wake(self._t.key, effect)
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        self._t.probes.ask(effect.replica, lambda: self._t.feed(events.ReplicaAbsent(effect.replica)))
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        self._t.notifications.send_notice(self._t.key, effect)
+
     # ---- the metadata group -----------------------------------------------------------------------------------------------
-    def _propose_isr(self, effect: do.ProposeIsr) -> None:
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
         self._t.counters["replicas out of an ISR for slow flushes"] += len(effect.slow)
         self._t.proposals.propose_isr(self._t.key, effect, self._t.feed)
 
-    def _step_aside(self, effect: do.StepAside) -> None:
+    def step_aside(self, effect: do.StepAside) -> None:
         """Asked for when who published before has his answer, or has waited long enough for it."""
         self._t.counters["leaderships handed over for slow flushes"] += 1
         asked = do.GiveUpLeadership(effect.leader_epoch, effect.reason)
@@ -204,8 +218,29 @@ class Executor:
             self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)
         )
 
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        self._t.proposals.report_leader(self._t.key, effect)
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        self._t.proposals.leave_isr(self._t.key, effect)
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self._t.proposals.give_up_leadership(self._t.key, effect)
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        self._t.proposals.report_promotion(self._t.key, effect)
+
     # ---- role -----------------------------------------------------------------------------------------------------------
-    def _close_subject(self, _: do.CloseSubject) -> None:
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self._t.services.replay(effect.end_offset)
+
+    def start_serving(self, _: do.StartServing) -> None:
+        self._t.service.start()
+
+    def open_subject(self, _: do.OpenSubject) -> None:
+        self._t.ingest.start()
+
+    def close_subject(self, _: do.CloseSubject) -> None:
         self._t.ingest.stop()
         self._t.service.stop()
 
@@ -213,14 +248,14 @@ class Executor:
         reached = events.DeadlineReached(kind)
         return Timer(lambda: self._t.feed(reached))
 
-    def _set_deadline(self, effect: do.SetDeadline) -> None:
+    def set_deadline(self, effect: do.SetDeadline) -> None:
         timer = self._deadlines[effect.kind._name_]  # by name: an enum member's hash is a call into Python
         if effect.at_ns is None:
             self._t.timers.cancel(timer)
         else:
             self._t.timers.set(timer, effect.at_ns)
 
-    def _role_changed(self, effect: do.RoleChanged) -> None:
+    def role_changed(self, effect: do.RoleChanged) -> None:
         CHATTER.info(logger, "%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
         self._t.fetches.forget_pieces()
         self._t.services.role_changed()

@@ -108,10 +108,11 @@ def _referred(trees: Iterable[ast.Module]) -> set[str]:
 
 
 def unreferenced(trees: Mapping[str, ast.Module]) -> set[str]:
-    """What none of the modules refers to. Methods of the simulator's shell are found by the name of their effect."""
+    """What none of the modules refers to. Methods of the shells are found by the name of their effect."""
     read = _referred(trees.values())
-    effects = (node.name for node in trees["liftpy.replica.effects"].body if isinstance(node, ast.ClassDef))
-    by_name = {"SimReplica._" + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects}
+    effects = [node.name for node in trees["liftpy.replica.effects"].body if isinstance(node, ast.ClassDef)]
+    methods = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects]
+    by_name = {f"{shell}.{method}" for shell in ("SimReplica", "Executor", "EffectHandler") for method in methods}
     return {
         f"{module}.{name}"
         for module, tree in trees.items()

@@ -21,6 +21,7 @@ from liftpy.log.scrub import scrubbed
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.assembling import FetchAssembly
+from liftpy.replica.effect_handler import acts_of
 from liftpy.replica.quiet import QuietFetch
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
@@ -73,9 +74,7 @@ class SimReplica:
         self.publishers = SimIngest(self)
         self._flush: Flush | None = None
         self._flush_ran = False
-        self._do: dict[type, Callable[[Any], None]] = {
-            kind: getattr(self, "_" + _snake(kind.__name__)) for kind in do.Effect.__args__
-        }
+        self._do = acts_of(self)
 
     def open(self) -> None:
         """Tell the replica what its log holds."""
@@ -133,7 +132,7 @@ class SimReplica:
         return token
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def _append_batch(self, effect: do.AppendBatch) -> None:
+    def append_batch(self, effect: do.AppendBatch) -> None:
         batch = self.publishers.ingest.seal(effect)
         if not self._stored(lambda: self.log.append(batch), effect.token):
             return
@@ -141,7 +140,7 @@ class SimReplica:
         self.publishers.ingest.appended(effect, len(batch))
         self._start_flush()
 
-    def _append_fetched(self, effect: do.AppendFetched) -> None:
+    def append_fetched(self, effect: do.AppendFetched) -> None:
         data, batches = self._tokens.pop(effect.token)
         try:
             seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
@@ -152,7 +151,7 @@ class SimReplica:
         self.cluster.checkers.appended(self, data, led=False)
         self._start_flush()
 
-    def _drop_fetched(self, effect: do.DropFetched) -> None:
+    def drop_fetched(self, effect: do.DropFetched) -> None:
         self._tokens.pop(effect.token)
         self.cluster.counters[f"dropped answer: {effect.why}"] += 1
 
@@ -193,11 +192,11 @@ class SimReplica:
         self.feed(ev.LogFlushed(end_offset, took_ns))
         self._start_flush()
 
-    def _truncate_log(self, effect: do.TruncateLog) -> None:
+    def truncate_log(self, effect: do.TruncateLog) -> None:
         self._cut(lambda: self.log.truncate_after(effect.end_offset - 1))
         self.cluster.counters["truncation"] += 1
 
-    def _reset_log(self, effect: do.ResetLog) -> None:
+    def reset_log(self, effect: do.ResetLog) -> None:
         self._cut(lambda: self.log.reset(effect.start_offset))
         self.cluster.counters["fresh start"] += 1
 
@@ -215,7 +214,7 @@ class SimReplica:
         self.cluster.checkers.prefix_dropped(self)
         self.feed(ev.LogStartMoved(self.log.log_start_offset))
 
-    def _recheck_log(self, effect: do.RecheckLog) -> None:
+    def recheck_log(self, effect: do.RecheckLog) -> None:
         self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.cluster.clock.now_ns).value] += 1
 
     def _damaged(self, error: CorruptionError) -> None:
@@ -225,7 +224,7 @@ class SimReplica:
             self._storage_failed(error)
             self.process.repair()
 
-    def _raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
         self.reads.advanced()
 
@@ -260,47 +259,47 @@ class SimReplica:
         self.cluster.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
         self.feed(ev.StorageFailed(str(error), isinstance(error, NoSpaceError), token))
 
-    def _persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         if self._stored(lambda: self.log.persist_epoch(effect.leader_epoch)):
             self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
 
-    def _replay_log(self, effect: do.ReplayLog) -> None:
+    def replay_log(self, effect: do.ReplayLog) -> None:
         if self.cluster.candidates_fail:
             self.cluster.counters["promotion hangs"] += 1
-            self.later(100 * MS, lambda: self._replay_log(effect))
+            self.later(100 * MS, lambda: self.replay_log(effect))
             return
         half = effect.end_offset // 2
         self.later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(half)))
         self.later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
-    def _open_subject(self, effect: do.OpenSubject) -> None:
+    def open_subject(self, effect: do.OpenSubject) -> None:
         self.publishers.ingest.start()
 
-    def _close_subject(self, effect: do.CloseSubject) -> None:
+    def close_subject(self, effect: do.CloseSubject) -> None:
         self.publishers.ingest.stop()
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.node_id, subject)
         self._kept.clear()
 
-    def _reject_publishes(self, effect: do.RejectPublishes) -> None:
+    def reject_publishes(self, effect: do.RejectPublishes) -> None:
         self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
         state = self.replica.state
         self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch)
 
-    def _drop_publishes(self, effect: do.DropPublishes) -> None:
+    def drop_publishes(self, effect: do.DropPublishes) -> None:
         why = "in silence" if effect.reason is None else effect.reason.name
         self.cluster.counters[f"publish dropped: {why}"] += 1
         self.publishers.ingest.drop(effect.token, effect.reason)
 
-    def _send_acks(self, effect: do.SendAcks) -> None:
+    def send_acks(self, effect: do.SendAcks) -> None:
         self.publishers.release(effect)
 
-    def _drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
+    def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
         self.publishers.acks.drop()
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
-    def _send_fetch(self, effect: do.SendFetch) -> None:
+    def send_fetch(self, effect: do.SendFetch) -> None:
         request = FetchRequest(
             self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
             effect.leader_epoch, effect.max_bytes, self.key.uid,
@@ -309,18 +308,18 @@ class SimReplica:
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
-    def _wait_quietly(self, effect: do.WaitQuietly) -> None:
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
         fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.cluster.clock.now_ns):
             self.feed(ev.QuietEnded(None))
 
-    def _stop_waiting(self, effect: do.StopWaiting) -> None:
+    def stop_waiting(self, effect: do.StopWaiting) -> None:
         self.process.quiet.remove(self.key)
 
-    def _confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
         self.process.confirmed.add(effect.token)
 
-    def _send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)
         self._request(f"{self.subject}.offset", request, effect.request_id)
 
@@ -369,7 +368,7 @@ class SimReplica:
         self.feed(ev.FetchAnswered(token, request_id, answer.leader_epoch, answer.high_watermark, spans))
 
     # ---- a leader's answers ----------------------------------------------------------------------------------------------
-    def _start_serving(self, effect: do.StartServing) -> None:
+    def start_serving(self, effect: do.StartServing) -> None:
         network = self.cluster.network
         network.subscribe(self.node_id, f"{self.subject}.replicate", self._fetch_received)
         network.subscribe(self.node_id, f"{self.subject}.offset", self._epoch_query_received)
@@ -388,20 +387,20 @@ class SimReplica:
         token = self._keep((request, reply))
         self.feed(ev.EpochOffsetReceived(token, request.replica, request.asked_epoch, request.current_epoch, request.uid))
 
-    def _send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
         self.cluster.checkers.fetch_accepted(self, request)
         if effect.kept_for:
             self._kept[effect.kept_for] = (request, reply)
         self._send_batches(effect, request, reply)
 
-    def _answer_waiter(self, effect: do.AnswerWaiter) -> None:
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         request, reply = self._kept.pop(effect.replica)
         if effect.from_offset < self.log.log_end_offset:
             self.cluster.counters["second answer"] += 1
             self._send_batches(effect, request, reply)
 
-    def _tell_waiter(self, effect: do.TellWaiter) -> None:
+    def tell_waiter(self, effect: do.TellWaiter) -> None:
         _, reply = self._kept[effect.replica]
         self.cluster.counters["HW told to a waiter"] += 1
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
@@ -416,19 +415,19 @@ class SimReplica:
         data = b"" if portion.piece is not None else b"".join(portion.chunks)
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, data, portion.piece))
 
-    def _send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
         _, reply = self._tokens.pop(effect.token)
         reply(effect)
 
-    def _send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
         request, reply = self._tokens.pop(effect.token)
         self.cluster.checkers.epoch_answered(self, request, effect)
         reply(effect)
 
-    def _notify_replica(self, effect: do.NotifyReplica) -> None:
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
         self.cluster.network.publish(self.node_id, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
 
-    def _probe_replica(self, effect: do.ProbeReplica) -> None:
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
         replica = effect.replica
         self.cluster.network.request(self.node_id, f"status.{replica}", "?", lambda answer: self._probed(replica, answer))
 
@@ -438,7 +437,7 @@ class SimReplica:
         if absent:
             self.feed(ev.ReplicaAbsent(replica))
 
-    def _send_notice(self, effect: do.SendNotice) -> None:
+    def send_notice(self, effect: do.SendNotice) -> None:
         notice = ev.NoticeReceived(
             self.node_id, effect.leader_epoch, effect.epoch, effect.epoch_start_offset, effect.high_watermark,
             effect.log_start_offset,
@@ -468,7 +467,7 @@ class SimReplica:
         return self.cluster.clock.at(at_ns, lambda: self.process.run(callback, timer=True)).cancel
 
     # ---- the metadata group ----------------------------------------------------------------------------------------------
-    def _propose_isr(self, effect: do.ProposeIsr) -> None:
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
         self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
         change = pb.ChangeIsr(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
@@ -482,7 +481,7 @@ class SimReplica:
 
         self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
 
-    def _report_leader(self, effect: do.ReportLeader) -> None:
+    def report_leader(self, effect: do.ReportLeader) -> None:
         report = pb.ReportLeader(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
             witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
@@ -491,7 +490,7 @@ class SimReplica:
         )  # fmt: skip
         self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
 
-    def _leave_isr(self, effect: do.LeaveIsr) -> None:
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
         self.cluster.counters["leaves the ISR itself"] += 1
         wish = pb.LeaveIsr(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
@@ -499,11 +498,11 @@ class SimReplica:
         )  # fmt: skip
         self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
 
-    def _give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
         self._ask_for_another_leader(effect.leader_epoch, effect.reason)
 
-    def _step_aside(self, effect: do.StepAside) -> None:
+    def step_aside(self, effect: do.StepAside) -> None:
         self.cluster.counters["steps aside: slow flushes"] += 1
         self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
 
@@ -514,7 +513,7 @@ class SimReplica:
         )  # fmt: skip
         self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
 
-    def _report_promotion(self, effect: do.ReportPromotion) -> None:
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
         report = pb.ReportPromotion(
             stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
             candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
@@ -523,7 +522,7 @@ class SimReplica:
         self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
 
     # ---- time and status -------------------------------------------------------------------------------------------------
-    def _set_deadline(self, effect: do.SetDeadline) -> None:
+    def set_deadline(self, effect: do.SetDeadline) -> None:
         timer = self._timers.pop(effect.kind, None)
         if timer is not None:
             timer.cancel()
@@ -533,11 +532,7 @@ class SimReplica:
         callback = lambda: self.process.run(lambda: self.feed(ev.DeadlineReached(kind)), timer=True)  # noqa: E731
         self._timers[kind] = self.cluster.clock.at(effect.at_ns, callback)
 
-    def _role_changed(self, effect: do.RoleChanged) -> None:
+    def role_changed(self, effect: do.RoleChanged) -> None:
         self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1
         self._assembly.forget()
         self.cluster.checkers.role_changed(self, effect)
-
-
-def _snake(name: str) -> str:
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")

@@ -111,12 +111,12 @@ def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _writes_later(patch: pytest.MonkeyPatch) -> None:
-    real = Executor._append_batch
+    real = Executor.append_batch
 
     def late(self: Executor, effect: do.AppendBatch) -> None:
         self._t.flusher._loop.call_soon(real, self, effect)
 
-    patch.setattr(Executor, "_append_batch", late)
+    patch.setattr(Executor, "append_batch", late)
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
-    real = Executor._append_batch
+    real = Executor.append_batch
 
     def append(self: Executor, effect: do.AppendBatch) -> None:
         real(self, effect)
         self._t.acks.release(AckPolicy.ALL, effect.base_offset, effect.leader_epoch, 0)
 
-    patch.setattr(Executor, "_append_batch", append)
+    patch.setattr(Executor, "append_batch", append)
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Executor, "_raise_high_watermark", lambda self, effect: self._t.reads.advanced())
+    patch.setattr(Executor, "raise_high_watermark", lambda self, effect: self._t.reads.advanced())
 
 
 def _raises(patch: pytest.MonkeyPatch) -> None:
@@ -294,8 +294,8 @@ def _sim_steps_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
-    real = SimReplica._append_fetched
-    patch.setattr(SimReplica, "_append_fetched", lambda self, effect: self.later(0, lambda: real(self, effect)) and None)
+    real = SimReplica.append_fetched
+    patch.setattr(SimReplica, "append_fetched", lambda self, effect: self.later(0, lambda: real(self, effect)) and None)
 
 
 def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -303,13 +303,13 @@ def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
-    real = SimReplica._append_batch
+    real = SimReplica.append_batch
 
     def append(self: SimReplica, effect: do.AppendBatch) -> None:
         real(self, effect)
         self.publishers.acks.release(AckPolicy.ALL, self.log.newest_offset, effect.leader_epoch, 0)
 
-    patch.setattr(SimReplica, "_append_batch", append)
+    patch.setattr(SimReplica, "append_batch", append)
     patch.setattr(Checkers, "answered", lambda *of: None)  # they would say it first
     patch.setattr(Checkers, "acknowledged", lambda *of: None)
 
@@ -339,11 +339,11 @@ def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_says_stored_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "_persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(e.leader_epoch)))
+    patch.setattr(SimReplica, "persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(e.leader_epoch)))
 
 
 def _sim_keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "_raise_high_watermark", lambda self, effect: None)
+    patch.setattr(SimReplica, "raise_high_watermark", lambda self, effect: None)
 
 
 def _sim_raises(patch: pytest.MonkeyPatch) -> None:

@@ -310,7 +310,7 @@ def silence_is_absence() -> Patches:
     def probed(self: SimReplica, effect: do.ProbeReplica) -> None:
         self.feed(ev.ReplicaAbsent(effect.replica))
 
-    return [method(SimReplica, "_probe_replica", probed)]
+    return [method(SimReplica, "probe_replica", probed)]
 
 
 def slow_disks_are_not_told_from_others() -> Patches:

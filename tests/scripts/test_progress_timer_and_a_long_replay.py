@@ -26,7 +26,7 @@ STEP_NS = 500 * MS
 @contextmanager
 def long_replays(*, stuck_at: int = STEPS) -> Iterator[None]:
     """Every candidate's replay takes STEPS steps of half a second; ``stuck_at``: and gets no further than that."""
-    real = SimReplica._replay_log
+    real = SimReplica.replay_log
 
     def replay(self: SimReplica, effect: do.ReplayLog) -> None:
         if self.replica.role != "CANDIDATE":
@@ -38,11 +38,11 @@ def long_replays(*, stuck_at: int = STEPS) -> Iterator[None]:
         if stuck_at == STEPS:
             self.later(STEPS * STEP_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
 
-    SimReplica._replay_log = replay  # type: ignore[method-assign]
+    SimReplica.replay_log = replay  # type: ignore[method-assign]
     try:
         yield
     finally:
-        SimReplica._replay_log = real  # type: ignore[method-assign]
+        SimReplica.replay_log = real  # type: ignore[method-assign]
 
 
 def test_a_candidate_that_gets_on_is_left_to_it() -> None:

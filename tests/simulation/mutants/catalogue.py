@@ -142,7 +142,7 @@ def offset_query_unfenced() -> Patches:
         real(self, replace(event, current_epoch=self._leader_epoch), mine)
         out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
 
-    return [method(FetchService, "epoch_offset_received", answer), method(SimReplica, "_close_subject", lambda self, e: None),
+    return [method(FetchService, "epoch_offset_received", answer), method(SimReplica, "close_subject", lambda self, e: None),
             method(leader.LeaderRole, "leave", lambda self, out: None)]  # fmt: skip
 
 

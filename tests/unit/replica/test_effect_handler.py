@@ -1,0 +1,25 @@
+"""The protocol of the shells has one method for each effect, of the right type; what mypy holds the shells to."""
+
+from __future__ import annotations
+
+from typing import get_args, get_type_hints
+
+from liftpy.replica import effects as do
+from liftpy.replica.effect_handler import EffectHandler, acts_of, method_name
+
+
+def test_a_method_for_each_effect_and_no_other() -> None:
+    methods = {name: hint for name, hint in vars(EffectHandler).items() if callable(hint) and not name.startswith("_")}
+    assert set(methods) == {method_name(effect) for effect in get_args(do.Effect)}
+    for effect in get_args(do.Effect):
+        assert get_type_hints(methods[method_name(effect)])["effect"] is effect
+
+
+def test_each_effect_goes_to_its_method() -> None:
+    class Handler:
+        def __getattr__(self, name: str) -> object:
+            return lambda effect: f"{name} {effect}"
+
+    acts = acts_of(Handler())  # type: ignore[arg-type]
+    assert acts[do.TruncateLog]("this") == "truncate_log this"
+    assert set(acts) == set(get_args(do.Effect))
