@@ -124,11 +124,15 @@ class Node:
         self._links = links = await open_links(settings, self._intake)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
-        self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
-        self.group = await self._thread.open(self.fatal)
-        self._membership = Membership(settings, self.group, self._heard, self.fatal)
         previous = identity.previous
-        await self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop)
+        recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop))
+        try:  # side by side: the group may have to elect a leader first, which is waiting
+            self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
+            self.group = await self._thread.open(self.fatal)
+            self._membership = Membership(settings, self.group, self._heard, self.fatal)
+            await asyncio.shield(recovery)
+        finally:
+            await end_tasks([recovery])
         damaged = bool(self._recovered.damaged)
         self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect)
         if damaged:

@@ -19,6 +19,10 @@ Who registers takes the place of a process that has ended, never of one that run
 the session has ended or the bus has said that nobody is there. That the one which runs is fenced proves nothing: whoever may speak for
 the node may say that it stops. The bus is asked at once when a place is wanted, so that a quick restart waits for little more than
 one heartbeat that does not come.
+
+Where all nodes were started at once nobody is heard for as long as opening thousands of logs takes. Then there is nobody to take over
+either: nobody's session ends before the first heartbeat came, and from it on the others may take as long again; both up to
+``COLD_START_S``. Else the first one to come back would be elected everywhere, for it would be the only one that lives.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ _WANTED_NS = NS_PER_S
 _DRIFT_SHARE = 50
 """1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
 _NEVER = -1
+COLD_START_S = 15.0
+"""At most so much later than the first node the others may be heard, after a start that took as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,20 @@ class Sessions:
         self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * config.heartbeat_s * NS_PER_S)
         self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
         self._retry_ns = self._session_ns // 2
+        self._cold_start_ns = round(COLD_START_S * NS_PER_S)
         self._sessions: dict[str, _Session] = {}
         self._nodes: object = None
         self._leading = False
         self._earliest_ns = 0
+        self._began_ns = 0
+        """When this node became the metadata leader."""
+        self._anybody_heard = False
+        """It has answered a heartbeat since."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """This node has become the metadata leader: every session starts now."""
         self._leading = True
+        self._began_ns, self._anybody_heard = now_ns, False
         self._sessions.clear()
         self._nodes = None
         self.image_changed(image, now_ns)
@@ -134,6 +146,8 @@ class Sessions:
         if session.incarnation != incarnation:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
             return Lease(False, error=pb.ControlResponse.FENCED, detail=detail)
+        if not self._anybody_heard:
+            self._first_heard(now_ns)
         session.heard_ns = session.beat_ns = now_ns
         session.absent = False
         session.deadline_ns = now_ns + self._session_ns
@@ -141,6 +155,19 @@ class Sessions:
             self._earliest_ns = now_ns
             return Lease(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
         return Lease(True, self._lease_ns)
+
+    def _starts_cold(self, now_ns: int) -> bool:
+        return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
+
+    def _first_heard(self, now_ns: int) -> None:
+        """The sessions of all others begin, as late as this first one comes."""
+        self._anybody_heard = True
+        took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
+        if took_ns > self._session_ns:
+            for session in self._sessions.values():
+                session.began_ns = max(session.began_ns, now_ns + took_ns - self._session_ns)
+                session.deadline_ns = session.began_ns + self._session_ns
+        self._earliest_ns = now_ns
 
     def overdue(self, now_ns: int) -> list[str]:
         """Nodes whose heartbeats are late, or whose place is wanted, while their sessions last: to be asked for on the bus."""
@@ -169,8 +196,8 @@ class Sessions:
         if session is None:
             return
         session.absent = True
-        if session.fenced:
-            return
+        if session.fenced or not self._anybody_heard:
+            return  # it may be starting, as all others are
         granted_ns = max(session.heard_ns, session.began_ns)
         session.deadline_ns = min(session.deadline_ns, granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
@@ -178,6 +205,9 @@ class Sessions:
     def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode]:
         """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""
         if not self._leading or now_ns < self._earliest_ns:
+            return []
+        if self._starts_cold(now_ns):
+            self._earliest_ns = self._began_ns + self._cold_start_ns
             return []
         proposals: list[pb.FenceNode | pb.UnfenceNode] = []
         self._earliest_ns = now_ns + self._session_ns

@@ -29,7 +29,7 @@ from contextlib import suppress
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.segment import Segment, index_name, log_name, walk
-from liftpy.log.small_files import CHECKPOINT_NAME, encode_index
+from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_index
 from liftpy.log.storage import LogFile, Storage
 
 FLUSH_FAILED_NAME = "flush-failed"
@@ -61,11 +61,15 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
             storage.sync_folder()
 
 
-def prove(storage: Storage, segments: list[Segment], proven_end_offset: int) -> tuple[list[Segment], int]:
+def prove(
+    storage: Storage, segments: list[Segment], checkpoint: Checkpoint, *, flush_failed: bool = False
+) -> tuple[list[Segment], int]:
     """The segments, and the names in the folder, made durable; and how many bytes had to be written again.
 
-    ``segments``: as recovery found them, ascending; ``proven_end_offset``: exclusive, by the checkpoint. Raises StorageError.
+    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``flush_failed``:
+    there is a mark of a failed flush. Raises StorageError.
     """
+    proven_end_offset = checkpoint.high_watermark + 1
     positions = [_proven_position(segment, proven_end_offset) for segment in segments]
     doubtful = [s for s, position in zip(segments, positions, strict=True) if position < s.size_bytes]
     if (
@@ -77,7 +81,8 @@ def prove(storage: Storage, segments: list[Segment], proven_end_offset: int) -> 
     proved: list[Segment] = []
     for segment, position in zip(segments, positions, strict=True):
         proved += [segment] if position == segment.size_bytes else _rewritten(storage, segment, position)
-    _make_names_durable(storage)
+    base_offset = segments[0].base_offset if segments else 0
+    _make_names_durable(storage, anew=flush_failed or checkpoint.log_start_offset > base_offset)
     return proved, sum(s.size_bytes for s in segments) - sum(positions)
 
 
@@ -96,9 +101,15 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
     return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0
 
 
-def _make_names_durable(storage: Storage) -> None:
-    """With the small files that are believed: what they say now may never have reached the disk."""
-    for name in (CHECKPOINT_NAME, HORIZON_NAME):
+def _make_names_durable(storage: Storage, *, anew: bool) -> None:
+    """With the small files that are believed: what they say now may never have reached the disk.
+
+    The checkpoint is written ``anew`` only where that matters: two flushes for each of thousands of logs are most of what a start
+    after a kill costs. Its HW proves what was flushed whether it is durable itself or not, and an older one proves less, so that more
+    is written again. A promise in it that never became durable was never acted on, and this process makes its own before it acts.
+    Only a log start behind the first segment's base would fall back.
+    """
+    for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name)
         if data is not None:
             with suppress(NoSpaceError):

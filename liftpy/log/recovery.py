@@ -84,11 +84,12 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     ``clean``: the log was closed in good order, so that a tail that is cut now was damaged since.
     """
     names = storage.names()
-    for name in names:
-        if name.endswith(".tmp"):
-            storage.remove(name)
-    finish_splits(storage, names)
-    names = storage.names()
+    if any(name.endswith((".tmp", ".tail")) for name in names):
+        for name in names:
+            if name.endswith(".tmp"):
+                storage.remove(name)
+        finish_splits(storage, names)
+        names = storage.names()
     flush_failed = failed_flush(storage)
     found = decode_checkpoint(storage.load(CHECKPOINT_NAME))
     checkpoint = found or Checkpoint()
@@ -101,7 +102,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         segments = []
     rewritten_bytes = 0
     if names and (not clean or flush_failed):
-        segments, rewritten_bytes = prove(storage, segments, checkpoint.high_watermark + 1)
+        segments, rewritten_bytes = prove(storage, segments, checkpoint, flush_failed=bool(flush_failed))
     for segment in segments[:-1]:
         if not segment.sealed:
             seal(storage, segment)

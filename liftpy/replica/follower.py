@@ -83,6 +83,7 @@ class FollowerRole(Role):
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
         self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
+        self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
         self._met = False  # there has been a sign of this leader in this epoch
         self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
         self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
@@ -93,10 +94,27 @@ class FollowerRole(Role):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Reconcile; an empty log agrees with every other."""
+        """Reconcile; an empty log agrees with every other. A candidate first has to store its epoch and listens only then: in an
+        election of thousands that is later than the first requests would be there, and all of them would be in vain."""
         super().enter(now_ns, out)
         self.shared.backoff.succeeded()
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
+        if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
+            self._awaits_leader = True
+            self._now(Following.RECONCILE_BACKOFF, out)
+            wait_ns = self.shared.backoff.jittered_ns(nanoseconds(self.shared.config.fetch_backoff_max_s))
+            self.shared.deadlines.set(Deadline.FETCH, now_ns + wait_ns, out)
+        else:
+            self._begin(now_ns, out)
+
+    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
+        """The candidate leads: now it listens."""
+        leads = self.shared.state.status is PartitionStatus.ONLINE
+        if self._awaits_leader and leads and self.following is Following.RECONCILE_BACKOFF:
+            self._begin(now_ns, out)
+
+    def _begin(self, now_ns: int, out: Effects) -> None:
+        self._awaits_leader = False
         if self.log.is_empty:
             self._fetch(now_ns, out)
         else:
@@ -425,7 +443,7 @@ class FollowerRole(Role):
         """The leader listens now. What was asked before may have reached nobody but the leader before, who stands still: a time-out
         would be waited for in vain. Once per leadership, so that frequent notices never overtake an answer."""
         if self.following in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
-            self._ask(now_ns, out)
+            self._begin(now_ns, out)
         elif self.following in (Following.FETCHING, Following.FETCH_BACKOFF):
             self._fetch(now_ns, out)
 
@@ -445,7 +463,7 @@ class FollowerRole(Role):
             self._check_leader(late_ns, now_ns, out)
         elif kind is Deadline.FETCH:
             if self.following is Following.RECONCILE_BACKOFF:
-                self._ask(now_ns, out)
+                self._begin(now_ns, out)
             elif self.following in (Following.IDLE, Following.FETCH_BACKOFF):
                 self._fetch(now_ns, out)
 

@@ -22,6 +22,7 @@ def driver() -> Driver:
 def sessions(driver: Driver) -> Sessions:
     made = Sessions(ReplicationConfig())
     made.lead(driver.fsm.image, START)
+    assert made.heartbeat("a", driver.incarnation("a"), START, START).granted
     return made
 
 
@@ -99,8 +100,45 @@ def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(dr
     assert sessions.next_deadline_ns() is None
     assert sessions.heartbeat("a", driver.incarnation("a"), later, later).error == Error.NOT_METADATA_LEADER
     sessions.lead(driver.fsm.image, later)
+    beat(sessions, driver, "a", later)
     assert sessions.due(later + SESSION - 1) == []
     assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
+
+
+def test_where_all_start_at_once_nobody_is_fenced_before_somebody_is_heard_and_the_others_had_as_long(driver: Driver) -> None:
+    sessions = Sessions(ReplicationConfig())
+    sessions.lead(driver.fsm.image, START)
+    sessions.gone("a")
+    sessions.gone("b")
+    first = START + 6000 * MS
+    assert sessions.due(first) == []
+    driver.restart("a")
+    sessions.image_changed(driver.fsm.image, first)
+    beat(sessions, driver, "a", first)
+    assert "b" not in sessions.overdue(first + 4500 * MS), "nobody need look for it yet"
+    beat(sessions, driver, "a", first + 5900 * MS)
+    assert sessions.due(first + 5999 * MS) == []
+    assert [p.nodeId for p in sessions.due(first + 6000 * MS)] == ["b"]
+
+
+def test_after_a_quick_start_sessions_are_as_ever(driver: Driver) -> None:
+    sessions = Sessions(ReplicationConfig())
+    sessions.lead(driver.fsm.image, START)
+    sessions.gone("b")  # its process has ended; the next one may be on its way, as a's was
+    beat(sessions, driver, "a", START + 1900 * MS)
+    assert sessions.due(START + SESSION - 1) == []
+    assert [p.nodeId for p in sessions.due(START + SESSION)] == ["b"]
+
+
+def test_where_nobody_comes_they_are_all_fenced_in_the_end(driver: Driver) -> None:
+    sessions = Sessions(ReplicationConfig())
+    sessions.lead(driver.fsm.image, START - SESSION)
+    beat(sessions, driver, "a", START - SESSION)
+    sessions.resign()
+    sessions.lead(driver.fsm.image, START)
+    assert sessions.due(START + 14_999 * MS) == []
+    assert sessions.next_deadline_ns() == START + 15_000 * MS
+    assert [p.nodeId for p in sessions.due(START + 15_000 * MS)] == ["a", "b"]
 
 
 def test_a_removed_node_is_forgotten(driver: Driver, sessions: Sessions) -> None:

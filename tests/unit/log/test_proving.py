@@ -13,7 +13,7 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.log.proving import FLUSH_FAILED_NAME
 from liftpy.log.recovery import OpenReport
 from liftpy.log.segment import index_name
-from liftpy.log.small_files import decode_index
+from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_index, encode_checkpoint
 from tests.unit.log.log_model import content, fill
 
 SMALL = StreamConfig(segment_bytes=4096)
@@ -309,3 +309,51 @@ def test_a_flushed_segment_that_is_short_is_damage_still() -> None:
     sealed, empty = [file for name, file in storage.files.items() if name.endswith(".log")]
     del sealed.data[-1:], empty.data[:]
     assert opened(storage.crash(power=False))[1].damage
+
+
+def _replacing(storage: MemoryStorage, name: str, data: bytes) -> None:
+    """``replace``, of a process that was killed before it had flushed the folder."""
+    file = storage.create(name)
+    file.append([data])
+    file.sync()
+
+
+def killed_before_its_checkpoint_was_durable(log_start_offset: int, base_offset: int = 0) -> MemoryStorage:
+    log, _ = opened(MemoryStorage())
+    if base_offset:
+        log.reset(base_offset)
+    fill(log, 40, size=50)
+    log.flush()
+    log.raise_high_watermark(base_offset + 10)
+    log.checkpoint()
+    _replacing(log.storage, CHECKPOINT_NAME, encode_checkpoint(Checkpoint(base_offset + 30, log_start_offset, 7)))
+    return log.storage.crash(power=False)
+
+
+@pytest.mark.parametrize("base_offset", [0, 500])
+def test_a_checkpoint_that_proves_and_promises_is_not_written_again(base_offset: int) -> None:
+    storage = killed_before_its_checkpoint_was_durable(base_offset, base_offset)
+    replaced: list[str] = []
+    storage.fault = lambda what: replaced.append(what)
+    log, report = opened(storage)
+    assert "replace" not in replaced
+    assert (log.high_watermark, log.persisted_epoch) == (base_offset + 30, 7)
+    assert report.rewritten_bytes > 0
+    storage.fault = None
+    written = content(log)
+    assert lose_power(storage) == written, "also what the older checkpoint does not prove"
+    log.persist_epoch(8)
+    assert opened(storage.crash(power=True))[0].persisted_epoch == 8
+
+
+def test_a_log_start_within_a_segment_does_not_fall_back() -> None:
+    storage = killed_before_its_checkpoint_was_durable(20)
+    assert opened(storage)[0].log_start_offset == 20
+    assert opened(storage.crash(power=True))[0].log_start_offset == 20
+
+
+def test_after_a_failed_flush_the_checkpoint_is_written_again() -> None:
+    storage = killed_before_its_checkpoint_was_durable(0)
+    storage.replace(FLUSH_FAILED_NAME, b"why")
+    opened(storage)
+    assert opened(storage.crash(power=True))[0].high_watermark == 30

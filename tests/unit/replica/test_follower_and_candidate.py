@@ -437,7 +437,11 @@ def test_a_candidate_that_is_passed_over_follows_the_next_one() -> None:
     candidate.step(ev.LeaderEpochPersisted(2))
     candidate.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     assert candidate.has(do.CloseSubject)
+    assert not candidate.has(do.SendEpochQuery), "c has to store its epoch first"
+    candidate.told(state("c", isr="bc", epoch=4, leader_epoch=3))
     assert candidate.only(do.SendEpochQuery).leader == "c"
+    candidate.told(state("c", isr="bc", epoch=5, leader_epoch=3))
+    assert not candidate.has(do.SendEpochQuery), "it is asked already"
 
 
 def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> None:
@@ -479,3 +483,34 @@ def test_a_connection_that_is_back_has_lost_what_was_asked_so_it_asks_again_with
     phase = answered.replica.phase
     answered.step(ev.DataPathChanged(True))
     assert answered.replica.phase == phase, "it asked for nothing that could be lost"
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_follower_asks_a_candidate_only_after_a_while(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+    follower.fire(Deadline.FETCH)  # its replay may take long: what it holds is fetched meanwhile
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch)
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+
+
+def test_a_change_of_the_isr_does_not_shorten_a_back_off() -> None:
+    follower = idle()
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    follower.step(ev.RequestFailed(follower.only(do.SendEpochQuery).request_id, "nobody listens"))
+    follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_notice_of_the_new_leader_ends_the_wait_as_its_leadership_does(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.step(ev.NoticeReceived("c", 3, 4, end, -1, 0))
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch), "an empty log has nothing to reconcile"
+    assert not follower.has(do.SendFetch if end else do.SendEpochQuery)
