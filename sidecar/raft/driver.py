@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from liftpy.errors import StorageError
+from sidecar.flush_times import FlushTimes
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, RaftCore
 from sidecar.raft.transport import SessionTransport
@@ -22,6 +23,10 @@ logger = logging.getLogger("liftpy.raft")
 TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536
 _FRAMES_PER_TICK = 2_000
+LATE_TICK_S = 0.05
+"""A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
+_TICKS_KEPT = 1200
+"""A minute of them."""
 
 Answer = tuple[bytes | None, int]
 """(answer of the state machine, FAIL_REASON)."""
@@ -66,11 +71,17 @@ class Driver:
         """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        """When it is to fire, by the loop's clock."""
+        self.lateness = FlushTimes(_TICKS_KEPT)
+        """Of the last ticks that a timer began, s: how long this thread had no time, or no interpreter, or another tick took."""
+        self.late_tick_count = 0
         self._scheduled = False
         self.stopped = False
 
     def start(self) -> None:
         """Begin to tick."""
+        self._timer_s = self._loop.time()
         self._on_timer()
 
     def stop(self) -> None:
@@ -99,7 +110,12 @@ class Driver:
 
     def _on_timer(self) -> None:
         if not self.stopped:
-            self._timer = self._loop.call_later(TICK_S, self._on_timer)
+            now_s = self._loop.time()
+            late_s = max(0.0, now_s - self._timer_s)
+            self.lateness.add(late_s)
+            self.late_tick_count += late_s > LATE_TICK_S
+            self._timer_s = now_s + TICK_S
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
             self.tick()
 
     def tick(self) -> None:

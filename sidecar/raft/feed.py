@@ -169,6 +169,10 @@ class FeedSubscriber:
         """Not known here: ask the controllers."""
         return []
 
+    def ticks(self) -> dict[str, float]:
+        """It does not tick."""
+        return {}
+
     async def _published(self, message: Any) -> None:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)

@@ -57,3 +57,6 @@ class Group(Protocol):
 
     def status(self) -> list[pb.ControllerStatus]:
         """The members as known here."""
+
+    def ticks(self) -> dict[str, float]:
+        """How late the last ticks of the group came, ms, and how many were ever late; empty on a node that is no controller."""

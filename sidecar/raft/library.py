@@ -35,6 +35,13 @@ APPLIED_PER_TICK_BYTES = 8 * 1024
 machine is busy. A leader sends its heartbeats between ticks."""
 ENTRY_BYTES = 100
 """What an entry costs beside its bytes."""
+COMPACT_AFTER_BYTES = 512 * 1024
+"""Of what was applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
+what a start begins with, and takes ten times as long as reading the snapshot of thousands of partitions."""
+COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
+"""From there on no lull is waited for."""
+LULL_S = 1.0
+"""So long nothing has been applied."""
 LATE_S = 0.15
 """Three ticks: turns that are further apart than this are late, and silence is no sign."""
 HOLD_S = 0.5
@@ -165,6 +172,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """It was late, and not believed."""
         self._applied_bytes = 0
         """In the running tick: entries, their answers, and something for each."""
+        self._uncompacted_bytes = 0
+        """Applied since the last snapshot was written or read."""
+        self._applied_at = 0.0
+        """When the last entry was."""
         self._goes_on = False
         """It is the second part of a tick, which is bounded as a whole."""
         self.on_probation = False
@@ -304,11 +315,21 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
         if self.failure is not None:
             return  # the process stops: nothing more is written
+        if self._compaction_is_due():
+            self._uncompacted_bytes = 0
+            self.forceLogCompaction()
         super()._SyncObj__tryLogCompaction()
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
                 self.failure = StorageError("the snapshot can't be put in its place")  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
+
+    def _compaction_is_due(self) -> bool:
+        """Much was applied, and nothing for a while; or very much. The log is compacted by its entries' number, too."""
+        if self._uncompacted_bytes < COMPACT_AFTER_BYTES:
+            return False
+        lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S
+        return lull or self._uncompacted_bytes >= COMPACT_AT_ONCE_BYTES
 
     @property
     def behind(self) -> bool:
@@ -337,7 +358,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             return None
         try:
             answer = self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
-            self._applied_bytes += len(command) + len(answer) + ENTRY_BYTES
+            work_bytes = len(command) + len(answer) + ENTRY_BYTES
+            self._applied_bytes += work_bytes
+            self._uncompacted_bytes += work_bytes
+            self._applied_at = pysyncobj.syncobj.monotonicTime()
             return answer
         except BaseException as error:  # a raising apply would be tried again for ever, with partial effects
             self.failure = error

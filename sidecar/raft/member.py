@@ -426,6 +426,10 @@ class RaftMember:
             )
         return members
 
+    def ticks(self) -> dict[str, float]:
+        """How late the ticks came."""
+        return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
+
     def _with_members(self, response: pb.ControlResponse) -> pb.ControlResponse:
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self._core.leader_id

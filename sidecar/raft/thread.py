@@ -166,6 +166,10 @@ class GroupThread:
         """The members as known here."""
         return _read(self.inner.status, [])
 
+    def ticks(self) -> dict[str, float]:
+        """As ``Group``."""
+        return _read(self.inner.ticks, {})
+
 
 def _read(read: Callable[[], T], otherwise: T) -> T:
     """What ``read`` returns, while the thread may add to the dictionaries that it walks over."""

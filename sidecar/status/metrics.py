@@ -77,6 +77,7 @@ class NodeCollector(Collector):
         yield from self._connections(report["connections"])
         yield from self._flushes(report["flush_times"])
         yield from self._flush_place(report["flush_place"])
+        yield from self._ticks(report["ticks"])
         if scrub := report["scrub"]:
             text = "Bytes of logs read back from the disk and checked."
             yield CounterMetricFamily("liftpy_scrub_bytes", text, value=scrub["checked_bytes"])
@@ -106,6 +107,15 @@ class NodeCollector(Collector):
         for name, milliseconds in times.items():
             flushes.add_metric([name.removesuffix("_ms")], milliseconds / 1000)
         yield flushes
+
+    def _ticks(self, ticks: dict[str, float]) -> Iterator[Metric]:
+        text = "How late the last ticks of the metadata group came; none on a node that is no controller."
+        lateness = GaugeMetricFamily("liftpy_metadata_tick_lateness_seconds", text, labels=["of"])
+        for name in ("p50_ms", "p99_ms", "max_ms") if ticks else ():
+            lateness.add_metric([name.removesuffix("_ms")], ticks[name] / 1000)
+        yield lateness
+        text = "Ticks of the metadata group that came more than 50 ms late."
+        yield CounterMetricFamily("liftpy_metadata_late_ticks", text, value=ticks.get("late", 0))
 
     def _flush_place(self, place: dict[str, int]) -> Iterator[Metric]:
         text = "1 while short flushes run on the event loop, because this disk is faster than a hand-over to a thread."

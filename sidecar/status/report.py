@@ -87,6 +87,7 @@ class Reporter:
             "descriptors": self._descriptors(),
             "flush_times": self._flush_times.report(),
             "flush_place": self._flush_place.report(),
+            "ticks": self._group.ticks(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
 
