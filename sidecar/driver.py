@@ -2,6 +2,9 @@
 
 ``feed`` may be called from anywhere on the loop, also while effects are carried out: then the event waits in a queue. The
 queue is bounded by construction (only effects of the running step add to it), and checked all the same.
+
+The last steps are remembered, so that a replica that stops for a bug tells how it came there. Events and effects hold offsets and
+names, never payloads.
 """
 
 from __future__ import annotations
@@ -9,17 +12,32 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakSet
 
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
 from liftpy.replica.effects import Effect
-from liftpy.replica.events import Event
+from liftpy.replica.events import Event, MetadataHeard
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
 logger = logging.getLogger("liftpy.driver")
 
 MAX_QUEUE = 65_536
+STORY_STEPS = 64
+"""Of one partition. About 50 KB where it is busy."""
+ALL_STORY_STEPS = 65_536
+"""From so many on in a process, partitions that are opened remember fewer steps, ``_FEWEST_STEPS`` at least."""
+_FEWEST_STEPS = 8
+_MOST_OF_A_STEP = 500
+"""Characters of a step that are printed."""
+
+Step = tuple[int, Event, list[Effect]]
+"""(monotonic ns, what came, what was to be done)."""
+
+
+_drivers: WeakSet[Driver] = WeakSet()
+"""Of this process: who shares ALL_STORY_STEPS."""
 
 
 class Driver:
@@ -34,6 +52,10 @@ class Driver:
         self._queue: deque[Event] = deque()
         self._running = False
         self._stopped = False
+        _drivers.add(self)
+        steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(_drivers), _FEWEST_STEPS))
+        self.story: deque[Step] = deque(maxlen=steps)
+        """The last steps, without heartbeats that changed nothing."""
         self._debug = logger.isEnabledFor(logging.DEBUG)
 
     def feed(self, event: Event) -> None:
@@ -47,24 +69,37 @@ class Driver:
             return
         self._running = True
         try:
-            queue, step, execute = self._queue, self.replica.step, self.execute
+            queue, step, execute, remember = self._queue, self.replica.step, self.execute, self.story.append
             while queue:
-                effects = step(event := queue.popleft(), clock.now_ns())
+                event, now_ns = queue.popleft(), clock.now_ns()
+                effects = step(event, now_ns)
+                if effects or type(event) is not MetadataHeard:
+                    remember((now_ns, event, effects))
                 if self._debug:
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:
                     execute(effect)
         except Exception as error:
-            self._stop_for(error)
+            self._stop_for(error, event)
         finally:
             self._running = False
 
-    def _stop_for(self, error: Exception) -> None:
-        """Expected conditions are events; an exception here is a bug, and going on might break a promise."""
+    def _stop_for(self, error: Exception, event: Event | None = None) -> None:
+        """Expected conditions are events; an exception here is a bug, and going on might break a promise. ``event``: that was taken."""
         self._stopped = True
         self._queue.clear()
-        logger.critical("%s: the replica is stopped: %s", self.key, error, exc_info=error)
+        logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.told(event), exc_info=error)
         self._fatal(error)
+
+    def told(self, event: Event | None = None) -> str:
+        """The story for people, a line a step, the newest last; ``event``: the one that is being taken."""
+        now_ns = clock.now_ns()
+        lines = [
+            f"{(at_ns - now_ns) / 1e9:9.3f} s  {came} -> {effects}"[:_MOST_OF_A_STEP] for at_ns, came, effects in self.story
+        ]
+        if event is not None and not (self.story and self.story[-1][1] is event):
+            lines.append(f"      now    {event}"[:_MOST_OF_A_STEP])
+        return "\n".join(lines)
 
     def stop(self) -> None:
         """Take no more events."""

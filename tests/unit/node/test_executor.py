@@ -11,7 +11,7 @@ from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageE
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
-from sidecar.driver import Driver
+from sidecar.driver import STORY_STEPS, Driver
 from sidecar.executor import Executor, Tools
 
 KEY = PartitionKey("s", "u", 0)
@@ -129,6 +129,42 @@ def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
         driver.feed(event)  # type: ignore[arg-type]
     assert replica.seen == ["bug"]
     assert isinstance(told[0], InvariantError)
+
+
+def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
+    driver = Driver(KEY, replica, lambda error: None)
+    driver.execute = lambda effect: None
+    for n in range(100):
+        driver.feed(f"event {n}")  # type: ignore[arg-type]
+        driver.feed(events.MetadataHeard(n))
+    assert len(driver.story) == STORY_STEPS
+    driver.feed("bug")  # type: ignore[arg-type]
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    lines = record.getMessage().splitlines()
+    assert "event 99 -> ['effect 99']" in lines[-2]
+    assert lines[-1].endswith("bug"), "what was being taken, and was not done"
+    assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
+    assert not any("MetadataHeard" in line for line in lines)
+
+
+def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.driver.ALL_STORY_STEPS", 640)
+    drivers = [Driver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
+    kept = [driver.story.maxlen or 0 for driver in drivers]
+    assert kept[-1] == 8
+    assert sum(kept) <= 640 * 4
+
+
+def test_an_effect_that_fails_is_the_last_step_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
+    replica: Any = Scripted({"event": ["a", "x" * 1000]})
+    driver = Driver(KEY, replica, lambda error: None)
+    driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
+    driver.feed("event")  # type: ignore[arg-type]
+    (line,) = driver.told().splitlines()
+    assert "event -> ['a', 'xxx" in line
+    assert len(line) <= 500
+    assert "event -> " in caplog.text
 
 
 def test_the_first_error_says_why_and_is_told_once() -> None:
