@@ -72,7 +72,7 @@ def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
             raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Settings of one stream, fixed at its creation. 0 means unlimited for every ``retention_*``.
 
@@ -115,7 +115,7 @@ class StreamConfig:
         return min(self.min_isr or 2, replica_count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
     """Time-outs and bounds of replication on one node; the defaults are the protocol's."""
 

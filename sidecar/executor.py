@@ -38,7 +38,7 @@ logger = logging.getLogger("liftpy.replica")
 _seldom = Seldom()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Tools:
     """What the executor of one partition works with. ``incarnation``: of this node."""
 

@@ -61,7 +61,7 @@ _REQUEST_ID_BASE = secrets.randbits(61)
 """Of this process: who does not hear its requests can't guess their ids, and a leader does not believe others."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
     """What all partitions of a node share."""
 

@@ -201,6 +201,11 @@ def test_constructors_take_few_parameters() -> None:
     assert wide == listed, f"{sorted(wide ^ listed)}: over 8 parameters, or listed in tests/tidy_names.py and not so"
 
 
+def test_records_of_many_fields_are_made_by_keywords() -> None:
+    found, listed = tidy_names.positional_records(MODULES), set(tidy_names.POSITIONAL_RECORDS)
+    assert found == listed, f"{sorted(found ^ listed)}: say kw_only=True, or listed in tests/tidy_names.py and not so"
+
+
 def test_classes_have_few_attributes() -> None:
     large, listed = tidy_names.large_classes(MODULES), set(tidy_names.LARGE_CLASSES)
     assert large == listed, f"{sorted(large ^ listed)}: over 25 attributes, or listed in tests/tidy_names.py and not so"

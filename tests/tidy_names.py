@@ -67,6 +67,22 @@ WIDE_CONSTRUCTORS = {
     "sidecar.services.PartitionServices": "9: made in one place, by a worker",
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }
+POSITIONAL_RECORDS = {
+    "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
+    "liftpy.cluster.image.PartitionImage": "made in one place",
+    "liftpy.cluster.session._Session": "made in one place",
+    "liftpy.ingest.columns.MessageColumns": "made in one place",
+    "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
+    "liftpy.replica.progress.Progress": "made by keywords where it is not empty",
+    "liftpy.replica.role.Shared": "made in one place",
+    "liftpy.service.sessions._Session": "made in one place",
+    "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
+    "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
+    "sidecar.raft.sessions.Peer": "made in one place",
+    "sidecar.raft.sessions.Sessions": "made in one place",
+    "sidecar.settings.NodeSettings": "its first two are what every node has",
+}
+"""Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
 LARGE_CLASSES = {
     "liftpy.config.ReplicationConfig": "settings, each by itself",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
@@ -136,6 +152,18 @@ def wide_constructors(trees: Mapping[str, ast.Module]) -> set[str]:
                 if len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1 > MAX_PARAMETERS:
                     wide.add(name)
     return wide
+
+
+def positional_records(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Dataclasses with more than MAX_PARAMETERS fields that are not keyword-only."""
+    found = set()
+    for name, node in _classes(trees):
+        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        is_record = any(decorator.startswith("dataclass") for decorator in decorators)
+        if is_record and len(fields) > MAX_PARAMETERS and not any("kw_only=True" in decorator for decorator in decorators):
+            found.add(name)
+    return found
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:

@@ -73,7 +73,7 @@ class PublishOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _InFlight:
     """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
 

@@ -59,7 +59,7 @@ class ImageDiff:
                 yield change
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFacts:
     """A partition as a replica is told of it, without the rest of the image; the fields of the replica's own value."""
 

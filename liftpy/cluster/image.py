@@ -30,7 +30,7 @@ class PartitionStatus(IntEnum):
     CANDIDATE_FOUND = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeImage:
     """One registered node."""
 
@@ -151,7 +151,7 @@ class Counters:
     """Start index of the next round-robin placement; reduced only when it is used."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderReport:
     """A follower's word that it cannot reach its leader, or its position during an election [C9]."""
 
@@ -177,7 +177,7 @@ Hosted = Map[str, Map[str, tuple[int, ...]]]
 Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterImage:
     """All of it. ``hosted``, ``replica_counts``, ``leader_counts``, ``answering`` and ``trail`` are derived and are not encoded."""
 

@@ -39,7 +39,7 @@ class Damage:
     fault: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
     """What opening found. ``cut_bytes``: of a torn tail; ``walked_bytes``: read to find out; ``damage``: set aside."""
 

@@ -96,7 +96,7 @@ class PublishesReceived:
         return self.plain_count >= self.record_count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchReceived:
     """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
 

@@ -101,7 +101,7 @@ class FollowerRole(Role):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
         if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
             self._awaits_leader = True
-            self._now(Following.RECONCILE_BACKOFF, out)
+            self._waits_for(Following.RECONCILE_BACKOFF)
             wait_ns = self.shared.backoff.jittered_ns(nanoseconds(self.shared.config.fetch_backoff_max_s))
             self.shared.deadlines.set(Deadline.FETCH, now_ns + wait_ns, out)
         else:
@@ -131,7 +131,7 @@ class FollowerRole(Role):
         """Whether the log is known to be a prefix of the leader's, in this epoch."""
         return self.following in _AGREED
 
-    def _now(self, following: Following, out: Effects) -> None:
+    def _waits_for(self, following: Following) -> None:
         self.following = following
         self.phase = following.value
 
@@ -152,7 +152,7 @@ class FollowerRole(Role):
             self._quiet_rounds = 0
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
         fetching = self.following in _AGREED
-        self._now(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF, out)
+        self._waits_for(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
@@ -163,7 +163,7 @@ class FollowerRole(Role):
 
     # ---- reconcile -------------------------------------------------------------------------------------------------
     def _ask(self, now_ns: int, out: Effects) -> None:
-        self._now(Following.RECONCILING, out)
+        self._waits_for(Following.RECONCILING)
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         request_id = self._next_request(now_ns, out)
         self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
@@ -194,7 +194,7 @@ class FollowerRole(Role):
             return
         self._asks_again = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
-            self._now(Following.CUTTING, out)
+            self._waits_for(Following.CUTTING)
             self.log.truncate(cut.end_offset)
             out.append(TruncateLog(cut.end_offset))
         else:
@@ -207,7 +207,7 @@ class FollowerRole(Role):
 
     def _start_afresh(self, start_offset: int, out: Effects) -> None:
         self._asks_again = False
-        self._now(Following.CUTTING, out)
+        self._waits_for(Following.CUTTING)
         self.log.reset(start_offset)
         out.append(ResetLog(start_offset))
 
@@ -227,9 +227,9 @@ class FollowerRole(Role):
         """Acknowledge what is flushed and ask for what follows; a fetch from below the log's end would repeat records."""
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
-            self._now(Following.FLUSHING, out)
+            self._waits_for(Following.FLUSHING)
             return
-        self._now(Following.FETCHING, out)
+        self._waits_for(Following.FETCHING)
         self._woken = False
         log = self.log
         out.append(
@@ -267,7 +267,7 @@ class FollowerRole(Role):
         self._leader_high_watermark = event.high_watermark
         if event.spans:
             self._quiet_rounds, self._bad_offset = 0, None
-            self._now(Following.FLUSHING, out)
+            self._waits_for(Following.FLUSHING)
             self.log.append_spans(event.spans)
             out.append(AppendFetched(event.token, self.log.newest_offset, event.high_watermark, event.leader_epoch))
         else:
@@ -338,12 +338,12 @@ class FollowerRole(Role):
             return
         self._quiet_rounds += 1
         if self._is_quiet and self._may_wait_quietly:
-            self._now(Following.QUIET, out)
+            self._waits_for(Following.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
             self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
             out.append(WaitQuietly(self._idle_request_id, self.leader, self.leader_epoch))
             return
-        self._now(Following.IDLE, out)
+        self._waits_for(Following.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
 
     @property
@@ -371,7 +371,7 @@ class FollowerRole(Role):
         if self.following is not Following.QUIET:
             return
         out.append(StopWaiting())
-        self._now(Following.IDLE, out)
+        self._waits_for(Following.IDLE)
         self._quiet_rounds, self._heard_ns = 0, heard_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
@@ -416,7 +416,7 @@ class FollowerRole(Role):
         fetching = ours and self.following is Following.FETCHING
         if fetching and event.reason is RefusalReason.DIVERGED:
             self._heard(now_ns)
-            self._now(Following.RECONCILE_BACKOFF, out)
+            self._waits_for(Following.RECONCILE_BACKOFF)
             self._failed(now_ns, out)
         elif fetching and event.reason is RefusalReason.BEFORE_LOG_START and event.log_start_offset >= self.log.log_end_offset:
             self._heard(now_ns)

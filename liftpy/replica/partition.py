@@ -18,7 +18,7 @@ class PartitionStatus(Enum):
     CANDIDATE_FOUND = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """One partition in the metadata. ``replicas``: preferred leader first; ``leader``: '' when there is none."""
 

@@ -39,7 +39,10 @@ from liftpy.replica.succession import Succession
 
 Effects = list[Effect]
 
-NO_STATE = PartitionState(PartitionKey("", "", 0), (), frozenset(), "", 0, 0, PartitionStatus.OFFLINE, 1)
+NO_STATE = PartitionState(
+    key=PartitionKey("", "", 0), replicas=(), isr=frozenset(), leader="", leader_epoch=0, epoch=0,
+    status=PartitionStatus.OFFLINE, min_isr=1,
+)  # fmt: skip
 
 
 def nanoseconds(seconds: float) -> int:

@@ -23,7 +23,7 @@ class FollowerSnapshot:
     """Its flushes are far slower than the others': it stays out of the ISR as long as that is large enough without it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
     """One replica at one moment."""
 

@@ -64,7 +64,7 @@ _NS_PER_MS = 1_000_000
 MAX_PARTITIONS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """How to reach the cluster; hashable (the key of the connection cache), and free of secrets: it is part of plans.
 
@@ -116,7 +116,7 @@ class Selection:
         return not self.partitions or (stream, partition) in self.partitions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
 

@@ -17,7 +17,7 @@ from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
 from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
     """What one partition holds, as its leader answered.
 

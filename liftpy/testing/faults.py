@@ -45,7 +45,7 @@ class Fault:
         return f"{self.at_ns / S:8.3f}s {self.kind:14} {self.node:3} {self.other:3} for {self.for_ns / S:.3f}s"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that a run is made of, but the seed of its noise."""
 

@@ -66,7 +66,7 @@ class Shadow:
         return tuple(entries)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PartitionGhost:
     """One partition."""
 

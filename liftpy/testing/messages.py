@@ -59,7 +59,7 @@ class AckFrame:
         return Ack(str(answer["error"]["err_code"]) if "error" in answer else "", answer["seq"] - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
     """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset`` when it was sent."""
 

@@ -301,10 +301,11 @@ class SimReplica:
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def send_fetch(self, effect: do.SendFetch) -> None:
         request = FetchRequest(
-            self.node_id, self.process.incarnation, effect.request_id, effect.offset, effect.offset_epoch,
-            effect.leader_epoch, effect.max_bytes, self.key.uid,
-            self.cluster.checkers.chain_at(self, effect.offset), id(self.process), self.process.node.awaits_more,
-            effect.bad_offset, self._assembly.asks(effect), effect.flush_ns,
+            replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
+            offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
+            max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
+            ghost_process=id(self.process), awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
+            held=self._assembly.asks(effect), flush_ns=effect.flush_ns,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -377,9 +378,9 @@ class SimReplica:
         r = request
         self.feed(
             ev.FetchReceived(
-                self._keep((request, reply)), r.replica, r.offset, r.leader_epoch, r.offset_epoch,
-                r.incarnation, r.request_id, r.max_bytes, r.uid, r.awaits_more, r.bad_offset,
-                r.flush_ns,
+                token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
+                offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
+                stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
             )
         )  # fmt: skip
 

@@ -230,9 +230,9 @@ class TwoWorkers:
         self._epoch += 1
         status = PartitionStatus.CANDIDATE_FOUND if candidate else PartitionStatus.ONLINE
         state = PartitionState(
-            KEY, NODES, frozenset(NODES), "" if candidate else leader, leader_epoch, self._epoch, status, 2,
-            candidate=leader if candidate else "", leaderships=leader_epoch if not candidate else leader_epoch - 1,
-            may_lead=frozenset(NODES),
+            key=KEY, replicas=NODES, isr=frozenset(NODES), leader="" if candidate else leader, leader_epoch=leader_epoch,
+            epoch=self._epoch, status=status, min_isr=2, candidate=leader if candidate else "",
+            leaderships=leader_epoch if not candidate else leader_epoch - 1, may_lead=frozenset(NODES),
         )  # fmt: skip
         live = {name: number for number, name in enumerate(NODES, 1)}
         for node in self.nodes.values():

@@ -87,7 +87,10 @@ def test_a_replica_of_the_old_stream_gets_nothing_from_the_new_one() -> None:
         s.settle()
         leader = s.replica(s.leader)
         position, end = s.position(s.followers[0]), s.end(s.leader)
-        fetch = ev.FetchReceived(99, s.followers[0], -1, s.leader_epoch, 0, 1, 1 << 60, 1 << 20, "000001-another")
+        fetch = ev.FetchReceived(
+            token=99, replica=s.followers[0], offset=-1, leader_epoch=s.leader_epoch, offset_epoch=0, incarnation=1,
+            request_id=1 << 60, max_bytes=1 << 20, stream_uid="000001-another",
+        )  # fmt: skip
         (refusal,) = leader.replica.step(fetch, s.cluster.clock.now_ns)
         assert isinstance(refusal, SendFetchRefusal)
         assert refusal.reason is ev.RefusalReason.WRONG_STREAM

@@ -67,7 +67,7 @@ def truncate_by_high_watermark() -> Patches:
     def ask(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
         self._asks_again = False
-        self._now(Following.CUTTING, out)
+        self._waits_for(Following.CUTTING)
         if end_offset < self.log.log_end_offset:
             self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset))
@@ -85,7 +85,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
         if self.following is Following.RECONCILING and end_offset < self.log.log_end_offset:
             self._request_ended(out)
             self._asks_again = False
-            self._now(Following.CUTTING, out)
+            self._waits_for(Following.CUTTING)
             self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset))
         else:

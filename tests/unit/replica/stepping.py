@@ -29,8 +29,10 @@ def state(
     policy: CommitPolicy = CommitPolicy.ISR,
     leaderships: int = 1,
 ) -> PartitionState:
-    members = tuple(replicas), frozenset(isr)
-    return PartitionState(KEY, *members, leader, leader_epoch, epoch, status, min_isr, policy, candidate, leaderships)
+    return PartitionState(
+        key=KEY, replicas=tuple(replicas), isr=frozenset(isr), leader=leader, leader_epoch=leader_epoch, epoch=epoch,
+        status=status, min_isr=min_isr, commit_policy=policy, candidate=candidate, leaderships=leaderships,
+    )  # fmt: skip
 
 
 class Stepped:
