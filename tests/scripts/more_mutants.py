@@ -11,6 +11,7 @@ from liftpy.cluster.accusations import Accusations, Said
 from liftpy.cluster.decisions import elections, leadership
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
+from liftpy.cluster.session import Sessions
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest import columns
 from liftpy.ingest.ingest import Ingest
@@ -302,6 +303,19 @@ def told_once_and_never_again() -> Patches:
     return [method(LeaderRole, "_probe", probe)]
 
 
+def whoever_registers_takes_the_place() -> Patches:
+    return [method(Sessions, "runs", lambda self, node_id, now_ns: False)]
+
+
+def who_is_fenced_has_stopped() -> Patches:
+    real = Sessions.runs
+
+    def runs(self: Sessions, node_id: str, now_ns: int) -> bool:
+        return real(self, node_id, now_ns) and not self._sessions[node_id].fenced
+
+    return [method(Sessions, "runs", runs)]
+
+
 def nobody_is_asked_for() -> Patches:
     return [method(LeaderRole, "_probe", lambda *args: None)]
 
@@ -494,6 +508,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("the accused always serves", "L10", the_accused_always_serves),
     Mutant("a leader that comes back leads unasked", "S15", a_leader_that_comes_back_leads_unasked),
     Mutant("cut below what is known to be committed", "D9", cut_below_what_is_known_to_be_committed),
+    Mutant("whoever registers takes the place", "C12", whoever_registers_takes_the_place),
+    Mutant("who is fenced has stopped", "C12", who_is_fenced_has_stopped),
     Mutant("nobody is asked for", "L3", nobody_is_asked_for),
     Mutant("told once and never again", "L2", told_once_and_never_again),
     Mutant("silence is taken for absence", "L8", silence_is_absence),

@@ -13,6 +13,8 @@ from liftpy.testing.clock import MS
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 
+KILLS = ("whoever registers takes the place", "who is fenced has stopped")
+
 
 def forge(s: Stage, node: str) -> list[pb.ControlResponse]:
     """A registration in the name of ``node`` is on its way; what is answered."""
