@@ -57,7 +57,13 @@ class FlushPolicy:
         if text in ("always", "none"):
             return cls(FlushMode(text))
         kind, _, milliseconds = text.partition(":")
-        if kind == "interval" and milliseconds.isascii() and milliseconds.isdigit() and 1 <= int(milliseconds) <= 60_000:
+        if (
+            kind == "interval"
+            and milliseconds.isascii()
+            and milliseconds.isdigit()
+            and len(milliseconds) < 9
+            and 1 <= int(milliseconds) <= 60_000
+        ):
             return cls(FlushMode.INTERVAL, int(milliseconds) / 1000)
         raise ConfigError(f"flush policy {text!r}: use 'always', 'none' or 'interval:<ms>' with 1 to 60000 ms")
 

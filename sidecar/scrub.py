@@ -26,6 +26,7 @@ from liftpy.log.log import Log
 from liftpy.log.scrub import confirmed, freshly_sealed, next_segment, scan_of
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.small_files import open_small_file, seal_small_file
+from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import replace_file
 from sidecar.tasks import spawn
 
@@ -216,10 +217,22 @@ class Scrub:
             logger.warning("the scrub's progress can't be stored: %s", error)
 
 
+def _checked(said: dict[str, Any]) -> Progress:
+    """ValueError or TypeError for what is no progress."""
+    progress = Progress(**said)
+    for name, default in asdict(Progress()).items():
+        value = getattr(progress, name)
+        if isinstance(default, int):
+            whole_number(value, -1, 1 << 62)
+        elif not isinstance(value, float if isinstance(default, float) else str):
+            raise TypeError(f"{name} is no {type(default).__name__}")
+    return progress
+
+
 def _load(path: Path) -> Progress:
     """The stored progress; from the start where there is none that can be read."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
-        return Progress(**json.loads(body)) if body is not None else Progress()
+        return _checked(load_json(body)) if body is not None else Progress()
     except (OSError, ValueError, TypeError, LiftError):
         return Progress()

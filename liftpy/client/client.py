@@ -26,6 +26,7 @@ from liftpy.cluster.image import PartitionImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.ids import check_name
+from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.headers import HeadersLike
@@ -187,7 +188,7 @@ class Client:
     async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
         answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), question, timeout_s)
         try:
-            status = json.loads(answer)
+            status = load_json(answer)
         except ValueError as error:
             raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None
         if not isinstance(status, dict):

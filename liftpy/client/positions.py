@@ -18,10 +18,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
+from liftpy.ids import shown
 
 Start = Literal["earliest", "latest", "new"] | int | datetime
 Until = Literal["end"] | int | datetime | None
 _NS_PER_US = 1000
+_MAX_DIGITS = 18
+"""Of an offset."""
 _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest", "new": "new"}
 _RELATIVE = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -95,11 +98,11 @@ def parse_start(text: str, now: datetime | None = None) -> Start:
     """From a command line: a word, an offset, an ISO 8601 time, or one from ``now`` (-10m) if that is given; else ConfigError."""
     if text in _WORDS:
         return _WORDS[text]
-    if text.isascii() and text.isdigit():
+    if _is_offset(text):
         return int(text)
     moment = _moment(text, now)
     if moment is None:
-        raise ConfigError(f"start {text!r}: use earliest, latest, new, an offset, {_TIMES}")
+        raise ConfigError(f"start {shown(text)}: use earliest, latest, new, an offset, {_TIMES}")
     return moment
 
 
@@ -109,15 +112,19 @@ def parse_until(text: str | None, now: datetime | None = None) -> Until:
         return None
     if text == "end":
         return "end"
-    if text.isascii() and text.isdigit():
+    if _is_offset(text):
         return int(text)
     moment = _moment(text, now)
     if moment is None:
-        raise ConfigError(f"until {text!r}: use end, an offset (the last one wanted), {_TIMES}")
+        raise ConfigError(f"until {shown(text)}: use end, an offset (the last one wanted), {_TIMES}")
     return moment
 
 
 _TIMES = "a time as 2026-01-31T12:00:00, or one from now as -10m (ms, s, m, h, d)"
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _moment(text: str, now: datetime | None) -> datetime | None:

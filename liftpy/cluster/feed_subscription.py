@@ -20,6 +20,8 @@ from liftpy.errors import LiftError
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_WAITING_ENTRIES = 256
+MAX_WAITING_BYTES = 16 << 20
+"""Of those entries: each may be as large as a NATS message."""
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
 MAX_HEADS_BELOW = 6
@@ -117,7 +119,7 @@ class FeedSubscription:
         if entry.index <= self.image.index and self.synced:
             return
         if not self.synced or entry.previousIndex != self.image.index:
-            if entry.previousIndex < entry.index and len(self._waiting) < MAX_WAITING_ENTRIES:
+            if entry.previousIndex < entry.index and self._has_room(entry):
                 self._waiting[entry.previousIndex] = entry
             return
         try:
@@ -129,6 +131,11 @@ class FeedSubscription:
         self._taken[entry.previousIndex, entry.index] = _digest(entry)
         if len(self._taken) > MAX_WAITING_ENTRIES:
             del self._taken[next(iter(self._taken))]
+
+    def _has_room(self, entry: pb.FeedEntry) -> bool:
+        """For one more that waits; who has none is asked for again."""
+        held_bytes = sum(held.ByteSize() for held in self._waiting.values())
+        return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 
     def _take_waiting(self) -> None:
         while self.synced and self._waiting:

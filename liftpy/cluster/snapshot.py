@@ -48,6 +48,9 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
         raise CorruptionError(f"snapshot: an image of {size_bytes} bytes is beyond the bound of {MAX_IMAGE_SIZE_BYTES}")
     try:
+        # what is compressed says for itself how large it is, and that is what zstandard allocates
+        if zstandard.frame_content_size(body) not in (size_bytes, -1):
+            raise CorruptionError("snapshot: its body has another size than its header says")
         image = image_from_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=size_bytes))
     except (zstandard.ZstdError, DecodeError, ValueError, KeyError, LiftError) as error:
         raise CorruptionError(f"snapshot: its body does not decode: {error}") from error

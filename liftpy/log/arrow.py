@@ -52,11 +52,13 @@ def to_arrow(
     from_offset: int | None = None,
     end_offset: int | None = None,
 ) -> pa.RecordBatch:
-    """One Arrow RecordBatch of all records with ``from_offset`` <= offset < ``end_offset``; ``columns`` as in ``SCHEMA``.
+    """One Arrow RecordBatch of all records with ``from_offset`` <= offset < ``end_offset``, without those of control batches;
+    ``columns`` as in ``SCHEMA``.
 
     Raises CorruptionError for a batch whose columns don't fit its header, ValueError for 2 GiB or more in one column.
     """
-    group = [rows for batch in batches if (rows := _rows(batch, from_offset, end_offset)).record_count]
+    of_applications = (batch for batch in batches if not batch.header.control)
+    group = [rows for batch in of_applications if (rows := _rows(batch, from_offset, end_offset)).record_count]
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
 

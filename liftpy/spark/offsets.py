@@ -11,16 +11,18 @@ A checkpoint's offset is the NEXT one to read (exclusive end of what was read); 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.ids import check_name
+from liftpy.ids import check_name, shown
+from liftpy.strict_json import load_json
 
 EARLIEST = -2
 LATEST = -1
 _UID = "uid"
+_BEYOND_OFFSETS = 1 << 63
+_MAX_DIGITS = 10
 
 Bounds = dict[tuple[str, int], int]
 """(stream, partition) -> offset."""
@@ -70,7 +72,7 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         return OffsetSpec(word=text.lower())
     allowed = f'use {", ".join(words)} or JSON such as {{"orders": {{"0": 23, "1": {specials[0]}}}}}'
     try:
-        document = json.loads(text)
+        document = load_json(text)
     except ValueError:
         raise ConfigError(f"{option} = {text!r}: {allowed}") from None
     if not isinstance(document, dict):
@@ -92,11 +94,21 @@ def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[st
         for key, value in entries.items():
             if key == _UID and isinstance(value, str):
                 uids[stream] = value
-            elif isinstance(key, str) and key.isascii() and key.isdigit() and type(value) is int:
+            elif _is_partition(key) and type(value) is int and abs(value) < _BEYOND_OFFSETS:
                 offsets[stream, int(key)] = value
             else:
-                raise ConfigError(f"{what}: {key!r}: {value!r} of stream {stream} is not a partition number and its offset")
+                text = f"{what}: {shown(str(key))}: {shown(_brief(value))} of stream {stream} is not a partition number and its offset"
+                raise ConfigError(text)
     return offsets, uids
+
+
+def _is_partition(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS
+
+
+def _brief(value: object) -> str:
+    """A number of thousands of digits is no text that Python makes."""
+    return "a number beyond all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 
 def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -7,16 +7,15 @@ known one. No secret is an option: credentials are named by file, because a plan
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec
 from liftpy.spark.schema import check_columns, default_columns
+from liftpy.strict_json import load_json
 
 OPTIONS = {
     "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",
@@ -61,6 +60,7 @@ _FILES = {
     "nats.inboxPrefix": "inbox_prefix",
 }
 _NS_PER_MS = 1_000_000
+_MAX_DIGITS = 19
 MAX_PARTITIONS = 100_000
 
 
@@ -181,7 +181,7 @@ def _access(values: Mapping[str, str]) -> Access:
         **{field: values[option] for option, field in _FILES.items() if option in values},
     )
     for url in access.servers.split(","):
-        if "@" in urlsplit(url.strip() if "//" in url else f"//{url.strip()}").netloc:
+        if "@" in url:  # whatever else is in it: it has a user in front, and no other place
             raise ConfigError("option nats holds a user or password, which every plan would show: use nats.creds or the like")
     if bool(access.user) != bool(access.password_file):
         raise ConfigError("nats.user and nats.passwordFile belong together; give both or neither")
@@ -196,7 +196,7 @@ def _selection(values: Mapping[str, str]) -> Selection:
     if given == ["subscribePattern"]:
         try:
             re.compile(text)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
         return Selection(pattern=text or "$^")
     if given == ["assign"]:
@@ -208,7 +208,7 @@ def _selection(values: Mapping[str, str]) -> Selection:
 
 def _assigned(text: str) -> tuple[tuple[str, int], ...]:
     try:
-        document = json.loads(text)
+        document = load_json(text)
         pairs = {(check_name(stream, "assign: stream"), p) for stream, own in document.items() for p in own}
     except (ValueError, AttributeError, TypeError):
         pairs = set()
@@ -238,7 +238,7 @@ def _whole_number(values: Mapping[str, str], name: str, highest: int) -> int:
     text = values.get(name, "")
     if name not in values:
         return 0
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= highest):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= highest):
         raise ConfigError(f"{name} = {text!r}: use a whole number from 1 to {highest}")
     return int(text)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
@@ -75,10 +76,11 @@ class Backlog:
 
 def _told(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> Told | None:
     try:
-        data: dict[str, Any] = json.loads(payload)["data"]
+        data: dict[str, Any] = load_json(payload)["data"]
         if data["server_id"] != server_id:
             return None
         (found,) = (connection for connection in data["connections"] if connection["cid"] == client_id)
-        return Told(asked_ns, client_id, int(found["pending_bytes"]), int(found["out_msgs"]), str(found.get("reason", "")))
-    except (ValueError, KeyError, TypeError):
+        pending, delivered = (whole_number(found[name], 0, 1 << 62) for name in ("pending_bytes", "out_msgs"))
+        return Told(asked_ns, client_id, pending, delivered, str(found.get("reason", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

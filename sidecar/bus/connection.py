@@ -42,6 +42,8 @@ _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
 _LONGEST_HEARING_S = 16.0
 _PING_INTERVAL_S = 2
+_SAY_EVERY_S = 1.0
+_SHOWN_BYTES = 200
 _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
@@ -100,6 +102,8 @@ class BusConnection(StrictConnection):
         self._retiring: asyncio.Task[None] | None = None
         self._unheard: list[Callable[[], None]] = []
         self._hearing: asyncio.Task[None] | None = None
+        self._failing = False
+        """A message could not be taken, and it was logged within the last second."""
         self.last_problem = ""
         self.inbox = ""
         """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
@@ -222,7 +226,13 @@ class BusConnection(StrictConnection):
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """A message could not be taken: logged, counted, dropped."""
         self.errors["messages not taken"] += 1
-        logger.error("a message on %r can't be taken: %r", subject, error, exc_info=error)
+        if not self._failing:  # a bug, and whoever can send what leads to it can send a million
+            self._failing = True
+            logger.error("a message on %r can't be taken: %r", subject[:_SHOWN_BYTES], error, exc_info=error)
+            asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._may_say)
+
+    def _may_say(self) -> None:
+        self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
         """Leave, and close when nothing is on its way any more; until then the sinks are called."""

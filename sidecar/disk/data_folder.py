@@ -23,8 +23,9 @@ from pathlib import Path
 import crc32c
 
 from liftpy.cluster.starts import FolderStarts
-from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
+from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
 logger = logging.getLogger("liftpy.node")
@@ -48,6 +49,23 @@ class NodeIdentity:
     def stopped_cleanly(self) -> bool:
         """Whether the last incarnation stopped cleanly."""
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
+
+
+def _check(identity: NodeIdentity) -> None:
+    """Raise ValueError or TypeError for what no node writes."""
+    starts = identity.starts
+    if not isinstance(starts.folder_id, str):
+        raise TypeError("folder_id is no text")
+    check_name(identity.node_id, "node")
+    for number in (
+        identity.incarnation,
+        identity.clean_incarnation,
+        starts.starts,
+        starts.nonce,
+        starts.registered,
+        *starts.earlier,
+    ):
+        whole_number(number, 0, (1 << 64) - 1)
 
 
 class DataFolder:
@@ -109,12 +127,13 @@ class DataFolder:
             crc, _, body = path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
                 raise ValueError("checksum")
-            fields = json.loads(body)
+            fields = load_json(body)
             version = fields.pop("format")
             known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
             starts = FolderStarts(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
             identity = NodeIdentity(**fields, starts=starts)
-        except (ValueError, TypeError, KeyError, OSError) as error:
+            _check(identity)
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, InvalidNameError) as error:
             raise CorruptionError(f"{path} can't be trusted ({error}); the folder's node must join under a new id") from None
         if version != _FORMAT:
             raise UnknownFormatError(f"{path} has format version {version}, this version reads {_FORMAT}")

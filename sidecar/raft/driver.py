@@ -22,6 +22,8 @@ logger = logging.getLogger("liftpy.raft")
 
 TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536
+MAX_INBOX_BYTES = 64 << 20
+"""A whole snapshot is asked for piece by piece, so that this is much more than two members have under way."""
 _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
 """A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
@@ -69,6 +71,9 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
         """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
+        self.inbox_bytes = 0
+        """Of those; also bounded."""
+        self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -92,7 +97,11 @@ class Driver:
 
     def frame_received(self, sender: str, frame: bytes) -> None:
         """A frame from the bus."""
+        while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
+            self.inbox_bytes -= len(self._inbox.popleft()[1])
+            self.frames_lost += 1
         self._inbox.append((sender, frame))
+        self.inbox_bytes += len(frame)
         self.wake()
 
     def propose(self, command: bytes) -> asyncio.Future[Answer]:
@@ -130,6 +139,7 @@ class Driver:
 
     def _tick(self) -> None:
         frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]
+        self.inbox_bytes -= sum(len(frame) for _, frame in frames)
         tick_once(self._core, self._transport, self._journal, frames)
         outbox = self._transport.sessions.outbox
         leaving, outbox[:] = outbox[:], []

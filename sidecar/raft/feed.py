@@ -121,6 +121,11 @@ class FeedSubscriber:
         found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
+    @property
+    def held(self) -> dict[str, int]:
+        """Nothing: the controllers keep it."""
+        return {}
+
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
         self._watchers.append(callback)

@@ -27,6 +27,10 @@ class Group(Protocol):
     def counters(self) -> dict[str, int]:
         """What was refused, ended or lost on the way to the group, by kind."""
 
+    @property
+    def held(self) -> dict[str, int]:
+        """What the group keeps here, by kind: bytes and counts; nothing on a node that is no controller."""
+
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""
 

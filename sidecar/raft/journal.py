@@ -38,6 +38,9 @@ _NEW_FRAME_BYTES = 8 << 20
 """A rewritten file is made of frames of about this size."""
 _APPEND_BYTES = 256 << 20
 """More than this is not appended: the file is rewritten instead."""
+MAX_SPENT_BYTES = 4 << 20
+"""Of the file that say nothing any more (terms and commit indexes that others took the place of, entries that were cut, frames around
+them): a group that nobody asks for anything writes 3 MB of them a day."""
 
 
 class GroupJournal:
@@ -47,6 +50,10 @@ class GroupJournal:
         self._path = path
         self._flush = flush
         self._entries: list[Entry] = []
+        self.entry_bytes = 0
+        """Of all entries that are held, as they are stored."""
+        self.file_bytes = 0
+        """Of the file, what waits for the next ``sync`` left out."""
         self._pending: list[bytes] = []
         self._rewrite = True
         self._meta_changed = False
@@ -64,22 +71,26 @@ class GroupJournal:
     def add(self, command: bytes, idx: int, term: int) -> None:
         """Append an entry."""
         self._entries.append((command, idx, term))
+        self.entry_bytes += _RECORD.size + len(command)
         self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
 
     def clear(self) -> None:
         """Drop everything (a snapshot takes its place)."""
         self._entries = []
+        self.entry_bytes = 0
         self._rewrite = True
 
     def deleteEntriesFrom(self, position: int) -> None:
         """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
         if position < len(self._entries):
             self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
+            self.entry_bytes -= _size_bytes(self._entries[position:])
             del self._entries[position:]
 
     def deleteEntriesTo(self, position: int) -> None:
         """Drop the entries before ``position``: a snapshot holds them."""
         if position:
+            self.entry_bytes -= _size_bytes(self._entries[:position])
             del self._entries[:position]
             self._rewrite = True
 
@@ -132,7 +143,8 @@ class GroupJournal:
             raise StorageError(f"write {self._path}: a write has failed before; start again")
         self._failed = True
         try:
-            if self._rewrite or sum(map(len, self._pending)) > _APPEND_BYTES:
+            spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES
+            if self._rewrite or spent or sum(map(len, self._pending)) > _APPEND_BYTES:
                 self._rewrite_file()
             elif self._pending or self._meta_changed:
                 self._append_frame()
@@ -147,10 +159,12 @@ class GroupJournal:
             raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
         if self._flush:
             os.fdatasync(self._descriptor)
+        self.file_bytes += len(frame)
         self._written()
 
     def _rewrite_file(self) -> None:
         sync_folder(self._path.parent)  # the entries that go may be in a snapshot whose name is not durable yet
+        self.file_bytes = 0
         replace_file(self._path, self._content())
         self._give_back()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -159,6 +173,11 @@ class GroupJournal:
 
     def _content(self) -> Iterator[bytes]:
         """The whole file, in pieces."""
+        for piece in self._pieces():
+            self.file_bytes += len(piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[bytes]:
         yield _MAGIC
         records: list[bytes] = []
         size = 0
@@ -241,7 +260,7 @@ class GroupJournal:
             self._term, self._commit, self._vote = a, b, body.decode()
         elif kind in (_ENTRY, _CUT):
             while self._entries and self._entries[-1][1] >= a:
-                self._entries.pop()
+                self.entry_bytes -= _size_bytes([self._entries.pop()])
             if kind == _ENTRY:
                 self._add_loaded(body, a, b)
         else:
@@ -251,6 +270,11 @@ class GroupJournal:
         if not command or not index or (self._entries and index != self._entries[-1][1] + 1):
             raise ValueError(f"entry {index} is empty or does not follow the one before it")
         self._entries.append((command, index, term))
+        self.entry_bytes += _RECORD.size + len(command)
+
+
+def _size_bytes(entries: list[Entry]) -> int:
+    return sum(_RECORD.size + len(command) for command, _, _ in entries)
 
 
 def _frame(records: list[bytes]) -> bytes:

@@ -51,6 +51,7 @@ _DUMP_FAILED = -2
 _FOLLOWER = 0
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
+    "forceLogCompaction",
     "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__applyLogEntries", "_SyncObj__tryLogCompaction",
 )  # fmt: skip
 _PRIVATE_STATE = (
@@ -178,6 +179,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """When the last entry was."""
         self._goes_on = False
         """It is the second part of a tick, which is bounded as a whole."""
+        self.compactions = 0
+        """How often a snapshot has taken the place of entries, in this process."""
         self.on_probation = False
         """It must not campaign; see ``sidecar.raft.probation``."""
         self.retired = False
@@ -318,6 +321,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if self._compaction_is_due():
             self._uncompacted_bytes = 0
             self.forceLogCompaction()
+        count = len(self.log)
+        self._compact()
+        self.compactions += len(self.log) < count
+
+    def _compact(self) -> None:
         super()._SyncObj__tryLogCompaction()
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:

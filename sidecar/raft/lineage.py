@@ -28,6 +28,7 @@ from pathlib import Path
 import crc32c
 
 from liftpy.errors import CorruptionError, ProtocolError, StorageError, UnknownFormatError
+from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import replace_file
 
 FILE = "lineage"
@@ -141,13 +142,13 @@ class Lineage:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
                 raise ValueError("checksum")
-            said = json.loads(body)
+            said = load_json(body)
             version = said["format"]
             if version == _FORMAT:
-                self.nonce = int(said["nonce"])
-                self.earlier, self.missed = tuple(map(int, said["earlier"])), tuple(map(int, said["missed"]))
-                self.known = {str(peer): int(nonce) for peer, nonce in said["known"].items()}
-                self._known_as = {str(peer): int(nonce) for peer, nonce in said["known_as"].items()}
+                self.nonce = _nonce(said["nonce"])
+                self.earlier, self.missed = tuple(map(_nonce, said["earlier"])), tuple(map(_nonce, said["missed"]))
+                self.known = {str(peer): _nonce(nonce) for peer, nonce in said["known"].items()}
+                self._known_as = {str(peer): _nonce(nonce) for peer, nonce in said["known_as"].items()}
         except FileNotFoundError:
             return
         except OSError as error:
@@ -159,6 +160,10 @@ class Lineage:
             ) from None
         if version != _FORMAT:
             raise UnknownFormatError(f"{self._path} has format version {version}, this version reads {_FORMAT}")
+
+
+def _nonce(value: object) -> int:
+    return whole_number(value, 1, (1 << 64) - 1)
 
 
 def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:

@@ -30,7 +30,7 @@ from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import refused
+from liftpy.wire.refusals import REFUSED, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.disk.files import make_folder
@@ -250,9 +250,25 @@ class RaftMember:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
         found = dict(self._transport.sessions.counters + self._outgoing.counters + self._desk.counters + self._feed.counters)
         found.update(self._duties.counters)
+        if self._driver.frames_lost:
+            found[f"{REFUSED}too many frames at once"] = self._driver.frames_lost
         if self._fsm.refused_count:
             found["entries refused"] = self._fsm.refused_count
         return found
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The journal in memory and on disk, what is done (for repetitions), and frames that wait for a tick."""
+        operations = self._fsm.image.operations
+        return {
+            "journal_entries": len(self._journal),
+            "journal_bytes": self._journal.entry_bytes,
+            "journal_file_bytes": self._journal.file_bytes,
+            "window_operations": len(operations),
+            "window_bytes": operations.size_bytes,
+            "inbox_bytes": self._driver.inbox_bytes,
+            "compactions": self._core.compactions,
+        }
 
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` after each change of the image."""

@@ -129,6 +129,11 @@ class GroupThread:
         """As ``Group``."""
         return _read(lambda: self.inner.counters, {})
 
+    @property
+    def held(self) -> dict[str, int]:
+        """As ``Group``."""
+        return _read(lambda: self.inner.held, {})
+
     def watch(self, callback: Watcher) -> None:
         """Call ``callback`` on the node's loop after changes of the image."""
         self._watchers.append(callback)

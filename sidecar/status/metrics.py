@@ -90,6 +90,12 @@ class NodeCollector(Collector):
             text = "Replicas that the limit of open files is enough for."
             yield GaugeMetricFamily("liftpy_partition_budget", text, value=descriptors["partition_budget"])
             yield GaugeMetricFamily("liftpy_open_maps", "Sealed segments that are held open.", value=descriptors["maps"])
+        held = GaugeMetricFamily(
+            "liftpy_metadata_held", "What a controller keeps of the metadata group's log, by kind.", labels=["of"]
+        )
+        for kind, size in report["metadata_held"].items():
+            held.add_metric([kind], size)
+        yield held
         refused = CounterMetricFamily("liftpy_frames_refused", "Frames that were not taken, by reason.", labels=["reason"])
         for reason, count in sorted(report["refused"].items()):
             refused.add_metric([reason], count)

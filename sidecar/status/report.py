@@ -81,6 +81,7 @@ class Reporter:
             "nats": self.nats(),
             "connections": self._connections(),
             "counters": self._counted(),
+            "metadata_held": self._group.held,
             "refused": by_reason(self._counted()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self._scrub.report() if self._scrub is not None else {},

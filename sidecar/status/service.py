@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
+from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
@@ -137,8 +138,8 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 def _asked_after(payload: bytes) -> tuple[str, int]:
     """``{"after": [stream, partition]}``; anything else asks for the first page."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        stream, partition = json.loads(payload)["after"]
-        return str(stream), int(partition)
+        stream, partition = load_json(payload)["after"]
+        return str(stream), whole_number(partition, -1, 1 << 31)
     return "", -1
 
 

@@ -1,0 +1,34 @@
+"""JSON from elsewhere: one kind of error, whatever the text is. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def load_json(text: str | bytes) -> Any:
+    """What ``text`` says. Raises ValueError for all that is no JSON: also for what Python would take as well (NaN, Infinity, numbers
+    beyond those of a float), and for nesting that is deeper than Python goes."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def whole_number(value: object, low: int, high: int) -> int:
+    """``value`` if it is an int from ``low`` to ``high`` (inclusive), and no bool; else ValueError."""
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{str(value)[:40]!r} is no whole number from {low} to {high}")
+    return value
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is beyond all numbers")
+    return number

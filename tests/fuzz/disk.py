@@ -1,0 +1,250 @@
+"""Decoders of files: of the metadata group, of logs, of nodes and services."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import crc32c
+
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.errors import ConfigError, ProtocolError, StorageError
+from liftpy.log import horizon, small_files
+from liftpy.service import snapshot as service_snapshot
+from sidecar import scrub
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.lineage import Lineage
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.settings import load_node_settings
+from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
+from tests.fuzz.metadata import _IMAGE
+
+
+def _mend_tail(data: bytes) -> bytes:
+    """Of small files: the sum is behind."""
+    return data[:-4] + struct.pack("<I", crc32c.crc32c(data[:-4]))
+
+
+def _mend_line(data: bytes) -> bytes:
+    """Of files whose first line is the sum of the rest."""
+    body = data.partition(b"\n")[2]
+    return f"{crc32c.crc32c(body):08x}\n".encode() + body
+
+
+def _mend_journal(data: bytes) -> bytes:
+    """Of the first frame, made as long as the file."""
+    body = data[16:]
+    sized = struct.pack("<I", len(body)) + body
+    return data[:8] + struct.pack("<I", crc32c.crc32c(sized)) + sized
+
+
+def _mend_service(data: bytes) -> bytes:
+    return data[:12] + struct.pack("<I", crc32c.crc32c(data[16:])) + data[16:]
+
+
+def _journal(data: bytes) -> Any:
+    path = FOLDER / "journal"
+    path.write_bytes(data)
+    journal = GroupJournal(path, flush=False)
+    journal.close()
+    again = GroupJournal(path, flush=False)
+    again.close()
+    held = [(j[:], j.getCurrentTerm(), j.getVotedForNodeId()) for j in (journal, again)]
+    assert held[0] == held[1], "what is opened again is not what was opened"
+    assert again.entry_bytes == sum(21 + len(command) for command, _, _ in again[:]), "entries are counted in bytes"
+    return held[0]
+
+
+def _journal_samples() -> list[bytes]:
+    path = FOLDER / "sample"
+    journal = GroupJournal(path, flush=False)
+    for index in range(1, 9):
+        journal.add(b"\x00command", index, 1)
+        journal.setCurrentTerm(index, "n2")
+        if index == 5:
+            journal.deleteEntriesFrom(3)
+            journal.add(b"x", 4, 2)
+            journal.add(b"y", 5, 2)
+        journal.sync()
+    journal.close()
+    return [path.read_bytes()]
+
+
+def _lineage(data: bytes) -> Any:
+    (FOLDER / "lineage").write_bytes(data)
+    found = Lineage(FOLDER, lambda: 6)
+    numbers = (*found.earlier, *found.missed, *found.known.values(), *found._known_as.values())
+    assert all(0 < number < 1 << 64 for number in numbers), "no nonce"
+    return found.tail_for("n2")
+
+
+def _lineage_samples() -> list[bytes]:
+    said = {"format": 1, "nonce": 5, "earlier": [1, 3], "missed": [7], "known": {"n2": 9}, "known_as": {"n2": 3}}
+    return [_mend_line(b"\n" + json.dumps(said).encode())]
+
+
+def _hello(data: bytes) -> Any:
+    lineage = _LINEAGE[0]
+    lineage.known, lineage._known_as, lineage.missed, lineage._doubts = {}, {}, (), {}
+    lineage._changed = False
+    return lineage.heard("n2", data)
+
+
+_LINEAGE = [Lineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
+_DATA = DataFolder(FOLDER / "data")
+
+
+def _identity(data: bytes) -> NodeIdentity | None:
+    (_DATA.path / "node").write_bytes(data)
+    found = _DATA.load_identity()
+    assert found is not None
+    types = (type(found.node_id), type(found.incarnation), type(found.clean_incarnation), type(found.starts.folder_id))
+    assert types == (str, int, int, str), f"{types} are not of a node's identity"
+    return found
+
+
+def _identity_samples() -> list[bytes]:
+    _DATA.store_identity(NodeIdentity("n1", 7, 6))
+    return [(_DATA.path / "node").read_bytes()]
+
+
+def _progress(data: bytes) -> Any:
+    path = FOLDER / "scrub"
+    path.write_bytes(data)
+    found = scrub._load(path)
+    assert type(found.findings) is int, f"findings {found.findings!r}"
+    return found
+
+
+def _settings(data: bytes) -> Any:
+    path = FOLDER / "liftpy.toml"
+    path.write_bytes(data)
+    return load_node_settings(path, {}, {})
+
+
+def _mend_snapshot_file(data: bytes) -> bytes:
+    return data[:8] + struct.pack("<I", crc32c.crc32c(data[12:])) + data[12:]
+
+
+_INDEX = small_files.SegmentSummary(
+    5, 9, 400, 1, 9, 4, ((1, 5), (2, 7)), (small_files.IndexEntry(5, 0, 1), small_files.IndexEntry(7, 200, 4))
+)
+_IDENTITY = service_snapshot.Identity("bank", "orders", "u1", 0)
+_SNAPSHOT = service_snapshot.Snapshot(_IDENTITY, 9, 3, 5, 2, ((1, "t"), (7, "long name")), b"state" * 9)
+
+
+def decoders() -> list[Decoder]:
+    """Every one of them."""
+    p, s, c = (ProtocolError,), (StorageError,), (ConfigError,)
+    last, before = (b"\x00c", 9, 2), (b"\x00b", 8, 2)
+    dump = encode_snapshot_file(SnapshotFile(last, before, ("n1", "n2"), encode_snapshot(_IMAGE)))
+    return [
+        Decoder(
+            "raft hello",
+            [_LINEAGE[0].tail_for("n1"), struct.pack("<QQBQ", 5, 6, 1, 9)],
+            _hello,
+            p,
+            covers=("sidecar.raft.lineage:_parse",),
+        ),
+        Decoder(
+            "raft journal",
+            _journal_samples(),
+            _journal,
+            s,
+            mend=_mend_journal,
+            covers=("sidecar.raft.journal:_frame_at", "sidecar.raft.journal:_records"),
+        ),
+        Decoder(
+            "raft lineage file",
+            _lineage_samples(),
+            _lineage,
+            s,
+            mend=_mend_line,
+            make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
+            covers=("sidecar.raft.lineage:Lineage._load",),
+        ),
+        Decoder(
+            "raft snapshot file",
+            [dump],
+            decode_snapshot_file,
+            s,
+            encode_snapshot_file,
+            _mend_snapshot_file,
+            covers=("sidecar.raft.snapshot_file:decode_snapshot_file",),
+        ),
+        Decoder(
+            "high-watermark file",
+            [small_files.encode_checkpoint(small_files.Checkpoint(9, 2, 3))],
+            small_files.decode_checkpoint,
+            s,
+            lambda f: small_files.encode_checkpoint(f) if f else b"",
+            _mend_tail,
+            covers=("liftpy.log.small_files:decode_checkpoint", "liftpy.log.small_files:open_small_file"),
+        ),
+        Decoder(
+            "leader-epochs file",
+            [small_files.encode_epochs([(1, 0), (3, 9)])],
+            small_files.decode_epochs,
+            s,
+            lambda f: small_files.encode_epochs(f) if f is not None else b"",
+            _mend_tail,
+            covers=("liftpy.log.small_files:decode_epochs",),
+        ),
+        Decoder(
+            "index file",
+            [small_files.encode_index(_INDEX)],
+            small_files.decode_index,
+            s,
+            lambda f: small_files.encode_index(f) if f else b"",
+            _mend_tail,
+            covers=("liftpy.log.small_files:decode_index",),
+        ),
+        Decoder(
+            "horizon file",
+            [horizon.encode_horizon(horizon.Horizon(9, 3))],
+            horizon.decode_horizon,
+            s,
+            lambda f: horizon.encode_horizon(f) if f else b"",
+            _mend_tail,
+            covers=("liftpy.log.horizon:decode_horizon",),
+        ),
+        Decoder(
+            "service snapshot",
+            [_SNAPSHOT.encode()],
+            lambda d: service_snapshot.decode(d, _IDENTITY),
+            s,
+            lambda f: f.encode(),
+            _mend_service,
+            covers=("liftpy.service.snapshot:decode", "liftpy.service.snapshot:_timers"),
+        ),
+        Decoder(
+            "node file",
+            _identity_samples(),
+            _identity,
+            s,
+            mend=_mend_line,
+            make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
+            covers=("sidecar.disk.data_folder:DataFolder.load_identity",),
+        ),
+        Decoder(
+            "scrub file",
+            [small_files.seal_small_file(scrub._MAGIC, json.dumps(asdict(scrub.Progress())).encode())],
+            _progress,
+            mend=_mend_tail,
+            make=lambda rng, d: _mend_tail(d[:8] + damaged_json(rng, d[8:-4]) + b"1234"),
+            covers=("sidecar.scrub:_load",),
+        ),
+        Decoder(
+            "settings file",
+            [b'node_id = "n1"\ndata = "/tmp/x"\ncontrollers = ["n1"]\nstatus_port = 1\n[replication]\nlease_s = 1.5\n'],
+            _settings,
+            c,
+            covers=("sidecar.settings:_read_file",),
+            make=damaged_json,
+        ),
+    ]

@@ -1,0 +1,171 @@
+"""Decoders of the metadata: requests, entries, images, the feed."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import crc32c
+
+from liftpy.cluster import codec as cluster_codec
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.feed_subscription import FeedSubscription
+from liftpy.cluster.forecast import without_log
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.errors import CorruptionError, InvariantError, ProtocolError, StorageError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
+from tests.fuzz.decoder import NAMES, RNG, Decoder, messages
+from tests.fuzz.mutate import spoiled
+
+
+def _request(**fields: Any) -> bytes:
+    return cluster_pb2.ControlRequest(operationId=bytes(RNG.randbytes(16)), timeNs=5, **fields).SerializeToString()
+
+
+def _requests() -> list[bytes]:
+    pb = cluster_pb2
+    nodes = [
+        _request(registerNode=pb.RegisterNode(nodeId=n, folderId=n, start=1, nonce=1, partitionBudget=99))
+        for n in ("n1", "n2", "n3")
+    ]
+    streams = [_request(createStream=pb.CreateStream(name=s, subject=f"data.{s}", partitions=2)) for s in ("orders", "u1")]
+    return nodes + streams + [m.SerializeToString() for m in messages(pb.ControlRequest, 40)]
+
+
+class _Applied:
+    """A state machine that has nodes and streams; begun anew now and then."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fsm = ClusterFsm(elections=True)
+
+    def __call__(self, data: bytes) -> None:
+        if self.count % 500 == 0:
+            self.fsm = ClusterFsm(elections=True)
+            for index, request in enumerate(_REQUESTS[:5], 1):
+                self.fsm.apply(request, index)
+        self.count += 1
+        answer = self.fsm.apply(data, self.fsm.image.index + 1)
+        cluster_pb2.ControlResponse.FromString(answer)
+        assert self.fsm.failure_count == 0, "an unexpected error within apply"
+        held = cluster_codec.image_to_bytes(self.fsm.image)
+        if self.count % 20 == 0:
+            assert cluster_codec.image_to_bytes(cluster_codec.image_from_bytes(held)) == held
+
+
+def _doors(data: bytes) -> None:
+    request = frames.parse(data, cluster_pb2.ControlRequest)
+    wrong = fit(request, len(data)) or refusal(Door.NODE, "n1", request) or refusal(Door.ADMIN, "", request)
+    if not wrong:
+        refusal(Door.INFO, "", request)
+    without_log(_IMAGE, request, 5, ClusterFsm().rules)
+
+
+_REQUESTS = _requests()
+
+
+def _image() -> ClusterImage:
+    fsm = ClusterFsm(elections=True)
+    for index, request in enumerate(_REQUESTS[:5], 1):
+        fsm.apply(request, index)
+    return fsm.image
+
+
+_IMAGE = _image()
+
+
+class _Fed:
+    """A node that follows the feed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.feed = FeedSubscription("n9")
+
+    def __call__(self, data: bytes) -> None:
+        if self.count % 200 == 0:
+            self.feed = FeedSubscription("n9")
+            self.feed.image, self.feed.synced = _IMAGE, True
+        self.count += 1
+        self.feed.entry_received(frames.parse(data, cluster_pb2.FeedEntry))
+        self.feed.response_received(frames.parse(data, cluster_pb2.FeedSnapshotResponse))
+
+
+def _entries() -> list[bytes]:
+    found = messages(cluster_pb2.FeedEntry, 40)
+    for entry in found:
+        entry.previousIndex, entry.index = _IMAGE.index, _IMAGE.index + 1
+    return [entry.SerializeToString() for entry in found]
+
+
+def _image_in(data: bytes) -> ClusterImage:
+    """With the errors that ``decode_snapshot`` makes CorruptionError."""
+    try:
+        return cluster_codec.image_from_bytes(data)
+    except Exception as error:
+        from google.protobuf.message import DecodeError
+
+        from liftpy.errors import LiftError
+
+        if isinstance(error, DecodeError | ValueError | KeyError | LiftError):
+            raise CorruptionError(str(error)) from None
+        raise
+
+
+def _mend_snapshot(data: bytes) -> bytes:
+    head, body = data[:24], data[28:]
+    return head + struct.pack(">I", crc32c.crc32c(body, crc32c.crc32c(head))) + body
+
+
+_PARTS = ("counters", "node", "operation", "partition", "report", "stream")
+
+
+def decoders() -> list[Decoder]:
+    """Every one of them."""
+    p, s = (ProtocolError,), (StorageError,)
+    image = encode_snapshot(_IMAGE)
+    return [
+        Decoder(
+            "metadata snapshot",
+            [image],
+            decode_snapshot,
+            (StorageError, InvariantError),
+            encode_snapshot,
+            _mend_snapshot,
+            covers=(
+                "liftpy.cluster.snapshot:decode_snapshot",
+                "liftpy.cluster.codec:image_from_bytes",
+                "liftpy.cluster.codec:image_from_pb",
+            ),
+        ),
+        Decoder(
+            "metadata image",
+            [cluster_codec.image_to_bytes(_IMAGE), *[m.SerializeToString() for m in messages(cluster_pb2.Image)]],
+            _image_in,
+            s,
+            cluster_codec.image_to_bytes,
+            covers=(
+                *(f"liftpy.cluster.codec:{n}_from_pb" for n in _PARTS),
+                "liftpy.cluster.stream_config:config_from_pb",
+            ),
+        ),
+        Decoder(
+            "metadata entries",
+            _REQUESTS,
+            _Applied(),
+            covers=("liftpy.cluster.fsm:ClusterFsm.apply", "liftpy.cluster.fsm:again"),
+            make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
+        ),
+        Decoder(
+            "control requests",
+            _REQUESTS,
+            _doors,
+            p,
+            covers=("liftpy.cluster.forecast:without_log",),
+            make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
+        ),
+        Decoder("feed", _entries(), _Fed(), p, covers=("liftpy.cluster.records:record_from_pb",)),
+    ]

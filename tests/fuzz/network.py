@@ -1,0 +1,236 @@
+"""Decoders of what comes over the bus: frames, batches, publishes, frames of the metadata group."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+from liftpy.config import AckPolicy
+from liftpy.errors import ProtocolError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import MessageReader
+from liftpy.log import arrow
+from liftpy.service.sessions import ReplicaView, ServiceSessions
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2, raft_pb2, service_pb2
+from liftpy.wire.batch import split_batches
+from liftpy.wire.header_block import parse_headers
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.wire.pieces import Piece
+from sidecar.raft import codec as raft_codec
+from sidecar.raft.sealing import seal, unseal
+from sidecar.raft.sessions import Sessions
+from tests.fuzz.decoder import NAMES, Decoder, mended, messages
+from tests.fuzz.mutate import spoiled
+from tests.unit.wire import batch_fuzz
+
+
+def _sealed(message: Any) -> bytes:
+    """Maps have no order of their own."""
+    return envelope.encode(frames._TYPES[type(message)], message.SerializeToString(deterministic=True), crc=True)
+
+
+def _of_class(of: type[Any]) -> Decoder:
+    samples = [seal_(m) for m in messages(of) for seal_ in (frames.encode, frames.sealed)]
+
+    def make(rng: random.Random, sample: bytes) -> bytes:
+        message = spoiled(rng, frames.decode(sample, of), NAMES)
+        return frames.sealed(message)
+
+    return Decoder(
+        f"frame {of.__name__}", samples, lambda data: frames.decode(data, of), (ProtocolError,), _sealed, mended, make,
+        ("liftpy.wire.frames:decode", "liftpy.wire.frames:parse"),
+    )  # fmt: skip
+
+
+def _response(data: bytes) -> tuple[int, int, bytes]:
+    found = frames.decode_replication_response(data)
+    return found.leader_epoch, found.high_watermark, bytes(found.batches)
+
+
+def _piece(data: bytes) -> tuple[int, int, int, int, int, bytes]:
+    found = frames.decode_replication_piece(data)
+    piece = found.piece
+    return found.leader_epoch, found.high_watermark, piece.crc, piece.total_bytes, piece.position, bytes(piece.data)
+
+
+def _piece_again(found: tuple[Any, ...]) -> bytes:
+    epoch, high_watermark, crc, total, position, data = found
+    return frames.replication_piece_header(epoch, high_watermark, Piece(crc, total, position, memoryview(data))) + data
+
+
+def _read_answer(data: bytes) -> tuple[bytes, bytes]:
+    head, body = frames.decode_read_response(data)
+    frames.piece_in(head, body)
+    return head.SerializeToString(deterministic=True), bytes(body)
+
+
+def _read_again(found: tuple[bytes, bytes]) -> bytes:
+    return frames.read_response_header(client_pb2.ReadResponse.FromString(found[0]), (found[1],)) + found[1]
+
+
+def _raft_again(message: dict[str, Any]) -> bytes:
+    return raft_codec.encode(message)
+
+
+def _sessions(data: bytes) -> None:
+    """As frames of a session that is up come: with the numbers of it."""
+    sessions = _SESSIONS[0]
+    peer = sessions.peers["b"]
+    peer.own_epoch, peer.epoch, peer.up, peer.parts = 77, 99, True, None
+    peer.received = int.from_bytes(data[18:26], "little") - 1 if len(data) > 26 else 0
+    sessions.receive("b", data, 1.0)
+    sessions.receive("stranger", data, 1.0)
+    sessions.outbox.clear()
+
+
+def _session_frames() -> list[bytes]:
+    head = struct.Struct("<BBQQQQ")
+    kinds = [(1, 0), (1, 4), (2, 3), (2, 1), (2, 2), (3, 0)]
+    return [head.pack(kind, flags, 99, 77, 5, 3) + b"a, b" for kind, flags in kinds]
+
+
+_SESSIONS = [Sessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 77)]
+_SESSIONS[0].online = True
+
+
+def _publishes(data: bytes) -> Any:
+    """A payload, then a header block, as one message of an ingest."""
+    size = min(len(data) // 2, int.from_bytes(data[:2], "big"))
+    block, payload = (b"NATS/1.0\r\n" + data[2 : 2 + size] if size else b""), data[2 + size :]
+    found = _READER.read([(b"data.orders", b"_INBOX.x", payload, block)], 5)
+    assert len(found.values) == 1
+    return found.unfit
+
+
+_READER = MessageReader(PartitionKey("orders", "u1", 0), "data.orders", AckPolicy.ALL, InboxRule(DEFAULT_INBOX_PREFIXES))
+_RULE = InboxRule(("_INBOX*.", "apps.in."))
+
+
+def _reply(data: bytes) -> None:
+    allowed = _RULE.allows(data)
+    if _RULE.allows_all([data]):
+        assert allowed, "what is allowed among others is allowed alone"
+    if allowed:
+        assert not set(data) & set(b" \t\r\n\x00*>"), "an inbox is no pattern and breaks no line"
+        data.decode()
+
+
+def _service(data: bytes) -> None:
+    view = ReplicaView(True, False, 3, 0, 9, 10)
+    sessions = ServiceSessions("orders", "u1", 0, "n1", first_ack_id=1, session_ns=5, lease_ms=5)
+    sessions.hello(frames.parse(data, service_pb2.ServiceHello), "_INBOX.x", view, 1)
+    sessions.ack(frames.parse(data, service_pb2.ServiceAck), view)
+    sessions.report(9)
+
+
+def _batches(data: bytes) -> Any:
+    batches = split_batches(data)
+    records = [record for batch in batches for record in batch.records()]
+    table = arrow.to_arrow(batches)
+    kept = [record for batch in batches if not batch.header.control for record in batch.records()]
+    assert table.num_rows == len(kept), "Arrow and records differ"
+    assert [v.as_py() for v in table.column("value")] == [r.value for r in kept]
+    assert [v.as_py() for v in table.column("offset")] == [r.offset for r in kept]
+    return records
+
+
+def decoders() -> list[Decoder]:
+    """Every one of them."""
+    p, s = (ProtocolError,), (StorageError,)
+    batch_samples = batch_fuzz.corpus()
+    raft = [m.SerializeToString() for m in messages(raft_pb2.RaftMessage, 60)]
+    prefix = "liftpy.wire.frames:"
+    return [
+        Decoder(
+            "envelope",
+            [envelope.encode(t, b"payload", crc=crc) for t in (0, 2, 31) for crc in (False, True)],  # type: ignore[arg-type]
+            lambda d: (lambda t, b: (t, bytes(b)))(*envelope.decode(d)),
+            p,
+            lambda f: envelope.encode(*f, crc=True),
+            mended,
+            covers=("liftpy.wire.envelope:decode",),
+        ),
+        *[_of_class(of) for of in frames._TYPES],
+        Decoder(
+            "replication response",
+            [frames.replication_response_header(3, 9, ()), frames.replication_response_header(1, -1, (b"b",)) + b"b"],
+            _response,
+            p,
+            lambda f: frames.replication_response_header(f[0], f[1], (f[2],)) + f[2],
+            mended,
+            covers=(prefix + "decode_replication_response", prefix + "parse_replication_response"),
+        ),
+        Decoder(
+            "replication piece",
+            [_piece_again((3, 9, 7, 50, 10, b"piece"))],
+            _piece,
+            p,
+            _piece_again,
+            mended,
+            covers=(prefix + "decode_replication_piece", prefix + "parse_replication_piece"),
+        ),
+        Decoder(
+            "read response",
+            [_read_again((m.SerializeToString(), b"batches")) for m in messages(client_pb2.ReadResponse)],
+            _read_answer,
+            p,
+            _read_again,
+            mended,
+            covers=(prefix + "decode_read_response",),
+        ),
+        Decoder(
+            "batches",
+            batch_samples,
+            _batches,
+            s,
+            make=lambda rng, _: batch_fuzz.damaged(rng, batch_samples),
+            covers=(
+                "liftpy.wire.batch:parse_batch",
+                "liftpy.wire.batch:parse_header",
+                "liftpy.wire.batch:RecordBatch._decoded",
+                "liftpy.wire.batch:_refuse_if_damaged",
+                "liftpy.wire.batch_columns:decode_columns",
+                "liftpy.wire.batch_columns:_Reader.u32",
+                "liftpy.wire.batch_columns:BytesColumn.valid",
+                "liftpy.log.arrow:_one_buffer",
+            ),
+        ),
+        Decoder(
+            "NATS headers",
+            [b"NATS/1.0\r\nA: b\r\nLift-Key: k\r\n\r\n"],
+            parse_headers,
+            covers=("liftpy.wire.header_block:parse_headers",),
+        ),
+        Decoder(
+            "publishes",
+            [
+                b"\x00\x10Lift-Ack: all\r\n\r\nvalue",
+                b"\x00\x00" + frames.sealed(client_pb2.Message(value=b"v", stream="orders")),
+                *[b"\x00\x00" + frames.encode(m) for m in messages(client_pb2.Message)],
+            ],
+            _publishes,
+        ),
+        Decoder("reply subjects", [b"_INBOX.abc.1", b"_INBOX_a.x", b"apps.in.z", "_INBOX.é".encode()], _reply),
+        Decoder("services", [m.SerializeToString() for m in messages(service_pb2.ServiceHello)], _service, p),
+        Decoder(
+            "raft frame",
+            [seal("n1", "n2", b"frame" * n) for n in (0, 1, 9)],
+            lambda d: unseal("n1", "n2", d),
+            p,
+            lambda f: seal("n1", "n2", f),
+            mended,
+            covers=("sidecar.raft.sealing:unseal", "liftpy.wire.envelope:sealed_payload"),
+        ),
+        Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.raft.sessions:Sessions.receive",)),
+        Decoder(
+            "raft message",
+            raft,
+            raft_codec.decode,
+            p,
+            _raft_again,
+            covers=("sidecar.raft.codec:decode", "sidecar.raft.codec:_parsed"),
+            make=lambda rng, d: spoiled(rng, raft_pb2.RaftMessage.FromString(d)).SerializeToString(),
+        ),
+    ]

@@ -1,0 +1,35 @@
+"""All decoders: what takes bytes or text from the network, from the disk or from users.
+
+``covers`` of each names the functions that it runs, as ``tests.fuzz.found`` finds them in the source; ``ELSEWHERE`` those that are not
+fuzzed here, and why. A test holds both against the source.
+"""
+
+from __future__ import annotations
+
+from tests.fuzz import disk, metadata, network, texts
+from tests.fuzz.decoder import Decoder
+
+
+def all_decoders() -> list[Decoder]:
+    """Every one of them."""
+    return [*network.decoders(), *metadata.decoders(), *disk.decoders(), *texts.decoders()]
+
+
+ELSEWHERE = {
+    "liftpy.strict_json:load_json": "what reads JSON calls it",
+    "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
+    "liftpy.client.transport:Transport.parse_errors": "counts",
+    "liftpy.client.client:Client._status_page": "JSON for people, of any form",
+    "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
+    "liftpy.testing.group:Group.apply": "a simulator's",
+    "liftpy.testing.messages:AckFrame.decoded": "a simulator's",
+    "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",
+    "liftpy.wire.batch:reach": "of a batch that was parsed",
+    "sidecar.bus.inflow:Inflow._parse": "hands pieces to the parser, see StrictParser.parse",
+    "sidecar.bus.inflow:Inflow._parse_piece": "the same",
+    "sidecar.cli.demo_failover:_ask": "the demo's own publisher",
+    "sidecar.cli.demo_steps:compute_by_spark": "the demo's own file",
+    "sidecar.devcluster:DevNode._take_stdout": "a child's first line",
+    "sidecar.embedded:_port_in": "nats-server's file of ports",
+    "sidecar.raft.library:_NoPickle.loads": "refuses everything but entries, tests/unit/raft/test_library_as_shipped_disk.py",
+}

@@ -1,0 +1,129 @@
+"""Decoders of texts: JSON, names, positions, options."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+from liftpy.client.positions import parse_start, parse_until
+from liftpy.config import FlushPolicy
+from liftpy.errors import ConfigError
+from liftpy.ids import check_data_subject, check_name, check_publisher_subject
+from liftpy.spark.offsets import StreamOffsets, parse_spec
+from liftpy.spark.options import SourceOptions
+from sidecar.bus import backlog
+from sidecar.status import service as status_service
+from tests.fuzz.decoder import Decoder, damaged_json
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _names(data: bytes) -> None:
+    text = _text(data)
+    for check in (
+        lambda: check_name(text, "x"),
+        lambda: check_data_subject(text, "liftpy"),
+        lambda: check_publisher_subject(text),
+    ):
+        said = ""
+        try:
+            check()
+        except ConfigError as error:
+            said = str(error)
+        assert len(said) < 800, "a name is shown shortened"
+
+
+_OPTIONS = {
+    "startingOffsets": b'{"orders": {"0": 5}}', "endingOffsets": b"latest", "assign": b'{"orders": [0]}',
+    "subscribePattern": b"ord.*",
+    "columns": b"value,key", "minPartitions": b"5", "patience": b"1.5", "nats": b"nats://x:4222,y", "maxOffsetsPerTrigger": b"7",
+    "startingTimestamp": b"1700000000000",
+}  # fmt: skip
+
+
+def _options(data: bytes) -> Any:
+    """The first byte says which option the rest is given for."""
+    name = tuple(_OPTIONS)[(data or b"\0")[0] % len(_OPTIONS)]
+    what = {} if name in ("assign", "subscribePattern") else {"subscribe": "orders"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of regular expressions
+        return SourceOptions.parse({**what, name: _text(data[1:])})
+
+
+def _checkpoint_offsets(data: bytes) -> Any:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ConfigError("no JSON: Spark reads it") from None
+    if not isinstance(document, dict):
+        raise ConfigError("no object")
+    return StreamOffsets.from_json(document)
+
+
+_STATUS_ASKED = [b"", b'{"after": ["orders", 3]}', b'{"after": ["x", 1e3]}']
+_TOLD = json.dumps({"data": {"server_id": "S", "connections": [{"cid": 7, "pending_bytes": 1, "out_msgs": 2, "reason": "x"}]}})
+
+
+def decoders() -> list[Decoder]:
+    """Every one of them."""
+    c = (ConfigError,)
+    return [
+        Decoder(
+            "status question",
+            _STATUS_ASKED,
+            status_service._asked_after,
+            make=damaged_json,
+            covers=("sidecar.status.service:_asked_after",),
+        ),
+        Decoder(
+            "server's word on connections",
+            [_TOLD.encode()],
+            lambda d: backlog._told(d, 1, "S", 7),
+            make=damaged_json,
+            covers=("sidecar.bus.backlog:_told",),
+        ),
+        Decoder(
+            "positions",
+            [b"earliest", b"17", b"2026-01-31T12:00:00", b"-10m", b"end"],
+            lambda d: (parse_start(_text(d)), parse_until(_text(d))),
+            c,
+            covers=("liftpy.client.positions:parse_start", "liftpy.client.positions:parse_until"),
+        ),
+        Decoder(
+            "flush policies",
+            [b"always", b"interval:50", b"none"],
+            lambda d: FlushPolicy.parse(_text(d)),
+            c,
+            lambda f: str(f).encode(),
+            covers=("liftpy.config:FlushPolicy.parse",),
+        ),
+        Decoder("names", [b"orders", b"data.*.x.>", b"n1", b"_INBOX.x"], _names),
+        Decoder(
+            "Spark checkpoint",
+            [b'{"orders": {"uid": "u1", "0": 5, "1": 7}}'],
+            _checkpoint_offsets,
+            c,
+            lambda f: json.dumps(f.to_json()).encode(),
+            make=damaged_json,
+            covers=("liftpy.spark.offsets:StreamOffsets.from_json",),
+        ),
+        Decoder(
+            "Spark offsets",
+            [b'{"orders": {"0": 5, "1": -2}}', b"earliest"],
+            lambda d: parse_spec(_text(d), "startingOffsets", words=("earliest",), specials=(-2, -1)),
+            c,
+            make=damaged_json,
+            covers=("liftpy.spark.offsets:parse_spec",),
+        ),
+        Decoder(
+            "Spark options",
+            [bytes([number]) + text for number, text in enumerate(_OPTIONS.values())],
+            _options,
+            c,
+            make=damaged_json,
+            covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
+        ),
+    ]
