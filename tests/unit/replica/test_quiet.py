@@ -214,6 +214,9 @@ def test_not_when_there_is_more() -> None:
     leader = leader_with_a_quiet_follower()
     leader.publish(1)
     assert not confirms(leader, asked())
+    leader = leader_with_a_quiet_follower()
+    leader.replica.log.append(1, 2)  # the waiter does not know of it
+    assert not confirms(leader, asked())
 
 
 def test_not_by_a_follower_that_is_woken_up_instead() -> None:
@@ -445,14 +448,16 @@ def test_who_stood_still_does_not_blame_the_others() -> None:
 
 
 def test_a_fetch_that_was_replaced_meanwhile_is_not_ended_by_the_answer_to_the_one_before() -> None:
-    node = Node(1)
-    while not (question := node.turn()[0]).fetches:
-        node.quiet.answered(question, ())
-    node.quiet.remove(node.fetches[0].key)
-    newer = fetch(0, request_id=99)
+    node = Node(6)
+    question = node.turn()[0]
+    before = question.fetches[0]
+    newer = fetch(before.key.partition, request_id=99)
+    node.quiet.remove(before.key)
     node.quiet.add(newer, "n2", node.now_ns)
-    assert node.quiet.answered(question, {0}) is None
-    assert len(node.quiet) == 1
+    ended = node.quiet.answered(question, {0})
+    assert ended is not None
+    assert ended.fetches == ()
+    assert len(node.quiet) == 6
 
 
 def test_it_never_waits_longer_than_lag_and_leader_time_outs_allow() -> None:
