@@ -1,7 +1,8 @@
 """The strict parser of the NATS protocol with a shorter way: whole reads at once, messages to sinks, synchronously.
 
 nats-py's own parser and dispatch cost 6-10 us a message: three regular expressions, a Msg, a queue and a task switch. Here a
-message costs a search, a split and a slice. Everything that is not a well-formed message for a sink takes the way of
+message costs a search, a split and a slice; one whose line is that of the message before it, as in every burst of a publisher, a
+comparison and a slice. Everything that is not a well-formed message for a sink takes the way of
 ``liftpy.client.parser``: other commands and nats-py's own subscriptions go to nats-py, the rest is counted and left out [A12].
 """
 
@@ -85,10 +86,30 @@ class SinkParser(StrictParser):
                 self._connection.sink_failed(subject, error)
             count += 1
             size_bytes += total
+            if not with_headers and buffer.startswith(same := buffer[position:start], end + 2):
+                repeats = self._repeats(buffer, end + 2, same, (sid, subject, reply), total)
+                count += repeats
+                size_bytes += repeats * total
+                end += repeats * (len(same) + total + 2)
             position = end + 2
         stats["in_msgs"] += count
         stats["in_bytes"] += size_bytes
         return position
+
+    def _repeats(self, buffer: bytes, position: int, line: bytes, fields: tuple[bytes, bytes, bytes], total: int) -> int:
+        """Feed the messages from ``position`` on whose line is the same again: what it means is known. Return how many there were."""
+        sid, subject, reply = fields
+        sinks, sink = self._sinks, self._sinks.get(sid)
+        count, size, start = 0, len(line), position + len(line)
+        last = len(buffer) - total - 2
+        while sink is not None and start <= last and buffer.startswith(line, start - size) and sinks.get(sid) is sink:
+            try:
+                sink(subject, reply, buffer[start : start + total], b"")
+            except Exception as error:  # as above
+                self._connection.sink_failed(subject, error)
+            count += 1
+            start += total + 2 + size
+        return count
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
         fields = message_fields(line)

@@ -195,10 +195,17 @@ def frame(rng: random.Random) -> bytes:
     return blank.join((b"HMSG" if header else b"MSG", *fields)) + b"\r\n" + header + payload + b"\r\n"
 
 
+def run_of(rng: random.Random, one: bytes) -> bytes:
+    """``one``, sometimes several times, with different payloads of one size: a publisher's burst."""
+    count = rng.randint(2, 5) if rng.random() < 0.3 else 1
+    has_payload = one[:1] in b"MH" and not one.endswith(b"\r\n\r\n")
+    return b"".join(one[:-3] + rng.choice((b"a", b"b", b" ")) + b"\r\n" if has_payload else one for _ in range(count))
+
+
 def check(seed: int, *, every_byte: bool) -> int:
     """One stream in several cuts against the plain reading; the number of messages that it dispatched."""
     rng = random.Random(seed)
-    stream = b"".join(frame(rng) for _ in range(rng.randint(1, 12)))
+    stream = b"".join(run_of(rng, frame(rng)) for _ in range(rng.randint(1, 12)))
     got, counted, failed = strict(stream)
     wanted = ([what for what in got if what != (b"+OK",)], counted, failed)
     edges = sorted({0, len(stream), *(rng.randrange(len(stream)) for _ in range(rng.randrange(8)))})

@@ -94,6 +94,58 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(picks: list[int], cuts: li
     assert client.stats["in_msgs"] == len(picks)
 
 
+BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
+
+
+def test_a_burst_of_equal_lines_is_cut_anywhere() -> None:
+    sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
+    stream = b"".join(map(wire, sent))
+    for cut in range(1, len(stream)):
+        got, client = run([stream[:cut], stream[cut:]])
+        assert got == sent, cut
+        assert client.stats == {"in_msgs": len(sent), "in_bytes": sum(len(m[2]) + len(m[3]) for m in sent)}
+
+
+def test_a_sink_that_is_gone_or_replaced_within_a_burst_gets_no_more_of_it() -> None:
+    for successor in (False, True):
+        got: list[bytes] = []
+        later: list[bytes] = []
+        sinks: dict[bytes, Any] = {}
+
+        def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            got.append(payload)  # noqa: B023
+            if len(got) == 3:  # noqa: B023
+                del sinks[b"1"]  # noqa: B023
+                if successor:  # noqa: B023
+                    sinks[b"1"] = lambda *message: later.append(message[2])  # noqa: B023
+
+        sinks[b"1"] = sink
+        asyncio.run(SinkParser(FakeClient(), sinks).parse(b"".join(map(wire, BURST))))
+        assert got == [b"000", b"001", b"002"]
+        assert later == ([b"003", b"004"] if successor else [])
+
+
+def test_a_sink_that_fails_within_a_burst_costs_one_message_each_time() -> None:
+    got: list[bytes] = []
+
+    def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if payload in (b"000", b"002"):
+            raise KeyError("a bug")
+        got.append(payload)
+
+    client = FakeClient()
+    asyncio.run(SinkParser(client, {b"1": sink}).parse(b"".join(map(wire, BURST))))
+    assert (got, client.failed) == ([b"001", b"003", b"004"], [b"a.b", b"a.b"])
+
+
+def test_what_only_begins_like_the_line_before_is_read_anew() -> None:
+    other = (b"a.b", b"_INBOX.x", b"x" * 31, b"")
+    got, _ = run([wire(BURST[0]) + wire(other) + wire(BURST[1])])
+    assert got == [BURST[0], other, BURST[1]]
+    with pytest.raises(ProtocolError):
+        run([wire(BURST[0]) + b"\n" + wire(BURST[1])])
+
+
 def test_what_needs_no_waiting_is_dispatched_when_it_is_fed() -> None:
     got: list[tuple[bytes, bytes, bytes, bytes]] = []
     client = FakeClient()
