@@ -163,7 +163,7 @@ class PendingAcks:
             correlationId=envelope.correlation_id,
             ackPolicy=_PB_POLICY[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
-            commitTimestamp=now_wall_ns if envelope.policy is AckPolicy.ALL else 0,
+            commitTimestamp=now_wall_ns,
             leaderEpoch=leader_epoch,
         )
         return frames.encode(ack)

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from liftpy.client import Client
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 
@@ -33,12 +33,12 @@ async def gather(client: Client) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    table = Table("controller", "state", "term", "commit", "applied", "lag")
+    rows = []
     for member in found["controllers"]:
         state = "leader" if member["leader"] else "connected" if member["connected"] else "silent"
         applied = str(member["applied_index"]) if member["applied_index"] else "?"
         figures = (str(member["term"]), str(member["commit_index"]), applied, str(member["lag"]))
-        table.add_row(member["node_id"], state, *figures)
-    Console().print(table)
+        rows.append((member["node_id"], state, *figures))
+    Console().print(table(("controller", "state", "term", "commit", "applied", "lag"), rows))
     if not found["metadata_leader"]:
         click.echo("no metadata leader: at least half of the controllers can't be reached")

@@ -21,6 +21,7 @@ from liftpy.errors import ConfigError, FolderLockedError
 from liftpy.log.inspect import PartitionReport, headers, inspect
 from liftpy.log.log import Log
 from sidecar.cli.options import json_option
+from sidecar.cli.tables import table
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1
@@ -155,13 +156,15 @@ def _as_dict(report: PartitionReport) -> dict[str, Any]:
 
 
 def _segments_table(report: PartitionReport) -> Table:
-    table = Table("segment", "bytes", "records", "offsets", "newest", "index", "state")
+    rows = []
     for s in report.segments:
         newest = datetime.fromtimestamp(s.summary.max_timestamp_ns / 1e9, UTC).isoformat(timespec="milliseconds")
         offsets = f"{s.summary.base_offset}..{s.summary.next_offset - 1}" if s.summary.record_count else "empty"
         state = (("torn tail" if s.torn_tail else "damaged") + f" at {s.fault_position}") if s.fault else "right"
-        table.add_row(s.name, str(s.file_size_bytes), str(s.summary.record_count), offsets, newest, s.index, state)
-    return table
+        rows.append((s.name, str(s.file_size_bytes), str(s.summary.record_count), offsets, newest, s.index, state))
+    return table(
+        ("segment", "bytes", "records", "offsets", "newest", "index", "state"), rows, folds=("newest", "state", "index")
+    )
 
 
 def _checkpoint_text(report: PartitionReport) -> str:

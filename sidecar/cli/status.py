@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from liftpy.client import Client, ClusterState
 from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 _NODE_TIMEOUT_S = 2.0
@@ -115,45 +115,50 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
 
 def _show(found: dict[str, Any]) -> None:
     console = Console()
-    nodes = Table("node", "state", "incarnation", "rack", "leads", "metadata", "version", title="nodes")
+    rows = []
     for n in found["nodes"]:
         state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"
         role = "leader" if n["metadata_leader"] else "member" if n["controller"] else ""
-        nodes.add_row(n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"])
-    console.print(nodes)
+        rows.append((n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"]))
+    columns = ("node", "state", "incarnation", "rack", "leads", "metadata", "version")
+    console.print(table(columns, rows, folds=("rack", "version"), title="nodes", width=console.width))
     console.print(f"metadata leader: {found['metadata_leader'] or 'none'}", highlight=False)
     if not found["partitions"]:
         console.print("no streams yet: liftpy stream create NAME --subject SUBJECT", highlight=False)
         return
-    table = Table("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag", title="partitions")
-    for p in found["partitions"]:
-        lag = " ".join(f"{node}:{_known(records)}" for node, records in p["lag"].items() if node != p["leader"])
-        table.add_row(
-            f"{p['stream']}/{p['partition']}",
-            p["status"],
-            p["leader"] or "none",
-            f"{p['leader_epoch']}/{p['epoch']}",
-            " ".join(p["replicas"]),
-            " ".join(p["isr"]),
-            _known(p["high_watermark"]),
-            _known(p["newest_offset"]),
-            lag,
-        )
-    console.print(table)
+    heads = ("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag")
+    partitions = map(_partition_row, found["partitions"])
+    console.print(table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions", width=console.width))
     _show_services(console, found["partitions"])
+
+
+def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
+    lag = " ".join(f"{node}:{_known(records)}" for node, records in p["lag"].items() if node != p["leader"])
+    return (
+        f"{p['stream']}/{p['partition']}",
+        p["status"],
+        p["leader"] or "none",
+        f"{p['leader_epoch']}/{p['epoch']}",
+        " ".join(p["replicas"]),
+        " ".join(p["isr"]),
+        _known(p["high_watermark"]),
+        _known(p["newest_offset"]),
+        lag,
+    )
 
 
 def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
     """Nothing where there are none."""
-    table = Table("service", "partition", "node", "role", "position", "lag", "outputs", "problem", title="services")
+    columns = ("service", "partition", "node", "role", "position", "lag", "outputs", "problem")
+    rows = []
     for p in partitions:
         for node, services in p["services"].items():
             for s in services:
                 outputs = f"{s['emitted_end']}/{s['output_count']}"
                 where = f"{p['stream']}/{p['partition']}"
-                table.add_row(s["service"], where, node, s["role"], str(s["position"]), str(s["lag"]), outputs, s["problem"])
-    if table.row_count:
-        console.print(table)
+                rows.append((s["service"], where, node, s["role"], str(s["position"]), str(s["lag"]), outputs, s["problem"]))
+    if rows:
+        console.print(table(columns, rows, folds=("outputs", "problem"), title="services", width=console.width))
 
 
 def _known(value: int | None) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from liftpy.client import Client
 from liftpy.cluster.image import StreamImage
@@ -16,6 +15,7 @@ from liftpy.wire.subjects import data_subject
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
+from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 DEFAULT_REPLICAS = 3
@@ -70,12 +70,14 @@ def list_streams(as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
         return
-    table = Table("stream", "subject", "partitions", "replicas", "ack", "uid")
-    for s in streams:
-        table.add_row(
-            s.name, s.subject, str(len(s.partitions)), str(len(s.partitions[0].replicas)), s.config.ack_policy.value, s.uid
-        )
-    Console().print(table if streams else "no streams yet: liftpy stream create NAME --subject SUBJECT")
+    rows = [
+        (s.name, s.subject, str(len(s.partitions)), str(len(s.partitions[0].replicas)), s.config.ack_policy.value, s.uid)
+        for s in streams
+    ]
+    columns = ("stream", "subject", "partitions", "replicas", "ack", "uid")
+    Console().print(
+        table(columns, rows, folds=("uid",)) if streams else "no streams yet: liftpy stream create NAME --subject SUBJECT"
+    )
 
 
 @stream.command()
@@ -90,13 +92,14 @@ def show(name: str, as_json: bool, target: Target) -> None:
         return
     described = stream_json(found)
     settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, len(found.partitions[0].replicas)).items())
-    table = Table("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
+    rows = []
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
-        table.add_row(*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"]))
+        rows.append((*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"])))
     console = Console()
     console.print(f"stream {found.name} (uid {found.uid}) on {found.subject}", f"{settings}", sep="\n", highlight=False)
-    console.print(table)
+    columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
+    console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
 
 
 @stream.command()

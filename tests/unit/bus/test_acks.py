@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
@@ -64,11 +66,12 @@ def test_policies_of_single_messages() -> None:
     assert acks.count == 0
 
 
-def test_an_enveloped_publish_gets_an_ack_envelope_that_names_its_record() -> None:
+@pytest.mark.parametrize("policy", [AckPolicy.ALL, AckPolicy.LEADER])
+def test_an_enveloped_publish_gets_an_ack_envelope_that_names_its_record(policy: AckPolicy) -> None:
     acks, bus = pending()
-    envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
-    acks.add(41, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, envelope], [AckPolicy.ALL] * 2))
-    acks.release(AckPolicy.ALL, 42, 9, 6)
+    envelope = Envelope("c1", "", "ev", policy, 5)
+    acks.add(41, Publishers(policy, [b"_INBOX.p", b"_INBOX.e"], [None, envelope], [policy] * 2))
+    acks.release(policy, 42, 9, 6)
     (_, plain), (_, enveloped) = bus.take()
     ack = frames.decode(enveloped, client_pb2.Ack)
     assert (ack.offset, ack.leaderEpoch, ack.correlationId, ack.stream, ack.commitTimestamp) == (42, 9, "c1", "s", 6)

@@ -1,0 +1,66 @@
+"""Tables on a terminal of 80 columns: folded, never cut. The widest row that a cluster of usual names makes keeps its figures whole."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sidecar.cli import status
+from sidecar.cli.tables import table
+
+
+def printed(what: Any, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(what)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def partition(stream: str, *nodes: str) -> dict[str, Any]:
+    figures = {"leader_epoch": 123, "epoch": 4567, "high_watermark": 123_456_789, "newest_offset": 123_456_790}
+    service = {"service": "counter", "role": "LEADER", "position": 123_456_789, "lag": 0, "emitted_end": 12_345}
+    service |= {"output_count": 12_345, "problem": "OUTPUT_CONFLICT"}
+    return {
+        "stream": stream,
+        "partition": 12,
+        "status": "CANDIDATE_FOUND",
+        "leader": nodes[0],
+        "replicas": list(nodes),
+        "isr": list(nodes),
+        "lag": dict.fromkeys(nodes, 123_456),
+        "services": {node: [service] for node in nodes},
+        **figures,
+    }
+
+
+def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
+    node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True}
+    node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0"}
+    status._show({"nodes": [node], "metadata_leader": "n1", "partitions": [partition("orders", "n1", "n2", "n3")]})
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\u2026" not in text
+    words = set(text.split())
+    assert {"partition", "replicas", "position", "problem", "incarnation"} <= words, "no head is cut"
+    assert {"orders/12", "123/4567", "123456789", "123456790", "n1", "n2", "n3"} <= words, text
+
+
+@pytest.mark.parametrize("length", [30, 64, 200])
+def test_a_long_name_is_folded_and_nothing_of_it_is_lost(length: int) -> None:
+    name = "".join(chr(ord("a") + number % 26) for number in range(length))
+    text = printed(table(("partition", "status", "replicas"), [(name, "ONLINE", "n1 n2 n3")], folds=("replicas",), width=80))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\u2026" not in text
+    assert name in "".join(line.strip().split(" ")[0] for line in text.splitlines())
+
+
+def test_what_folds_is_folded_before_the_rest() -> None:
+    row = ("orders/0", "a" * 20, " ".join(f"node-{number}" for number in range(12)))
+    text = printed(table(("partition", "subject", "replicas"), [row], folds=("replicas",), width=80))
+    assert "orders/0" in text
+    assert "a" * 20 in text
+    assert set(row[2].split()) <= set(text.split())
