@@ -44,7 +44,7 @@ CHATTER = Chatter()
 
 class Seldom:
     """What a frame can make a node say: one line a second of each text, however many come. Of the others the next line tells the
-    number.."""
+    number."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[float, int]] = {}

@@ -121,6 +121,8 @@ class Run:
         self._acked_at = 0.0
         self._sent_to: set[str] = set()
         self._ended = asyncio.Event()
+        self._looks = 0
+        """How often the cluster was looked at while the load ran."""
 
     async def run(self) -> Outcome:
         """Load, garbage, comparison."""
@@ -144,7 +146,8 @@ class Run:
             out.missed = await self._unknown(nc)
             await self._send(nc.max_payload)
             out.seconds = round(time.monotonic() - started, 1)
-            await asyncio.sleep(2 * _LOOK_S)
+            looked = self._looks
+            await self._until(lambda: self._looks >= looked + 2, "what the last frames did has been looked at")
             self._ended.set()
             await asyncio.gather(*tasks[:_PUBLISHERS])
             await watch
@@ -263,6 +266,7 @@ class Run:
                     out.epochs.add((number, partition["epoch"]))
             with contextlib.suppress(LiftError):
                 out.terms |= {c.term for c in (await client.describe_cluster()).controllers}
+            self._looks += 1
             await asyncio.sleep(_LOOK_S)
 
     def _of_stream(self, report: dict[str, Any]) -> list[dict[str, Any]]:
