@@ -32,36 +32,36 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
-from sidecar.bus.quiet import Asker, QuietTalk
-from sidecar.bus.replication import AnswerRouter
 from sidecar.bus.rights import RightsWatch
-from sidecar.deletions import Deletions
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import open_count, raise_limit
 from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
+from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
-from sidecar.flush_times import NodeFlushTimes
-from sidecar.housekeeping import Housekeeping
-from sidecar.identity import Identity, unknown_folders
-from sidecar.joining import GroupLink
-from sidecar.membership import Membership
-from sidecar.partition_worker import NodeTools
-from sidecar.partitions import Partitions
-from sidecar.predecessor import wait_for_predecessor
-from sidecar.proposals import Proposals
-from sidecar.raft.group import Group
-from sidecar.raft.thread import GroupThread
-from sidecar.recovery import RecoveredLogs
+from sidecar.metadata.group import Group
+from sidecar.metadata.identity import Identity, unknown_folders
+from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.membership import Membership
+from sidecar.metadata.predecessor import wait_for_predecessor
+from sidecar.metadata.thread import GroupThread
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.scrub import Scrub
+from sidecar.partition.services import ServiceDesk
+from sidecar.partition.set import Partitions
+from sidecar.partition.timers import Timers
+from sidecar.partition.worker import NodeTools
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
-from sidecar.scrub import Scrub
-from sidecar.services import ServiceDesk
 from sidecar.settings import NodeSettings, was_said_to_be_open
 from sidecar.status.report import Reporter
 from sidecar.status.service import StatusService
 from sidecar.tasks import attended, fatal_on
-from sidecar.timers import Timers
 
 logger = logging.getLogger("liftpy.node")
 

@@ -63,8 +63,8 @@ UNREFERENCED = {
 WIDE_CONSTRUCTORS = {
     "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
     "liftpy.service.feeding.Feeder": "9: what a feed is made of",
-    "sidecar.raft.member.RaftMember": "12: three things in one, to be taken apart",
-    "sidecar.services.PartitionServices": "9: made in one place, by a worker",
+    "sidecar.metadata.member.RaftMember": "12: three things in one, to be taken apart",
+    "sidecar.partition.services.PartitionServices": "9: made in one place, by a worker",
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }
 POSITIONAL_RECORDS = {

@@ -12,7 +12,8 @@ Acts = dict[type[do.Effect], Callable[[Any], None]]
 
 
 class EffectHandler(Protocol):
-    """One replica's shell. There are two: ``sidecar.executor.Executor`` on asyncio, and ``liftpy.testing.sim_replica.SimReplica``."""
+    """One replica's shell. There are two: ``sidecar.partition.executor.Executor`` on asyncio, and ``SimReplica`` in
+    ``liftpy.testing.sim_replica``."""
 
     def append_batch(self, effect: do.AppendBatch, /) -> None: ...
     def reject_publishes(self, effect: do.RejectPublishes, /) -> None: ...

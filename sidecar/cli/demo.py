@@ -24,13 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from liftpy.client import Client, connect
-from sidecar.cli import demo_steps as steps
-from sidecar.cli.demo_failover import MAX_RECORDS, Failover, lose_the_leader
-from sidecar.cli.demo_flights import FLIGHT_COUNT, Delays, read_flights
-from sidecar.cli.demo_processes import LineProcess
-from sidecar.cli.demo_steps import Positions, Step
 from sidecar.cli.options import json_option
-from sidecar.devcluster import DevCluster
+from sidecar.dev import demo_steps as steps
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.demo_failover import MAX_RECORDS, Failover, lose_the_leader
+from sidecar.dev.demo_flights import FLIGHT_COUNT, Delays, read_flights
+from sidecar.dev.demo_processes import LineProcess
+from sidecar.dev.demo_steps import Positions, Step
 
 EXIT_DIFFERS = 1
 NODE_COUNT = 3
@@ -124,7 +124,7 @@ async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
         "--folder",
         str(folder),
     ]
-    return await LineProcess.start("sidecar.cli.demo_spark", arguments, folder)
+    return await LineProcess.start("sidecar.dev.demo_spark", arguments, folder)
 
 
 def _spark_problem() -> str:

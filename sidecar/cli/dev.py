@@ -18,7 +18,7 @@ from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import UnavailableError
 from sidecar.cli.options import credential_options, json_option
-from sidecar.devcluster import MAX_NODES, DevCluster
+from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment
 
 _WATCH_S = 0.25

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from liftpy.errors import StorageError
-from sidecar.flush_times import FlushTimes
+from sidecar.disk.flush_times import FlushTimes
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, RaftCore
 from sidecar.raft.transport import SessionTransport

@@ -20,11 +20,11 @@ from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
-from sidecar.flush_times import FlushTimes
-from sidecar.partition_worker import PartitionWorker
-from sidecar.partitions import Partitions
-from sidecar.raft.group import Group
-from sidecar.scrub import Scrub
+from sidecar.disk.flush_times import FlushTimes
+from sidecar.metadata.group import Group
+from sidecar.partition.scrub import Scrub
+from sidecar.partition.set import Partitions
+from sidecar.partition.worker import PartitionWorker
 from sidecar.settings import NodeSettings
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")

@@ -49,7 +49,7 @@ def test_three_nodes() -> None:
 
 def test_a_client_without_a_seed_does_not_load_cryptography() -> None:
     """It took a sixth of the start of every process that imports the client."""
-    loaded = printed("-c", "import sys, liftpy.client, sidecar.devcluster; print(sorted(sys.modules))")
+    loaded = printed("-c", "import sys, liftpy.client, sidecar.dev.cluster; print(sorted(sys.modules))")
     assert "'nkeys'" not in loaded
     assert "'nacl'" not in loaded
 

@@ -27,10 +27,10 @@ from liftpy.testing.run import run_plan
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire import frames
 from sidecar import clock
-from sidecar.bus.replication import ReplicationService
-from sidecar.driver import Driver
-from sidecar.executor import Executor
-from sidecar.flushing import Flusher
+from sidecar.partition.driver import Driver
+from sidecar.partition.executor import Executor
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.replication import ReplicationService
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers
 from tests.scripts.stage import Stage

@@ -28,11 +28,11 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.notify import Notifications, Requests
-from sidecar.bus.quiet import Asker, QuietTalk
-from sidecar.bus.replication import AnswerRouter
-from sidecar.flush_times import NodeFlushTimes
-from sidecar.partition_worker import PartitionWorker
-from sidecar.timers import Timers
+from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.timers import Timers
+from sidecar.partition.worker import PartitionWorker
 from tests.conformance.contract_audit import Audit, ContractBroken
 
 KEY = PartitionKey("orders", "u1", 0)

@@ -15,8 +15,8 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from liftpy.log import horizon, small_files
 from liftpy.service import snapshot as service_snapshot
-from sidecar import scrub
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.partition import scrub
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.lineage import Lineage
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
@@ -237,7 +237,7 @@ def decoders() -> list[Decoder]:
             _progress,
             mend=_mend_tail,
             make=lambda rng, d: _mend_tail(d[:8] + damaged_json(rng, d[8:-4]) + b"1234"),
-            covers=("sidecar.scrub:_load",),
+            covers=("sidecar.partition.scrub:_load",),
         ),
         Decoder(
             "settings file",

@@ -27,9 +27,9 @@ ELSEWHERE = {
     "liftpy.wire.batch:reach": "of a batch that was parsed",
     "sidecar.bus.inflow:Inflow._parse": "hands pieces to the parser, see StrictParser.parse",
     "sidecar.bus.inflow:Inflow._parse_piece": "the same",
-    "sidecar.cli.demo_failover:_ask": "the demo's own publisher",
-    "sidecar.cli.demo_steps:compute_by_spark": "the demo's own file",
-    "sidecar.devcluster:DevNode._take_stdout": "a child's first line",
-    "sidecar.embedded:_port_in": "nats-server's file of ports",
+    "sidecar.dev.demo_failover:_ask": "the demo's own publisher",
+    "sidecar.dev.demo_steps:compute_by_spark": "the demo's own file",
+    "sidecar.dev.cluster:DevNode._take_stdout": "a child's first line",
+    "sidecar.dev.embedded:_port_in": "nats-server's file of ports",
     "sidecar.raft.library:_NoPickle.loads": "refuses everything but entries, tests/unit/raft/test_library_as_shipped_disk.py",
 }

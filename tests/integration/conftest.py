@@ -18,7 +18,7 @@ from liftpy.spark.session import local_session, spark_problem
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import split_batches
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 _numbers = count(1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.cli import main
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     PublishRejectedError,
 )
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = pytest.mark.processes
 _numbers = count()

@@ -12,7 +12,7 @@ import pytest
 from conftest import show
 from test_broken_nodes import NODES, expect_everywhere, payloads, settle
 
-from sidecar.devcluster import DevNode
+from sidecar.dev.cluster import DevNode
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -13,7 +13,7 @@ from conftest import show
 from liftpy.client import connect
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from sidecar.disk.descriptors import budget_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]

@@ -10,7 +10,7 @@ from conftest import QUICK, close_bench, open_bench, show
 
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import QUICK, close_bench, open_bench, show
 
 from liftpy.wire.batch import split_batches
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Bench, close_bench, open_bench, show
 
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

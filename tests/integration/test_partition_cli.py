@@ -15,7 +15,7 @@ import pytest
 from liftpy.client import connect
 from liftpy.errors import LogTruncatedError
 from liftpy.wire.batch import Record
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

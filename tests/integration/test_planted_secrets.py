@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from liftpy.client import connect
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ from conftest import QUICK, close_bench, open_bench, show
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

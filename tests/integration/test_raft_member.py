@@ -15,10 +15,10 @@ from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
-from sidecar.embedded import NatsServer
-from sidecar.raft.feed import FeedSubscriber
-from sidecar.raft.forwarding import Forwarder
-from sidecar.raft.member import RaftMember
+from sidecar.dev.embedded import NatsServer
+from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.member import RaftMember
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0

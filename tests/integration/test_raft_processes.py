@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

@@ -23,8 +23,8 @@ from liftpy.client.parser import watch_denials
 from liftpy.client.transport import open_connection
 from liftpy.errors import NotAllowedError
 from liftpy.wire.rights import USES, Role, as_nats_conf, rights_of
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
 

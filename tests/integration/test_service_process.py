@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.wire import frames
 from liftpy.wire._pb import service_pb2
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 from tests.examples.processes import start_service
 
 pytestmark = pytest.mark.processes

@@ -30,7 +30,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.cli.status import gather
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.examples.bank import Bank
 from tests.examples.echo import TIMES, Echo
 from tests.examples.processes import snapshot_path, start_service

@@ -16,8 +16,8 @@ pytest.importorskip("pyspark")
 
 from liftpy.client import connect
 from liftpy.wire.rights import Role, Scope, as_nats_conf, rights_of
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120

@@ -20,8 +20,8 @@ pytest.importorskip("pyspark")
 from liftpy.client.client import connect
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120

@@ -12,8 +12,8 @@ import pytest
 
 from liftpy.log.flush_place import PROBES
 from sidecar import node
+from sidecar.dev.embedded import NatsServer
 from sidecar.disk.flush_probe import PROBE_NAME
-from sidecar.embedded import NatsServer
 from sidecar.node import Node
 from sidecar.settings import NodeSettings
 

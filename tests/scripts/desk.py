@@ -25,9 +25,9 @@ from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.reads import ReadSubjects
-from sidecar.bus.replication import ReplicationService
-from sidecar.timers import Timers
+from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.replication import ReplicationService
+from sidecar.partition.timers import Timers
 
 SUBJECT = "shop.orders"
 EPOCH = 1

@@ -37,7 +37,7 @@ from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
-from sidecar.bus import replication
+from sidecar.partition import replication
 from sidecar.raft.journal import GroupJournal
 from tests.simulation.mutants.catalogue import Mutant, Patches, method
 

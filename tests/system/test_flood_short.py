@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.system.flood.__main__ import flood
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.embedded import die_with_parent, find_nats_server
+from sidecar.dev.embedded import die_with_parent, find_nats_server
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from nats.aio.client import Client as NatsConnection
 from liftpy.client import Client, PublishOptions, ReadOptions, connect
 from liftpy.client.transport import open_connection
 from liftpy.errors import LiftError
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 STREAM = "churn"
 _GROWTH_BYTES = 24 * 1024 * 1024

@@ -19,7 +19,7 @@ from pathlib import Path
 import nats
 
 from liftpy.client import Client, connect
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.bench.node.publisher import BLOCK
 
 _FEWEST_ACKS = 100

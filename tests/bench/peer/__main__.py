@@ -22,7 +22,7 @@ import nats
 import nats.js.api
 
 from liftpy.client import connect
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.jetstream import JetStreamCluster
 
 CASES = ((100, 1), (100, 64), (100, 4000), (1000, 4000))

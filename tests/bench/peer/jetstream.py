@@ -13,7 +13,7 @@ import nats.errors
 import nats.js.api
 import nats.js.errors
 
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 from tests.bench.ports import free_ports
 
 _READY_S = 30.0

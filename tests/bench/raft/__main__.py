@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 from tests.bench.ports import free_ports
 
 

@@ -43,10 +43,10 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     import nats
 
     from liftpy.wire.subjects import Subjects
+    from sidecar.metadata.outgoing import Outgoing
     from sidecar.raft.driver import Driver
     from sidecar.raft.journal import GroupJournal
     from sidecar.raft.library import RaftCore, check_library, settings
-    from sidecar.raft.outgoing import Outgoing
     from sidecar.raft.transport import SessionTransport
 
     check_library()

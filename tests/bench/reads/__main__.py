@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from liftpy.client import BatchSlice, Client, Consumer, PublishAck, PublishOptions, connect
 from liftpy.client.progress import ReadProgress
 from liftpy.errors import LiftError
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 GATE_S = 1.0
 STREAM, SUBJECT = "reads", "data.reads"

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from liftpy.client import Client, Publisher, PublishOptions, connect
 from liftpy.wire.rights import Rights, Role, Scope, as_nats_conf, rights_of
-from sidecar.devcluster import DevCluster
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
 
 WINDOW = 1000
 TURN = 20

@@ -22,7 +22,7 @@ from liftpy.spark.session import local_session
 from liftpy.spark.source import LiftReader
 from liftpy.testing.fake_node import FakeNode, fake_node_in_thread
 from liftpy.wire.batch import build_batch
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 STREAM = "bench"
 

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from sidecar.devcluster import DevNode
+from sidecar.dev.cluster import DevNode
 from tests.system.faults.strike import Fault, Round
 
 _BEHIND = 300

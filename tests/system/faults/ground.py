@@ -21,8 +21,8 @@ from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
-from sidecar.devcluster import DevCluster, LineSink
-from sidecar.embedded import NatsServer
+from sidecar.dev.cluster import DevCluster, LineSink
+from sidecar.dev.embedded import NatsServer
 from sidecar.ending import end_tasks
 from tests.system.faults.check import partition_folder, read_log
 from tests.system.faults.relay import Relay

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sidecar.devcluster import LineSink
+from sidecar.dev.cluster import LineSink
 from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.check import Verdict, check
 from tests.system.faults.ground import STREAM, SUBJECT, Ground

@@ -15,7 +15,7 @@ from typing import Any
 from liftpy.client import Client, connect
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.errors import LiftError
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 
 STREAM = "flood"
 _LOOK_S = 0.2

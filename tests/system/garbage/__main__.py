@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.system.garbage.run import Outcome, Run
 
 NODES = 4

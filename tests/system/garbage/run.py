@@ -17,7 +17,7 @@ from liftpy.client import Client, ReadOptions, connect
 from liftpy.client.parser import StrictConnection
 from liftpy.errors import ClientClosedError, LiftError
 from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from sidecar.ending import end_tasks
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from liftpy.client import Client, connect
 from liftpy.config import AckPolicy, StreamConfig
-from sidecar.devcluster import DevCluster
+from sidecar.dev.cluster import DevCluster
 from tests.system.scale.view import View
 
 ONE_KILLED_S = 5.0

@@ -16,7 +16,7 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.cluster.image import ClusterImage, PartitionStatus
 from liftpy.wire.subjects import Subjects
-from sidecar.raft.feed import FeedSubscriber
+from sidecar.metadata.feed import FeedSubscriber
 
 _POLL_S = 0.05
 _PUBLISH_TIMEOUT_S = 2.0

@@ -14,7 +14,7 @@ import nats
 import pytest
 
 from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 from sidecar.settings import NodeSettings
 from tests.unit.bus.fake_server import FakeServer
 

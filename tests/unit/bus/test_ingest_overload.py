@@ -21,7 +21,7 @@ from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.leaving_out import InflowParser
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 from sidecar.settings import NodeSettings
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until

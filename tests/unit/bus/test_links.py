@@ -18,9 +18,9 @@ from liftpy.wire.subjects import Subjects
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.links import Links
+from sidecar.dev.embedded import NatsServer
 from sidecar.disk.data_folder import DataFolder
-from sidecar.embedded import NatsServer
-from sidecar.joining import GroupLink
+from sidecar.metadata.joining import GroupLink
 from sidecar.settings import NodeSettings
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until

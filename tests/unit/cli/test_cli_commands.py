@@ -22,10 +22,11 @@ from liftpy.client import PublishAck
 from liftpy.config import AckPolicy
 from liftpy.errors import PublishRejectedError
 from liftpy.wire.batch import Record, build_batch, parse_batch
-from sidecar.cli import demo_processes, demo_steps, main, publish
+from sidecar.cli import main, publish
 from sidecar.cli.consume import record_json
-from sidecar.cli.demo_failover import Failover
-from sidecar.cli.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
+from sidecar.dev import demo_processes, demo_steps
+from sidecar.dev.demo_failover import Failover
+from sidecar.dev.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 
 demo = importlib.import_module("sidecar.cli.demo")
 OWN = ["stream", "partition", "publish", "consume", "status", "demo"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from liftpy.client.transport import Transport, open_connection
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import pairs_of
 from liftpy.wire.subjects import Subjects
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 
 class Blocked:

@@ -17,9 +17,9 @@ from liftpy.errors import ConfigError, CorruptionError
 from liftpy.log.small_files import seal_small_file
 from liftpy.spark.offsets import StreamOffsets, parse_spec
 from liftpy.strict_json import load_json, whole_number
-from sidecar import scrub
 from sidecar.bus.backlog import _told
 from sidecar.disk.data_folder import DataFolder
+from sidecar.partition import scrub
 from sidecar.raft.lineage import Lineage
 from sidecar.status.service import _asked_after
 

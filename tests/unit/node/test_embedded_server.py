@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar import embedded
-from sidecar.embedded import NatsServer, find_nats_server
+from sidecar.dev import embedded
+from sidecar.dev.embedded import NatsServer, find_nats_server
 
 PARENT = """
 import sys, time
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 server = NatsServer()
 server.start()
 print(server.pid, flush=True)

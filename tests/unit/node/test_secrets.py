@@ -20,9 +20,9 @@ from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
+from sidecar.dev.embedded import NatsServer
 from sidecar.disk.data_folder import DataFolder
-from sidecar.embedded import NatsServer
-from sidecar.joining import GroupLink
+from sidecar.metadata.joining import GroupLink
 from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
 
 SECRET = "s3cr3t"

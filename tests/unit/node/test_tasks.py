@@ -17,16 +17,17 @@ from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.wire.subjects import Subjects
-from sidecar import housekeeping, node
+from sidecar import node
 from sidecar.bus.absence import Probes
-from sidecar.embedded import NatsServer
-from sidecar.heartbeats import Heartbeats
-from sidecar.housekeeping import Housekeeping
+from sidecar.dev.embedded import NatsServer
+from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.heartbeats import Heartbeats
+from sidecar.metadata.presence import Presence
 from sidecar.node import Node
-from sidecar.partitions import Partitions
-from sidecar.proposals import Proposals
-from sidecar.raft.feed import FeedSubscriber
-from sidecar.raft.presence import Presence
+from sidecar.partition import housekeeping
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.set import Partitions
 from sidecar.settings import NodeSettings
 from sidecar.tasks import BackgroundError, attended, fatal_on, spawn, unexpected
 

@@ -15,9 +15,9 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.wire.subjects import Subjects
+from sidecar.metadata.member import RaftMember
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import FAIL_REASON, check_library
-from sidecar.raft.member import RaftMember
 from sidecar.raft.probation import MARKER
 from tests.simulation.raft.group_simulation import Member
 from tests.unit.raft.shipped import REASONS, Network

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft import member as member_module
+from sidecar.metadata import member as member_module
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 

@@ -18,7 +18,7 @@ from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, by_reason
 from liftpy.wire.subjects import Subjects
-from sidecar.services import PartitionServices, ServiceDesk
+from sidecar.partition.services import PartitionServices, ServiceDesk
 
 
 class World:

@@ -10,7 +10,7 @@ import pytest
 from liftpy.spark.link import Link, link_to
 from liftpy.spark.options import Access
 from liftpy.testing.fake_node import FakeNode, fake_node_in_thread
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 _numbers = itertools.count()
 

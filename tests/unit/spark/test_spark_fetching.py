@@ -17,7 +17,7 @@ from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
 from liftpy.testing.fake_node import FakeNode, FakeStream, fake_node_in_thread
 from liftpy.wire.batch import build_batch
-from sidecar.embedded import NatsServer
+from sidecar.dev.embedded import NatsServer
 
 QUICK = FetchRules(patience_s=1.0)
 

@@ -1,0 +1,277 @@
+"""A cluster on this machine as real processes: one nats-server and N sidecars, started, watched, stopped together.
+
+``liftpy dev``, the demo and the integration tests are this one class. Every child dies with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from liftpy.errors import ConfigError, UnavailableError
+from sidecar.dev.embedded import NatsServer, spawn
+from sidecar.settings import DEFAULT_NAMESPACE, child_environment, nats_environment, quiet_environment
+
+MAX_NODES = 16
+MAX_CONTROLLERS = 3
+_READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.02
+_LOG_LINES = 400
+
+LineSink = Callable[[str, str], None]
+"""(node id, one line of its log)"""
+
+
+class DevNode:
+    """One sidecar process. ``log``: its last lines; ``ready``: what it said when it had registered, or None."""
+
+    def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
+        self.node_id = node_id
+        self.log: deque[str] = deque(maxlen=_LOG_LINES)
+        self.ready: dict[str, Any] | None = None
+        self._command = command
+        self._environment = dict(environment)
+        self._on_line = on_line
+        self._process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (paused counts)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id; of the last process when it has ended."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def how_it_ended(self) -> str:
+        """For people: "was killed by SIGKILL", "has ended with exit code 1"; '' while it runs."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return ""
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+
+    @property
+    def status_url(self) -> str:
+        """URL of its status page, '' while it is not ready or has none."""
+        return str((self.ready or {}).get("status", ""))
+
+    def start(self) -> None:
+        """Start the process; ``wait_ready`` waits for it."""
+        if self.running:
+            raise ConfigError(f"node {self.node_id} runs already")
+        self.ready = None
+        self._process = spawn(
+            self._command,
+            signal.SIGTERM,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for the parent, which stops its nodes in good order
+        )
+        streams = ((self._process.stdout, self._take_stdout), (self._process.stderr, self._take_stderr))
+        self._readers = [threading.Thread(target=_read_lines, args=pair, daemon=True) for pair in streams]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
+        """Wait until it has registered with the metadata group; raise UnavailableError with its last words if it does not."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.ready is not None:
+                return self.ready
+            if not self.running:
+                break
+            time.sleep(_POLL_S)
+        state = "does not get ready" if self.running else "has ended"
+        raise UnavailableError(f"node {self.node_id} {state}: " + (" | ".join(list(self.log)[-8:]) or "it said nothing"))
+
+    def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """SIGINT and wait: a clean stop without handing anything over."""
+        return self._end(signal.SIGINT, timeout_s)
+
+    def kill(self) -> int:
+        """SIGKILL and wait."""
+        return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
+
+    def send(self, with_signal: int) -> None:
+        """Send a signal without waiting (SIGSTOP, SIGCONT, or a SIGTERM whose end is awaited elsewhere)."""
+        if self._process is not None:
+            self._process.send_signal(with_signal)
+
+    def _end(self, with_signal: int, timeout_s: float) -> int:
+        if self._process is None:
+            return 0
+        self._process.send_signal(with_signal)
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait(_STOP_TIMEOUT_S)
+        for reader in self._readers:
+            reader.join(_STOP_TIMEOUT_S)
+        self.ready = None
+        return code
+
+    def _take_stdout(self, line: str) -> None:
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and said.get("event") == "ready":
+                self.ready = said
+                return
+        self._take_stderr(line)
+
+    def _take_stderr(self, line: str) -> None:
+        self.log.append(line)
+        if self._on_line is not None:
+            self._on_line(self.node_id, line)
+
+
+class DevCluster:
+    """``nodes`` sidecars named n1, n2... The first three (or the only one) form the metadata group.
+
+    ``data``: folder for the nodes' folders, kept; None: a temporary one, removed by ``stop``. ``nats_url``: an outside
+    server instead of an own one. ``settings``: environment settings for every node (``LIFTPY_REPLICATION_...``).
+    ``node_nats_urls``: node id -> where that node connects instead (a relay that can cut it off, say).
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        data: Path | None = None,
+        port: int = 0,
+        nats_url: str = "",
+        namespace: str = DEFAULT_NAMESPACE,
+        settings: Mapping[str, str] | None = None,
+        on_line: LineSink | None = None,
+        node_nats_urls: Mapping[str, str] | None = None,
+    ) -> None:
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"nodes = {nodes} is outside 1..{MAX_NODES}")
+        self.namespace = namespace
+        self.nats: NatsServer | None = None if nats_url else NatsServer(port)
+        self._nats_url = nats_url
+        self._node_nats_urls = dict(node_nats_urls or {})
+        self._data = data
+        self._own_data: Path | None = None
+        self._settings = dict(settings or {})
+        self._on_line = on_line
+        self._count = nodes
+        self.nodes: dict[str, DevNode] = {}
+
+    @property
+    def nats_url(self) -> str:
+        """Where clients connect."""
+        return self._nats_url or (self.nats.url if self.nats is not None else "")
+
+    @property
+    def data(self) -> Path:
+        """Folder that holds one folder per node."""
+        folder = self._data or self._own_data
+        if folder is None:
+            raise UnavailableError("the cluster was not started")
+        return folder
+
+    def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:
+        """Start everything and wait until every node is registered; on failure everything is stopped again."""
+        try:
+            self._prepare()
+            for node in self.nodes.values():
+                node.start()
+            deadline = time.monotonic() + timeout_s
+            for node in self.nodes.values():
+                node.wait_ready(max(0.1, deadline - time.monotonic()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _prepare(self) -> None:
+        if self._data is None:
+            self._own_data = Path(tempfile.mkdtemp(prefix="liftpy-dev-"))
+        if self.nats is not None:
+            self.nats.start()
+        names = [f"n{number + 1}" for number in range(self._count)]
+        controllers = names[:MAX_CONTROLLERS] if self._count >= MAX_CONTROLLERS else names[:1]
+        for name in names:
+            self.nodes[name] = DevNode(
+                name, self._command(name, controllers), self._environment(name, name == names[0]), self._on_line
+            )
+
+    def _command(self, name: str, controllers: list[str]) -> list[str]:
+        flags = {
+            "--node-id": name,
+            "--data": str(self.data / name),
+            "--namespace": self.namespace,
+            "--controllers": ",".join(controllers),
+            "--status-port": "0",
+        }
+        command = [sys.executable, "-m", "sidecar", "--json"]
+        for flag, value in flags.items():
+            command += [flag, value]
+        return command
+
+    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
+        """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
+        checkout = str(Path(__file__).resolve().parent.parent)  # so that it works from there, too, whatever the folder
+        import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
+        nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
+        ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
+        return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
+
+    def stop(self) -> None:
+        """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.
+
+        SIGINT, not SIGTERM: there is nobody to hand anything over to.
+        """
+        for node in self.nodes.values():
+            if node.running:
+                node.send(signal.SIGCONT)
+                node.send(signal.SIGINT)
+        for node in self.nodes.values():
+            node.interrupt()
+        self.nodes = {}
+        if self.nats is not None:
+            self.nats.stop()
+        if self._own_data is not None:
+            shutil.rmtree(self._own_data, ignore_errors=True)
+            self._own_data = None
+
+    def ended(self) -> list[str]:
+        """Ids of nodes whose process has ended without being asked to."""
+        return [name for name, node in self.nodes.items() if not node.running]
+
+    def __enter__(self) -> DevCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _read_lines(stream: Any, take: Callable[[str], None]) -> None:
+    with stream:
+        for line in stream:
+            take(line.rstrip("\n"))

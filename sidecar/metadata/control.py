@@ -1,0 +1,143 @@
+"""ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it (``liftpy.cluster.doors``).
+Every controller hears them; whoever leads the group answers, so that one that stands still keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
+from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.subject_index import begins_under
+from liftpy.errors import LiftError
+from liftpy.ids import shown
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REFUSED, REPLY, refused
+from liftpy.wire.subjects import Subjects
+from sidecar.ending import end_tasks
+from sidecar.metadata.forwarding import DecideHere, error_response
+from sidecar.tasks import spawn
+
+_TIMEOUT_S = 2.0
+_NOT_THERE = f"{REFUSED}control request"
+"""Too large, or nothing that may be asked for there."""
+_MAX_WAITING = 4096
+"""Requests that may be under way at once; more are answered UNAVAILABLE."""
+_MAX_WAITING_BYTES = 16 << 20
+"""Of the requests that are under way, as they came; the same of more."""
+
+
+class ControlDesk:
+    """``may_answer``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
+    controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say without a leader, None where nothing.
+    """
+
+    def __init__(
+        self,
+        connection: Client,
+        subjects: Subjects,
+        may_answer: Callable[[bytes], bool],
+        leads: Callable[[], bool],
+        decide: DecideHere,
+        alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._connection = connection
+        self._subjects = subjects
+        self._node_inboxes = InboxRule((subjects.inboxes(),))
+        self._may_answer = may_answer
+        self._leads = leads
+        self._decide = decide
+        self._alone = alone
+        self._under_way_bytes = 0
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen."""
+        doors = {self._subjects.info(): Door.INFO, self._subjects.control_node("*"): Door.NODE}
+        doors |= dict.fromkeys(self._subjects.control_admin_all(), Door.ADMIN)
+        for subject, door in doors.items():
+            await self._connection.subscribe(subject, cb=partial(self._received, door))
+
+    async def close(self) -> None:
+        """Give up what is under way: who asked asks the next leader."""
+        await end_tasks(self._under_way)
+
+    async def _received(self, door: Door, message: Any) -> None:
+        who = self._asker(door, message.subject)
+        if not self._is_answered(door, who, message.reply.encode()):
+            self.counters[REPLY] += 1
+            return
+        try:
+            request = frames.decode(message.data, pb.ControlRequest)
+        except LiftError as error:
+            self.counters[refused(error)] += 1
+            return
+        size_bytes = len(message.data)
+        request.sender = who
+        fit_request(request, self._connection.max_payload)
+        if not self._leads():
+            await self._reply(message.reply, self._alone(request))
+        elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
+            self.counters[_NOT_THERE] += 1
+            await self._reply(message.reply, wrong)
+        elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:
+            self.counters["control requests over the bound"] += 1
+            busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
+            await self._reply(message.reply, busy)
+        else:
+            task = spawn(self._answer(message.reply, request), "answering a control request")
+            self._under_way.add(task)
+            self._under_way_bytes += size_bytes
+            task.add_done_callback(partial(self._answered, size_bytes))
+
+    def _answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._under_way_bytes -= size_bytes
+
+    def _asker(self, door: Door, subject: str) -> str:
+        """The node id or principal in ``subject``, '' where there is none."""
+        return subject.removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
+
+    def _is_answered(self, door: Door, who: str, reply: bytes) -> bool:
+        """Nobody is answered where somebody else listens: a node under its own inboxes, all others under those of applications."""
+        if door is Door.NODE:
+            return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
+        return self._may_answer(reply)
+
+    def _refusal(self, door: Door, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
+        """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
+        inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
+        detail = fit(request, size_bytes) or refusal(door, who, request)
+        create = request.createStream
+        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
+            if begins_under(create.subject, create.partitions or 1, prefix):
+                detail = f"subject {shown(create.subject)} would overlap with the inboxes under {prefix}: choose another"
+        return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
+
+    async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
+        await self._reply(reply, await self._decide(request, _TIMEOUT_S))
+
+    async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
+        if response is None:
+            return
+        cut_stream(response, page_bytes(0, self._connection.max_payload))
+        try:
+            await self._connection.publish(reply, frames.sealed(response))
+        except nats.errors.MaxPayloadError:
+            detail = "the answer is larger than one message may be: ask in pages, or for one stream"
+            refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._connection.publish(reply, frames.sealed(refusal))
+        except (nats.errors.Error, OSError):
+            pass  # not connected: who asked asks again

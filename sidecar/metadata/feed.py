@@ -1,0 +1,213 @@
+"""The feed over NATS: the metadata leader publishes what it applied, other nodes follow. ``liftpy.cluster`` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.feed_subscription import FeedSubscription
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.refusals import REPLY, refused
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.ending import end_tasks
+from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.group import Watcher
+from sidecar.metadata.outgoing import Outgoing
+from sidecar.tasks import spawn, unexpected
+
+_HEAD_EVERY_NS = NS_PER_S // 2
+_REQUEST_TIMEOUT_S = 1.0
+_POLL_S = 0.05
+
+
+class FeedPublisher:
+    """A controller's end: keeps what was applied; while it leads, publishes it. Any controller answers who asks."""
+
+    def __init__(
+        self,
+        connection: Client,
+        subjects: Subjects,
+        outgoing: Outgoing,
+        may_answer: Callable[[bytes], bool],
+        image: Callable[[], ClusterImage],
+    ) -> None:
+        self.producer = FeedProducer()
+        self.counters: Counter[str] = Counter()
+        self._connection = connection
+        self._subjects = subjects
+        self._outgoing = outgoing
+        self._may_answer = may_answer
+        self._image = image
+        self._head_at_ns = 0
+
+    async def start(self) -> None:
+        """Answer requests for what was missed."""
+        subject = self._subjects.feed_snapshot()
+        await self._connection.subscribe(subject, queue=subject, cb=self._asked)
+
+    def lead(self) -> None:
+        """This controller publishes from now on."""
+        self.producer.lead()
+
+    def publish(self, now_ns: int) -> None:
+        """Put on the feed what is new, and now and then where its head is."""
+        entries = self.producer.take()
+        if not entries and now_ns - self._head_at_ns >= _HEAD_EVERY_NS:
+            entries = [self.producer.head()]
+        for entry in entries:
+            self._head_at_ns = now_ns
+            self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
+
+    async def _asked(self, message: Any) -> None:
+        if not message.reply or not self._may_answer(message.reply.encode()):
+            self.counters[REPLY] += 1
+            return
+        try:
+            request = frames.decode(message.data, pb.FeedSnapshotRequest)
+        except LiftError as error:
+            self.counters[refused(error)] += 1
+            return
+        response = self.producer.answer(request)
+        if response is None:
+            image = self._image()
+            data = await asyncio.get_running_loop().run_in_executor(None, lambda: encode_snapshot(image, operations=False))
+            self.producer.snapshot_is_ready(image.index, data)
+            response = self.producer.answer(request)
+        if response is not None:
+            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
+                await self._connection.publish(message.reply, frames.sealed(response))
+
+
+class FeedSubscriber:
+    """The other end: a node that is not a controller. Satisfies ``Group``; proposes through the controllers."""
+
+    def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
+        self._subscription = FeedSubscription(node_id)
+        self._connection = connection
+        self._subjects = subjects
+        self._forwarder = Forwarder(connection, subjects, node_id)
+        self._watchers: list[Watcher] = []
+        self._leader = ""
+        self._refused: Counter[str] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def image(self) -> ClusterImage:
+        """The image as far as the feed has shown it."""
+        return self._subscription.image
+
+    @property
+    def leader(self) -> str:
+        """The metadata leader that answered last."""
+        return self._leader
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Frames of the feed that could not be read, and how often the image was given up and fetched anew."""
+        found = {**self._refused, "images fetched anew": self._subscription.resync_count}
+        return {what: count for what, count in found.items() if count}
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Nothing: the controllers keep it."""
+        return {}
+
+    def watch(self, callback: Watcher) -> None:
+        """Call ``callback`` after each change of the image."""
+        self._watchers.append(callback)
+
+    def distrust(self) -> None:
+        """Fetch the image anew, as a snapshot: what came on the feed is not what was committed."""
+        self._subscription.start_again()
+
+    def bus_changed(self, online: bool) -> None:
+        """Nothing to do: what was missed shows as a gap."""
+
+    async def start(self) -> None:
+        """Follow the feed; returns with the first image."""
+        await self._connection.subscribe(self._subjects.feed(), cb=self._published)
+        self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
+        while not self._subscription.synced:
+            await asyncio.sleep(_POLL_S)
+
+    def retire(self) -> None:
+        """Nothing to give up."""
+
+    async def hand_over(self) -> None:
+        """Nothing to hand over."""
+
+    async def stop(self) -> None:
+        """Follow no longer."""
+        await end_tasks([self._task])
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
+        """Have ``request`` decided by the metadata leader."""
+        response = await self._forwarder.until_decided(request, timeout_s)
+        self._leader = response.metadataLeader or self._leader
+        return response
+
+    async def barrier(self, timeout_s: float = 5.0) -> bool:
+        """Commit a barrier, and wait until the feed has shown it."""
+        response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while response.error == pb.ControlResponse.OK and time.monotonic() < deadline:
+            if self.image.index >= response.index:
+                return True
+            await asyncio.sleep(0.005)
+        return False
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """Not known here: ask the controllers."""
+        return []
+
+    def ticks(self) -> dict[str, float]:
+        """It does not tick."""
+        return {}
+
+    async def _published(self, message: Any) -> None:
+        try:
+            entry = frames.decode(message.data, pb.FeedEntry)
+        except LiftError as error:
+            self._refused[refused(error)] += 1
+            return
+        before = self.image
+        if self._subscription.entry_received(entry):
+            self._show(before)
+
+    def _show(self, before: ClusterImage) -> None:
+        try:
+            for watcher in self._watchers:
+                watcher(before, self.image)
+        except Exception as error:  # nats-py, which calls this, would note it and go on
+            unexpected("following the feed", error)
+
+    async def _ask_for_what_is_missing(self) -> None:
+        while True:
+            request = self._subscription.request(clock.now_ns())
+            if request is None:
+                await asyncio.sleep(_POLL_S)
+                continue
+            try:
+                subject = self._subjects.feed_snapshot()
+                answer = await self._connection.request(subject, frames.sealed(request), timeout=_REQUEST_TIMEOUT_S)
+                response = frames.decode(answer.data, pb.FeedSnapshotResponse)
+            except (nats.errors.Error, TimeoutError, OSError, LiftError):
+                await asyncio.sleep(_POLL_S)
+                continue
+            before = self.image
+            if self._subscription.response_received(response):
+                self._show(before)

@@ -1,0 +1,134 @@
+"""How a node joins the metadata group: as one of the controllers, or as a follower of their feed; on a connection of its own.
+
+The group's traffic has its own connection, so that no flood of data delays an election; nothing is kept in it over a reconnect,
+because the group's sessions would take late frames for losses anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import nats.errors
+
+from liftpy.client.parser import StrictConnection, watch_denials
+from liftpy.errors import ConfigError
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.rights import RightsWatch
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.group import Group
+from sidecar.metadata.member import RaftMember
+from sidecar.settings import NodeSettings
+
+logger = logging.getLogger("liftpy.group")
+
+_CONNECT_TIMEOUT_S = 5
+_RECONNECT_WAIT_S = 0.1
+_PING_INTERVAL_S = 1
+
+
+class GroupLink:
+    """The connection and the group on it. ``open`` connects, ``group.start`` joins, ``close`` leaves both.
+
+    ``counters``: where messages are counted that the connection could not take.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, folder: DataFolder, subjects: Subjects, inboxes: InboxRule, counters: Counter[str]
+    ) -> None:
+        if not settings.controllers:
+            raise ConfigError(
+                "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
+            )
+        if not settings.is_controller and (folder.raft / "journal").exists():
+            raise ConfigError(
+                f"controllers = {', '.join(settings.controllers)} lacks this node: {settings.node_id} is a member of the metadata "
+                f"group, as its folder {folder.raft} shows; name it, or start under another id with a folder of its own"
+            )
+        self._settings = settings
+        self._folder = folder
+        self._subjects = subjects
+        self._inboxes = inboxes
+        self._connection = StrictConnection(counters)
+        self._group: RaftMember | FeedSubscriber | None = None
+
+    async def open(self, fatal: Callable[[Exception], None]) -> Group:
+        """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
+        await self._connect()
+        settings = self._settings
+        rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
+        watch_denials(self._connection, rights.denied)
+        if settings.is_controller:
+            self._group = RaftMember(
+                settings.node_id,
+                settings.controllers,
+                self._folder.raft,
+                self._connection,
+                self._subjects,
+                settings.replication,
+                fatal,
+                self._inboxes.allows,
+                elections=settings.elections,
+                bootstrap_majority=settings.bootstrap_majority,
+            )
+        else:
+            self._group = FeedSubscriber(settings.node_id, self._connection, self._subjects)
+        await self._group.start()
+        rights.started()
+        return self._group
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                await self._connection.connect(
+                    servers=list(self._settings.nats),
+                    name=f"liftpy-{self._settings.node_id}-group",
+                    error_cb=self._error,
+                    disconnected_cb=self._disconnected,
+                    reconnected_cb=self._reconnected,
+                    closed_cb=self._disconnected,
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=_RECONNECT_WAIT_S,
+                    ping_interval=_PING_INTERVAL_S,
+                    max_outstanding_pings=2,
+                    pending_size=0,
+                    inbox_prefix=self._subjects.inbox(self._settings.node_id).encode(),
+                    **self._settings.credentials.nats_options(),
+                )
+                self._connection.options["max_reconnect_attempts"] = -1
+                return
+            except (OSError, TimeoutError, nats.errors.Error):
+                with contextlib.suppress(Exception):
+                    await self._connection.close()
+                self._connection = StrictConnection(self._connection.errors)
+                await asyncio.sleep(_RECONNECT_WAIT_S)
+
+    async def _error(self, error: Exception) -> None:
+        if isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
+            logger.debug("NATS, group's connection: %r", error)
+            return
+        self._connection.errors["messages not taken"] += 1
+        logger.error("NATS, group's connection: a message can't be taken: %r", error, exc_info=error)
+
+    async def _disconnected(self) -> None:
+        if self._group is not None:
+            self._group.bus_changed(False)
+
+    async def _reconnected(self) -> None:
+        if self._group is not None:
+            self._group.bus_changed(True)
+
+    async def close(self) -> None:
+        """Hand leadership over, leave, disconnect."""
+        if self._group is not None:
+            await self._group.stop()
+        with contextlib.suppress(Exception):
+            await self._connection.flush(1)
+        with contextlib.suppress(Exception):
+            await self._connection.close()

@@ -1,0 +1,194 @@
+"""This node as a member: registration under a new incarnation, and heartbeats that keep session and lease alive.
+
+An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a
+node that was paused must first see what it has lost [D22].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from liftpy import __version__
+from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.predecessor import DEFAULT_WAIT_S
+from liftpy.cluster.starts import FolderStarts
+from liftpy.errors import FencedError, LiftError
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.metadata.heartbeats import Heartbeats
+from sidecar.metadata.thread import GroupThread
+from sidecar.settings import NodeSettings
+from sidecar.tasks import spawn_in
+
+logger = logging.getLogger("liftpy.membership")
+
+_REGISTER_TIMEOUT_S = 5.0
+_REGISTER_RETRY_S = 0.2
+_TAKEN_RETRY_S = 0.05
+_ANNOUNCE_EVERY = 25
+_IMAGE_WAIT_S = 0.02
+_MAX_WAITING = 64
+"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
+_FINAL = (pb.ControlResponse.INVALID, pb.ControlResponse.STALE)
+
+
+class Membership:
+    """``heard(sent_ns)`` is called for every heartbeat that extends the lease; ``fatal`` when this process is replaced."""
+
+    def __init__(
+        self, settings: NodeSettings, group: GroupThread, heard: Callable[[int], None], fatal: Callable[[Exception], None]
+    ) -> None:
+        self._settings = settings
+        self._group = group
+        self._heard = heard
+        self._fatal = fatal
+        self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
+        """(when it was sent, index of the image that the answer was made on) of heartbeats that do not count yet."""
+        self._changed = asyncio.Event()
+        self._seen_index = group.image.index
+        """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
+        self.incarnation = 0
+        group.watch(self._image_changed)
+
+    async def register(
+        self,
+        previous_incarnation: int,
+        clean_stop: bool,
+        flushed_always: bool,
+        status_address: str,
+        starts: FolderStarts,
+        partition_budget: int,
+    ) -> int:
+        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
+        registration = pb.RegisterNode(
+            nodeId=self._settings.node_id,
+            previousIncarnation=previous_incarnation,
+            cleanStop=clean_stop,
+            flushedAlways=flushed_always,
+            rack=self._settings.rack,
+            weight=self._settings.weight,
+            version=__version__,
+            statusAddress=status_address,
+            partitionBudget=partition_budget,
+        )
+        starts.tell(registration)
+        request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
+        attempt = 0
+        taken_until: float | None = None
+        while True:
+            response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
+            if response.error == pb.ControlResponse.OK:
+                self.incarnation = response.node.incarnation
+                if response.detail:
+                    logger.warning("registered, but %s", response.detail)
+                await self._image_at(response.index)
+                return self.incarnation
+            if response.error in _FINAL:
+                raise LiftError(f"the metadata group refuses this node: {response.detail}")
+            if response.error == pb.ControlResponse.EXISTS:
+                # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
+                # it is still stopping. This one has asked the bus for it: who is there now does not go.
+                taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
+                if time.monotonic() >= taken_until:
+                    raise FencedError(
+                        f"{response.detail}. Stop it, or start this one under another id, with a folder of its own"
+                    )
+                await asyncio.sleep(_TAKEN_RETRY_S)
+                continue
+            if attempt % _ANNOUNCE_EVERY == 0:
+                logger.warning("not registered yet: %s", response.detail or "the metadata group does not answer")
+            attempt += 1
+            await asyncio.sleep(_REGISTER_RETRY_S)
+
+    def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        self._seen_index = new.index
+        self._changed.set()
+        sent_ns = 0
+        while self._waiting and self._waiting[0][1] <= new.index:
+            sent_ns, _ = self._waiting.popleft()
+        if sent_ns:  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
+            asyncio.get_running_loop().call_soon(self._heard, sent_ns)
+
+    async def _image_at(self, index: int) -> None:
+        """Wait until the watchers have been shown an image at or past ``index``."""
+        while self._seen_index < index:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):  # entries that change nothing are not announced
+                await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
+
+    async def live(self, timeout_s: float) -> None:
+        """Wait until the image shows this process as live: a slow start may have ended its session. At most ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._is_live():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _is_live(self) -> bool:
+        own = self._group.image.nodes.get(self._settings.node_id)
+        return own is not None and own.incarnation == self.incarnation and not own.fenced
+
+    def start(self) -> None:
+        """Begin the heartbeats."""
+        config = self._settings.replication
+        heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        timeout_s = config.session_s / 2
+        beats = Heartbeats(self._group.inner, heartbeat, config.heartbeat_s, timeout_s, config.session_s, self._answered)
+        self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
+
+    def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
+        """A heartbeat's answer; it counts when the watchers have seen the image that it was made on."""
+        if self._end_heartbeats is None:
+            return
+        if response.error == pb.ControlResponse.OK:
+            if self._seen_index >= response.index:
+                self._waiting.clear()
+                self._heard(sent_ns)
+            else:
+                self._waiting.append((sent_ns, response.index))
+        elif response.error == pb.ControlResponse.FENCED:
+            own = self._group.image.nodes.get(self._settings.node_id)
+            if own is not None and own.incarnation > self.incarnation:
+                text = f"another process has registered as {self._settings.node_id}: two nodes must not share an id"
+                self._fatal(FencedError(text))
+        else:
+            logger.debug("heartbeat not answered: %s", response.detail or response.error)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have everything that this node leads moved to others, and wait until it is, at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
+        if response.error != pb.ControlResponse.OK:
+            logger.info("leaderships are not handed over: %s", response.detail or response.error)
+            return
+        logger.info("handing over: %s", response.detail)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
+            while self._moving():
+                self._changed.clear()
+                await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - time.monotonic()))
+
+    def _moving(self) -> bool:
+        partitions = self._group.image.partitions_of(self._settings.node_id)
+        return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
+
+    async def leave(self, timeout_s: float) -> None:
+        """A clean stop: say so, so that nobody waits for the session to end."""
+        await self.close()
+        fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
+        if response.error != pb.ControlResponse.OK:
+            logger.info("the metadata group was not told of the stop: %s", response.detail or response.error)
+
+    async def close(self) -> None:
+        """Stop the heartbeats."""
+        end, self._end_heartbeats = self._end_heartbeats, None
+        if end is not None:
+            await end()

@@ -1,0 +1,266 @@
+"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group. ``effects.py`` has the contract.
+
+Everything here is synchronous; what takes time (a flush, a proposal) is started and comes back as an event. A storage error
+becomes StorageFailed; nothing else may fail here except by a bug, which stops the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.errors import NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
+from liftpy.log.horizon import Horizon
+from liftpy.log.log import Log
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.replica.effect_handler import acts_of
+from liftpy.replica.effects import Effect
+from sidecar import clock
+from sidecar.bus.absence import Probes
+from sidecar.bus.notify import Notifications
+from sidecar.partition.chatter import CHATTER, Seldom
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.quiet import QuietTalk
+from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.replication import FetchClient, ReplicationService
+from sidecar.partition.services import PartitionServices
+from sidecar.partition.timers import Timer, Timers
+
+logger = logging.getLogger("liftpy.replica")
+_seldom = Seldom()
+
+
+@dataclass(slots=True, kw_only=True)
+class Tools:
+    """What the executor of one partition works with. ``incarnation``: of this node."""
+
+    key: PartitionKey
+    incarnation: int
+    log: Log
+    flusher: Flusher
+    timers: Timers
+    ingest: Ingest
+    acks: PendingAcks
+    service: ReplicationService
+    fetches: FetchClient
+    notifications: Notifications
+    quiet: QuietTalk
+    probes: Probes
+    reads: ReadSubjects
+    proposals: Proposals
+    services: PartitionServices
+    counters: Counter[str]
+    feed: Callable[[events.Event], None]
+    high_watermark: Callable[[], int]
+    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
+    leader: Callable[[], tuple[str, int]]
+    """(leader, LeaderEpoch) as the metadata has it, for redirects."""
+
+
+class Executor:
+    """The ``EffectHandler`` of a node: ``execute`` carries out one effect, by the method that is named after it."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._t = tools
+        self.storage_failed = False
+        self.no_space = False
+        """It failed because the disk was full."""
+        self.on_failure: Callable[[StorageError], None] | None = None
+        """Called once, with the first error."""
+        self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
+        self._do = acts_of(self)
+
+    def execute(self, effect: Effect) -> None:
+        """Carry out one effect."""
+        self._do[type(effect)](effect)
+
+    # ---- the log ------------------------------------------------------------------------------------------------------
+    def failed(self, error: StorageError, token: int = 0) -> None:
+        """The log can't be worked with any more: tell the replica. Of several errors the first one says why."""
+        first, self.storage_failed = not self.storage_failed, True
+        if first:
+            self.no_space = isinstance(error, NoSpaceError)
+            self._t.counters["storage failures"] += 1
+            logger.error("%s: storage failed: %s", self._t.key, error)
+        self._t.feed(events.StorageFailed(str(error), no_space=self.no_space, token=token))
+        if first and self.on_failure is not None:
+            self.on_failure(error)
+
+    def append_batch(self, effect: do.AppendBatch) -> None:
+        batch = self._t.ingest.seal(effect)
+        try:
+            self._t.log.append(batch, time.time_ns())
+        except StorageError as error:
+            self.failed(error, effect.token)
+            return
+        self._t.ingest.appended(effect, len(batch))
+        self._t.flusher.appended()
+
+    def append_fetched(self, effect: do.AppendFetched) -> None:
+        fetched = self._t.fetches.fetched.pop(effect.token)
+        batches = [batch for batch in fetched.batches if batch.last_offset <= effect.last_offset]
+        size_bytes = sum(batch.header.size_bytes for batch in batches)
+        try:
+            seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
+            self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns(), compacted=seen)
+        except StorageError as error:
+            self.failed(error)
+            return
+        self._t.flusher.appended()
+
+    def drop_fetched(self, effect: do.DropFetched) -> None:
+        self._t.fetches.fetched.pop(effect.token, None)
+        self._t.counters[f"dropped answer: {effect.why}"] += 1
+
+    def truncate_log(self, effect: do.TruncateLog) -> None:
+        logger.info("%s: cut to log end %d", self._t.key, effect.end_offset)
+        self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
+
+    def reset_log(self, effect: do.ResetLog) -> None:
+        logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
+        self._cut(lambda: self._t.log.reset(effect.start_offset))
+
+    def _cut(self, cut: Callable[[], object]) -> None:
+        try:
+            self._t.flusher.settle()
+            cut()
+        except StorageError as error:
+            self.failed(error)
+            return
+        self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
+        self._t.flusher.appended()  # what the cut left may not have been flushed yet
+
+    def recheck_log(self, effect: do.RecheckLog) -> None:
+        outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())
+        self._t.counters[outcome.value] += 1
+        text = "%s: %s was served wrong bytes at offset %d: %s"
+        _seldom.warning(logger, text, self._t.key, effect.replica, effect.offset, outcome.value)
+
+    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+        self._t.log.raise_high_watermark(effect.high_watermark)
+        self._t.reads.advanced()
+
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        stored = events.LeaderEpochPersisted(effect.leader_epoch)
+        self._t.flusher.store_epoch(effect.leader_epoch, lambda: self._t.feed(stored))
+
+    # ---- publishers -----------------------------------------------------------------------------------------------------
+    def reject_publishes(self, effect: do.RejectPublishes) -> None:
+        self._t.ingest.reject(effect.token, effect.reason, *self._t.leader())
+
+    def drop_publishes(self, effect: do.DropPublishes) -> None:
+        self._t.ingest.drop(effect.token, effect.reason)
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        self._t.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, time.time_ns())
+
+    def drop_pending_acks(self, _: do.DropPendingAcks) -> None:
+        self._t.acks.drop()
+
+    # ---- other replicas -------------------------------------------------------------------------------------------------
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        self._t.fetches.send_fetch(effect, self._t.incarnation)
+
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+        self._t.quiet.wait(self._t.key, effect, self._t.feed)
+
+    def stop_waiting(self, _: do.StopWaiting) -> None:
+        self._t.quiet.stop(self._t.key)
+
+    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+        self._t.quiet.confirm(effect)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self._t.fetches.send_epoch_query(effect)
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        self._t.service.send_response(effect, self._t.log, self._t.high_watermark())
+
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        self._t.service.answer_waiter(effect, self._t.log, self._t.high_watermark())
+
+    def tell_waiter(self, effect: do.TellWaiter) -> None:
+        self._t.service.tell_waiter(effect, self._t.high_watermark())
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        self._t.service.send_refusal(effect)
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        self._t.service.send_epoch_answer(effect)
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self._t.notifications.wake(self._t.key, effect)
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        self._t.probes.ask(effect.replica, lambda: self._t.feed(events.ReplicaAbsent(effect.replica)))
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        self._t.notifications.send_notice(self._t.key, effect)
+
+    # ---- the metadata group -----------------------------------------------------------------------------------------------
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        self._t.counters["replicas out of an ISR for slow flushes"] += len(effect.slow)
+        self._t.proposals.propose_isr(self._t.key, effect, self._t.feed)
+
+    def step_aside(self, effect: do.StepAside) -> None:
+        """Asked for when who published before has his answer, or has waited long enough for it."""
+        self._t.counters["leaderships handed over for slow flushes"] += 1
+        asked = do.GiveUpLeadership(effect.leader_epoch, effect.reason)
+        self._t.step_aside(
+            self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)
+        )
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        self._t.proposals.report_leader(self._t.key, effect)
+
+    def leave_isr(self, effect: do.LeaveIsr) -> None:
+        self._t.proposals.leave_isr(self._t.key, effect)
+
+    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
+        self._t.proposals.give_up_leadership(self._t.key, effect)
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        self._t.proposals.report_promotion(self._t.key, effect)
+
+    # ---- role -----------------------------------------------------------------------------------------------------------
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self._t.services.replay(effect.end_offset)
+
+    def start_serving(self, _: do.StartServing) -> None:
+        self._t.service.start()
+
+    def open_subject(self, _: do.OpenSubject) -> None:
+        self._t.ingest.start()
+
+    def close_subject(self, _: do.CloseSubject) -> None:
+        self._t.ingest.stop()
+        self._t.service.stop()
+
+    def _timer(self, kind: events.Deadline) -> Timer:
+        reached = events.DeadlineReached(kind)
+        return Timer(lambda: self._t.feed(reached))
+
+    def set_deadline(self, effect: do.SetDeadline) -> None:
+        timer = self._deadlines[effect.kind._name_]  # by name: an enum member's hash is a call into Python
+        if effect.at_ns is None:
+            self._t.timers.cancel(timer)
+        else:
+            self._t.timers.set(timer, effect.at_ns)
+
+    def role_changed(self, effect: do.RoleChanged) -> None:
+        CHATTER.info(logger, "%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
+        self._t.fetches.forget_pieces()
+        self._t.services.role_changed()
+
+    def close(self) -> None:
+        """Cancel all deadlines."""
+        for timer in self._deadlines.values():
+            self._t.timers.cancel(timer)

@@ -1,0 +1,156 @@
+"""What a node does now and then for all its logs: HW checkpoints, retention, compaction, removal of what recovery set aside and nobody
+needs any more; without stalling the event loop.
+
+It also looks whether a disk that was full has space again: then the node restarts, because a log that failed is not gone on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from liftpy.errors import CorruptionError, LiftError, StorageError
+from sidecar.partition.set import Partitions
+from sidecar.partition.worker import PartitionWorker
+from sidecar.tasks import spawn
+
+logger = logging.getLogger("liftpy.housekeeping")
+
+RETENTION_EVERY_S = 5.0
+_AT_ONCE = 16
+_COMPACT_FROM_DIRTY_RATIO = 0.5
+SPACE_AGAIN_BYTES = 256 * 1024 * 1024
+SPACE_AGAIN_SHARE = 0.05
+"""Free in the data folder's file system, in bytes or as a share of it, whichever is less: a node that stopped for want of space tries
+again then."""
+_TRIES_AGAIN_EVERY_S = 60.0
+
+
+class Housekeeping:
+    """A background task; ``close`` ends it."""
+
+    def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
+        self._partitions = partitions
+        self._folder = folder
+        self._repair = repair
+        self._started = time.monotonic()
+        self._checkpoint_every_s = checkpoint_every_s
+        self._task: asyncio.Task[None] | None = None
+        self._checkpointed: dict[PartitionWorker, int] = {}
+        """The HW that the last checkpoint of each holds."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = spawn(self._run(), "housekeeping", endless=True)
+
+    async def _run(self) -> None:
+        next_retention = time.monotonic() + RETENTION_EVERY_S
+        while True:
+            await asyncio.sleep(self._checkpoint_every_s)
+            await self._checkpoints()
+            if time.monotonic() >= next_retention:
+                next_retention = time.monotonic() + RETENTION_EVERY_S
+                await self._retention()
+                self._look_for_space()
+
+    def _look_for_space(self) -> None:
+        """Have the node come back with the partitions that a full disk has stopped."""
+        stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
+        if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
+            return
+        try:
+            usage = shutil.disk_usage(self._folder)
+        except OSError as error:
+            logger.warning("how much space is free in %s can't be told: %s", self._folder, error)
+            return
+        if usage.free >= min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+            self._repair(
+                f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
+            )
+
+    async def _checkpoints(self) -> None:
+        done = 0
+        for worker in self._partitions:
+            high_watermark = worker.high_watermark
+            if self._checkpointed.get(worker) != high_watermark:
+                self._checkpointed[worker] = high_watermark
+                worker.flusher.checkpoint()
+                done += 1
+                if done % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        if len(self._checkpointed) > len(self._partitions):
+            known = set(self._partitions)
+            for gone in [worker for worker in self._checkpointed if worker not in known]:
+                del self._checkpointed[gone]
+
+    async def _retention(self) -> None:
+        for number, worker in enumerate(self._partitions):
+            config = worker.config
+            if config.retention_age_s or config.retention_bytes or config.retention_records:
+                worker.apply_retention(time.time_ns())
+            if config.compaction:
+                await self._compact(worker)
+            if worker.set_aside and self._partitions.has_everything(worker):
+                await _in_daemon_thread(worker.drop_set_aside)
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+    async def _compact(self, worker: PartitionWorker) -> None:
+        """One run of compaction in a thread of its own; a stop of the node does not wait for it."""
+        try:
+            compaction = worker.log.begin_compaction(time.time_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO)
+            if compaction is None:
+                return
+            await _in_daemon_thread(compaction.run)
+            worker.flusher.settle()
+            dropped = worker.log.complete_compaction(compaction)
+        except CorruptionError as error:
+            worker.log.met_damage(error)
+            return
+        except LiftError as error:
+            logger.warning("%s: compaction: %s", worker.key, error)
+            if isinstance(error, StorageError):
+                worker.log_was_closed(error)
+            return
+        if dropped:
+            logger.info("%s: compaction dropped %d records", worker.key, dropped)
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+
+async def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread that the end of the process does not wait for; raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            outcome: BaseException | None = error
+        else:
+            outcome = None
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, daemon=True, name="liftpy-compaction").start()
+    await done

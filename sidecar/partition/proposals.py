@@ -1,0 +1,171 @@
+"""What replicas ask of the metadata group: ISR changes, reports of a silent leader, progress of a promotion.
+
+They wait in ``liftpy.cluster.wishes`` and travel in batches, one at a time for the whole node; answers come back as events. The group
+decides by compare-and-set, so a late or repeated request changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.cluster.wishes import Wishes
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica.events import Event, IsrChangeAnswered
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.ending import end_tasks
+from sidecar.metadata.group import Group
+from sidecar.partition.chatter import CHATTER
+from sidecar.tasks import spawn
+
+logger = logging.getLogger("liftpy.proposals")
+
+_TIMEOUT_S = 5.0
+_GATHER_S = 0.002
+"""What is asked within this time of each other goes together."""
+
+
+class Proposals:
+    """All of a node's partitions propose through here. ``incarnation``: of this node."""
+
+    def __init__(self, group: Group, node_id: str, incarnation: int) -> None:
+        self._group = group
+        self._node_id = node_id
+        self._incarnation = incarnation
+        self._wishes = Wishes()
+        self._sending: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What was sent, and in how many batches."""
+        wishes = self._wishes
+        return Counter(
+            {
+                "requests to the metadata group": wishes.sent_count,
+                "batches of requests to the metadata group": wishes.batch_count,
+                "requests to the metadata group superseded": wishes.superseded_count,
+                "requests to the metadata group waiting": len(wishes),
+            }
+        )
+
+    def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
+        """Ask for another ISR; the answer is IsrChangeAnswered."""
+        for replica, took_ns in effect.slow:
+            text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
+            logger.warning(text, key, replica, took_ns / 1e9)
+        change = pb.ChangeIsr(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            leader=self._node_id,
+            leaderEpoch=effect.leader_epoch,
+            epoch=effect.epoch,
+            isr=sorted(effect.isr),
+            incarnations=dict(effect.incarnations),
+            lost=sorted(effect.lost),
+        )
+
+        def answered(response: pb.ControlResponse | None) -> None:
+            accepted = None if response is None else response.error == pb.ControlResponse.OK
+            if accepted:
+                CHATTER.info(logger, "%s: ISR is now %s", key, ", ".join(sorted(effect.isr)))
+            else:
+                CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
+            feed(IsrChangeAnswered(effect.epoch, accepted))
+
+        self._put(key, pb.ControlRequest(changeIsr=change), answered)
+
+    def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
+        """Tell that the leader can't be reached; there is no answer to wait for, the replica reports again."""
+        report = pb.ReportLeader(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            witness=self._node_id,
+            witnessIncarnation=self._incarnation,
+            leader=effect.leader,
+            leaderEpoch=effect.leader_epoch,
+            lastEpoch=effect.last_epoch,
+            newestOffset=effect.newest_offset,
+            highWatermark=effect.high_watermark,
+            leaderLacks=effect.leader_lacks,
+        )
+        if effect.leader_lacks:
+            logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
+        self._ask(key, pb.ControlRequest(reportLeader=report))
+
+    def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
+        """Ask to be taken out of the ISR; the answer is the next state of the partition."""
+        logger.warning("%s: leaves the ISR: %s", key, effect.reason)
+        wish = pb.LeaveIsr(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            node=self._node_id,
+            incarnation=self._incarnation,
+            reason=effect.reason,
+        )
+        self._ask(key, pb.ControlRequest(leaveIsr=wish))
+
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
+        """Ask for a successor, ``toward`` if it is named; the answer is the next state of the partition."""
+        logger.warning("%s: asks for another leader: %s", key, effect.reason)
+        wish = pb.GiveUpLeadership(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            leader=self._node_id,
+            incarnation=self._incarnation,
+            leaderEpoch=effect.leader_epoch,
+            reason=effect.reason,
+            toward=toward,
+        )
+        self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
+
+    def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
+        """Tell how far the promotion is; the answer is the next state of the partition."""
+        report = pb.ReportPromotion(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            candidate=self._node_id,
+            candidateIncarnation=self._incarnation,
+            leaderEpoch=effect.leader_epoch,
+            epoch=effect.epoch,
+            replayedEndOffset=effect.replayed_end_offset,
+            newestOffset=effect.newest_offset,
+            finished=effect.finished,
+        )
+        self._ask(key, pb.ControlRequest(reportPromotion=report))
+
+    def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
+        def answered(response: pb.ControlResponse | None) -> None:
+            if response is not None and response.error != pb.ControlResponse.OK:
+                logger.debug("%s: %s: %s", key, request.WhichOneof("request"), response.detail or response.error)
+
+        self._put(key, request, answered)
+
+    def _put(
+        self, key: PartitionKey, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse | None], None]
+    ) -> None:
+        if self._closed:
+            return
+        self._wishes.put(key, request, answered)
+        if self._sending is None or self._sending.done():
+            self._sending = spawn(self._send(), "proposals")
+
+    async def _send(self) -> None:
+        """Until nothing waits: a batch, its answer, the next one."""
+        await asyncio.sleep(_GATHER_S)
+        while (batch := self._wishes.take()) is not None:
+            self._wishes.answered(await self._group.propose(batch, _TIMEOUT_S))
+
+    async def close(self) -> None:
+        """Give up what is on its way."""
+        self._closed = True
+        self._wishes.drop()
+        await end_tasks([self._sending])

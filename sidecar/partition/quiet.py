@@ -1,0 +1,177 @@
+"""Quiet fetches over NATS: one question to each other leader's node a turn, and the answers to theirs (``liftpy/replica/quiet.py``).
+
+Questions go to ``<ns>.notify.<node>``, answers below the asker's inbox: ``<inbox>.<slot>.<number of the question>``. A question whose
+frame does not parse, or whose answer would go elsewhere than to the replica that it names, is counted and dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from liftpy.config import ReplicationConfig
+from liftpy.errors import ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.replica.quiet import MAX_PER_QUESTION, Ended, Question, QuietFetch, QuietFetches
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.header_block import is_status
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY, refused
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.partition.replication import AnswerRouter
+from sidecar.partition.slices import Slices
+from sidecar.partition.timers import Timer, Timers
+
+Feed = Callable[[events.Event], None]
+Deliver = Callable[[str, int, str, events.Event], None]
+"""(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: this node, as the process that it is now."""
+
+    node_id: str
+    incarnation: int
+
+
+class QuietTalk:
+    """Both directions for a whole node. What its partitions ask for is bounded by their number."""
+
+    def __init__(
+        self,
+        router: AnswerRouter,
+        subjects: Subjects,
+        asker: Asker,
+        inboxes: InboxRule,
+        config: ReplicationConfig,
+        timers: Timers,
+        deliver: Deliver,
+        counters: Counter[str],
+    ) -> None:
+        self._bus = router.bus
+        self._subjects = subjects
+        self._asker = asker
+        self._inboxes = inboxes
+        self._timers = timers
+        self._deliver = deliver
+        self._counters = counters
+        self._slot = router.add(self._answered)
+        self._quiet = QuietFetches(config)
+        self._feeds: dict[PartitionKey, Feed] = {}
+        """Of those that wait."""
+        self._asked: dict[int, Question] = {}
+        """The last turn's."""
+        self._timer = Timer(self._turn)
+        self._is_ticking = False
+        self._ending = Slices(self._end_one)
+        self._next_token = 0
+        self._confirmed: set[int] = set()
+        """Tokens, of the question that is being answered."""
+
+    def __len__(self) -> int:
+        return len(self._quiet)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._timers.cancel(self._timer)
+        self._ending.close()
+
+    # ---- the followers' side ------------------------------------------------------------------------------------------
+    def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
+        """Ask for this partition's fetch with the others', until ``stop``; ``feed`` gets QuietEnded."""
+        now_ns = clock.now_ns()
+        if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
+            feed(events.QuietEnded(None))
+            return
+        self._feeds[key] = feed
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+
+    def stop(self, key: PartitionKey) -> None:
+        """Its wait is over."""
+        self._quiet.remove(key)
+        self._feeds.pop(key, None)
+
+    def _turn(self) -> None:
+        now_ns = clock.now_ns()
+        questions, ended = self._quiet.due(now_ns)
+        self._asked = {question.number: question for question in questions}
+        for silent in ended:
+            self._counters["leaders' nodes silent about quiet fetches"] += 1
+            self._end(silent)
+        for question in questions:
+            reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
+            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question.fetches),), reply):
+                self._end(self._quiet.failed(question))
+        self._is_ticking = len(self._quiet) > 0
+        if self._is_ticking:
+            self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
+
+    def _frame(self, fetches: tuple[QuietFetch, ...]) -> bytes:
+        question = pb.QuietFetches(replicaID=self._asker.node_id, incarnation=self._asker.incarnation)
+        for fetch in fetches:
+            question.fetches.add(
+                stream=fetch.key.stream,
+                streamUid=fetch.key.uid,
+                partition=fetch.key.partition,
+                leaderEpoch=fetch.leader_epoch,
+                requestId=fetch.request_id,
+            )
+        return frames.sealed(question)
+
+    def _answered(self, number: int, payload: bytes, headers: bytes) -> None:
+        question = self._asked.pop(number, None)
+        if question is None:
+            return
+        if headers and is_status(headers, payload):
+            self._end(self._quiet.failed(question))
+            return
+        try:
+            answer = frames.decode(payload, pb.QuietFetchesAnswer)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            return
+        if answer.count == len(question.fetches):
+            self._end(self._quiet.answered(question, frozenset(answer.over)))
+
+    def _end(self, ended: Ended | None) -> None:
+        if ended is not None:
+            self._ending.add((fetch, ended.heard_ns) for fetch in ended.fetches)
+
+    def _end_one(self, ended: tuple[QuietFetch, int]) -> None:
+        feed = self._feeds.pop(ended[0].key, None)
+        if feed is not None:
+            feed(events.QuietEnded(ended[1]))
+
+    # ---- the leaders' side --------------------------------------------------------------------------------------------
+    def received(self, reply: bytes, body: memoryview) -> None:
+        """A question, without its envelope; raises ProtocolError."""
+        question = frames.parse(body, pb.QuietFetches)
+        count = len(question.fetches)
+        if count > MAX_PER_QUESTION:
+            raise ProtocolError(f"{count} quiet fetches in one question")
+        replica, incarnation = question.replicaID, question.incarnation
+        if not self._inboxes.allows(reply) or not reply.startswith(f"{self._subjects.inbox(replica)}.".encode()):
+            self._counters[REPLY] += 1
+            return
+        self._confirmed.clear()
+        first, self._next_token = self._next_token, self._next_token + count
+        received = partial(events.QuietFetchReceived, replica=replica, incarnation=incarnation)
+        for token, fetch in enumerate(question.fetches, first):
+            asked = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
+            self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
+        confirmed = self._confirmed
+        over = [token - first for token in range(first, first + count) if token not in confirmed]
+        self._bus.send(reply.decode(), (frames.sealed(pb.QuietFetchesAnswer(over=over, count=count)),))
+
+    def confirm(self, effect: do.ConfirmQuiet) -> None:
+        """The partition's leader has counted it."""
+        self._confirmed.add(effect.token)

@@ -1,0 +1,89 @@
+"""ReadSubjects: the subjects on which readers ask, ``.read`` (any replica of the ISR, a queue group) and ``.read.<node>`` (this one).
+
+What is answered is decided in ``liftpy.replica.reads``; here is only how it comes and goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from liftpy.ids import PartitionKey
+from liftpy.replica.reads import Chunks, Reads, ReadSource
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.partition.timers import Timer, Timers
+
+
+class ReadSubjects:
+    """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject."""
+
+    def __init__(
+        self,
+        bus: BusConnection,
+        subjects: Subjects,
+        key: PartitionKey,
+        node_id: str,
+        source: ReadSource,
+        inboxes: InboxRule,
+        timers: Timers,
+        counters: Counter[str],
+    ) -> None:
+        self._bus = bus
+        self._inboxes = inboxes
+        self._timers = timers
+        self._counters = counters
+        self._reads = Reads[str](key, node_id, source, self, counters)
+        self.advanced = self._reads.advanced
+        """To be called when HW, the log end or readiness has changed."""
+        self._shared_subject = subjects.read(key.stream, key.partition)
+        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._arrived)
+        self._shared: Listener | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Readers in a long poll."""
+        return self._reads.waiting_count
+
+    def share(self, wanted: bool) -> None:
+        """Join or leave the queue group of the replicas that answer anybody's reads."""
+        if wanted and self._shared is None:
+            self._shared = self._bus.listen(self._shared_subject, self._arrived, queue=self._shared_subject)
+        elif not wanted and self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def close(self) -> None:
+        """Stop listening and answer everybody who waits: not here any more."""
+        self.share(False)
+        self._own.close()
+        self._reads.close()
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._inboxes.allows(reply):
+            self._reads.asked(payload, reply.decode())
+        else:
+            self._counters[REPLY] += 1
+
+    # ---- what carries the answers ------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """As the NATS server says."""
+        return self._bus.max_payload
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+        return clock.now_ns()
+
+    def answer(self, asker: str, chunks: Chunks) -> None:
+        """One message to the reply subject."""
+        self._bus.send(asker, chunks)
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """In the node's wheel."""
+        timer = Timer(callback)
+        self._timers.set(timer, at_ns)
+        return lambda: self._timers.cancel(timer)

@@ -1,0 +1,447 @@
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's side (requests and their answers).
+
+A follower's reply subject is ``<inbox>.<slot>.<request id>``: one subscription per node, no table of outstanding requests, and
+an answer finds its partition and its request by its subject alone [D16]. A frame that does not parse is counted and dropped; a
+follower hears RequestFailed for it. Batches go from the log to the socket as the views that the log gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.pieces import read_portion
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.replica.assembling import FetchAssembly
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.envelope import ChecksumError, MessageType
+from liftpy.wire.header_block import is_status
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.pieces import NOTHING, Held, room_bytes
+from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, REPLY, refused
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.partition.chatter import Seldom
+
+logger = logging.getLogger("liftpy.replication")
+
+_MAX_DIGITS = 19
+"""Of a request id: it has 63 bits."""
+_MAX_MICROS = (1 << 32) - 1
+_MAX_TOKENS = 4096
+"""Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
+
+ASSEMBLING_BYTES = 256 * 1024 * 1024
+"""What a node's followers hold of batches that come in pieces, together; beyond it the next one waits, with back-off."""
+
+Feed = Callable[[events.Event], None]
+_seldom = Seldom()
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces."""
+
+    reply: str
+    held: Held | None = None
+
+
+class ReplicationService:
+    """The leader's side of one partition. Requests become events; the core's answers name them by token."""
+
+    def __init__(
+        self, bus: BusConnection, subjects: Subjects, key: PartitionKey, inboxes: InboxRule, feed: Feed, counters: Counter[str]
+    ) -> None:
+        self._bus = bus
+        self._key = key
+        self._subjects = subjects
+        self._inboxes = inboxes
+        self._feed = feed
+        self._counters = counters
+        self._does_not_fit = -1
+        """Offset of the last batch that was too large for one message, and its follower takes no pieces."""
+        self._listeners: list[Listener] = []
+        self._tokens: dict[int, Asker] = {}
+        self._kept: dict[str, Asker] = {}
+        """By replica: whose fetch was answered with nothing."""
+        self._next_token = 1
+
+    def start(self) -> None:
+        """Listen on ``.replicate`` and ``.offset``."""
+        if not self._listeners:
+            stream, partition = self._key.stream, self._key.partition
+            self._listeners = [
+                self._bus.listen(self._subjects.replicate(stream, partition), self._fetch_arrived),
+                self._bus.listen(self._subjects.offset(stream, partition), self._epoch_query_arrived),
+            ]
+
+    def stop(self) -> None:
+        """Stop listening; requests without an answer are forgotten.
+
+        What is on its way is still taken, for the core to refuse: a follower that hears nothing asks only after a time-out.
+        """
+        self._bus.retire(self._listeners)
+        self._listeners = []
+        self._tokens.clear()
+        self._kept.clear()
+
+    def _token(self, reply: bytes, held: Held | None = None) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._tokens[token] = Asker(reply.decode(), held)
+        if len(self._tokens) > _MAX_TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        return token
+
+    def _is_own(self, reply: bytes, replica: str) -> bool:
+        """Whether ``replica`` is answered under its own inbox: what it is told, nobody else hears."""
+        allowed = self._inboxes.allows(reply) and reply.startswith(f"{self._subjects.inbox(replica)}.".encode())
+        if not allowed:
+            self._counters[REPLY] += 1
+        return allowed
+
+    def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            request = frames.decode(payload, pb.ReplicationRequest)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            return
+        if not self._is_own(reply, request.replicaID):
+            return
+        held = Held(request.position, request.batchCrc) if request.HasField("position") else None
+        self._feed(
+            events.FetchReceived(
+                token=self._token(reply, held),
+                replica=request.replicaID,
+                offset=request.offset,
+                leader_epoch=request.leaderEpoch,
+                offset_epoch=request.offsetEpoch,
+                incarnation=request.incarnation,
+                request_id=request.requestId,
+                max_bytes=request.maxBytes,
+                stream_uid=request.streamUid,
+                awaits_more=request.awaitsMore,
+                bad_offset=request.badOffset if request.HasField("badOffset") else None,
+                flush_ns=request.flushMicros * 1000,
+            )
+        )
+
+    def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            return
+        if not self._is_own(reply, request.replicaID):
+            return
+        self._feed(
+            events.EpochOffsetReceived(
+                token=self._token(reply),
+                replica=request.replicaID,
+                asked_epoch=request.leaderEpoch,
+                current_epoch=request.currentEpoch,
+                stream_uid=request.streamUid,
+            )
+        )
+
+    def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
+        """Answer a fetch with whole batches, read now, or with the header alone when there are none.
+
+        A read that fails is answered by nothing: an empty response would say "you are caught up".
+        """
+        asker = self._tokens.pop(effect.token, None)
+        if asker is None:
+            return
+        if effect.kept_for:
+            self._kept[effect.kept_for] = asker
+        if effect.from_offset >= log.log_end_offset:
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
+        else:
+            self._send_batches(effect, asker, log, high_watermark)
+
+    def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
+        """Answer the fetch again that was answered with nothing, now that there is more."""
+        asker = self._kept.pop(effect.replica, None)
+        if asker is not None and effect.from_offset < log.log_end_offset:
+            self._send_batches(effect, asker, log, high_watermark)
+
+    def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
+        """Answer it with HW alone; it can still be answered with more."""
+        asker = self._kept.get(effect.replica)
+        if asker is not None:
+            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
+
+    def _send_batches(
+        self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
+    ) -> None:
+        """Whole batches, or a piece of one where the NATS server's max_payload leaves no room for it."""
+        room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
+        try:
+            portion = read_portion(
+                log,
+                effect.from_offset,
+                effect.max_bytes,
+                room,
+                end_offset=log.log_end_offset,
+                held=asker.held or NOTHING,
+            )
+        except LiftError as error:
+            self._counters["failed fetch reads"] += 1
+            _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
+            return
+        if portion.piece is None:
+            header = frames.replication_response_header(effect.leader_epoch, high_watermark, portion.chunks)
+        elif asker.held is None:
+            self._cannot_be_sent(effect.from_offset, portion.piece.total_bytes)
+            return
+        else:
+            header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece)
+            self._counters["pieces of batches sent"] += 1
+        self._bus.send(asker.reply, (header, *portion.chunks))
+
+    def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
+        self._counters["batches too large for a follower's version"] += 1
+        if self._does_not_fit != offset:  # said once, not with every try
+            self._does_not_fit = offset
+            logger.error(
+                "%s: the batch at offset %d has %d bytes, the NATS server's max_payload is %d, and the follower's version takes no "
+                "pieces of batches: upgrade its node, or raise max_payload",
+                self._key,
+                offset,
+                size_bytes,
+                self._bus.max_payload,
+            )
+
+    def send_refusal(self, effect: do.SendFetchRefusal) -> None:
+        """Answer a fetch with the reason why it is not served."""
+        self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
+        refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
+        refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
+        self._answer(effect.token, frames.sealed(refusal))
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        """Answer an epoch query."""
+        response = pb.LeaderEpochOffsetResponse(
+            endOffset=effect.last_offset,
+            leaderEpoch=effect.leader_epoch,
+            currentEpoch=effect.current_epoch,
+            logStartOffset=effect.log_start_offset,
+        )
+        self._answer(effect.token, frames.sealed(response))
+
+    def _answer(self, token: int, frame: bytes) -> None:
+        asker = self._tokens.pop(token, None)
+        if asker is not None:
+            self._bus.send(asker.reply, (frame,))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Batches of one answer, kept until the core says what to do with them."""
+
+    buffer: memoryview
+    batches: list[RecordBatch]
+
+
+class FetchClient:
+    """The follower's side of one partition: sends requests, turns answers into events, keeps fetched batches by token."""
+
+    def __init__(
+        self, router: AnswerRouter, subjects: Subjects, key: PartitionKey, node_id: str, feed: Feed, counters: Counter[str]
+    ) -> None:
+        self._router = router
+        self._bus = router.bus
+        self._key = key
+        self._node_id = node_id
+        self._feed = feed
+        self._counters = counters
+        self._replicate_subject = subjects.replicate(key.stream, key.partition)
+        self._offset_subject = subjects.offset(key.stream, key.partition)
+        self._slot = router.add(self._answered)
+        self._assembly = FetchAssembly()
+        self.fetched: dict[int, Fetched] = {}
+        """Token -> batches; the core has at most one request out, so at most a few."""
+        self._next_token = 1
+
+    def close(self) -> None:
+        """No more answers."""
+        self.forget_pieces()
+        self._router.remove(self._slot)
+        self.fetched.clear()
+
+    @property
+    def assembling_bytes(self) -> int:
+        """Held of a batch that comes in pieces, until it is whole."""
+        return self._assembly.held_bytes
+
+    def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
+        """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
+        held = self._assembly.asks(effect)
+        if not held.position:
+            self._router.release(self._slot)
+        request = pb.ReplicationRequest(
+            replicaID=self._node_id,
+            offset=effect.offset,
+            leaderEpoch=effect.leader_epoch,
+            offsetEpoch=effect.offset_epoch,
+            incarnation=incarnation,
+            requestId=effect.request_id,
+            maxBytes=min(effect.max_bytes, self._bus.max_payload),
+            streamUid=self._key.uid,
+            awaitsMore=True,
+            badOffset=effect.bad_offset,
+            position=held.position,
+            batchCrc=held.crc,
+            flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
+        )
+        self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
+
+    def forget_pieces(self) -> None:
+        """What is held of a batch is of no use any more: this replica has another role."""
+        self._assembly.forget()
+        self._router.release(self._slot)
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        """Ask the leader where an epoch ends."""
+        request = pb.LeaderEpochOffsetRequest(
+            leaderEpoch=effect.asked_epoch,
+            currentEpoch=effect.current_epoch,
+            replicaID=self._node_id,
+            streamUid=self._key.uid,
+        )
+        self._send(self._offset_subject, effect.request_id, frames.sealed(request))
+
+    def _send(self, subject: str, request_id: int, frame: bytes) -> None:
+        if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
+            self._feed(events.RequestFailed(request_id, "not connected"))
+
+    def _answered(self, request_id: int, payload: bytes, headers: bytes) -> None:
+        if headers and is_status(headers, payload):
+            self._feed(events.RequestFailed(request_id, "nobody listens"))
+            return
+        try:
+            event = self._event(request_id, payload)
+        except DamagedBatchError as error:
+            self._counters["fetched batches that are damaged"] += 1
+            _seldom.warning(
+                logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
+            )
+            event = events.RequestFailed(request_id, str(error), error.offset)
+        except ChecksumError as error:  # changed on its way, or somebody else's: the answer itself may still come
+            self._counters[refused(error)] += 1
+            return
+        except LiftError as error:
+            self._counters[refused(error)] += 1
+            event = events.RequestFailed(request_id, f"unreadable answer: {error}")
+        self._feed(event)
+
+    def _event(self, request_id: int, payload: bytes) -> events.Event:
+        kind, body = envelope.decode(payload)
+        match kind:
+            case MessageType.REPLICATION_RESPONSE:
+                return self._response(request_id, frames.parse_replication_response(body))
+            case MessageType.REPLICATION_PIECE:
+                return self._piece(request_id, frames.parse_replication_piece(body))
+            case MessageType.REPLICATION_REFUSAL:
+                refusal = frames.parse(body, pb.ReplicationRefusal)
+                return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
+            case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
+                answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
+                return events.EpochOffsetAnswered(
+                    request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
+                )
+        raise ProtocolError(f"{kind.name} is no answer to a request for replication")
+
+    def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
+        """More of a batch; with its last piece it is an answer like any other."""
+        if not self._assembly.is_asked(request_id):
+            return events.FetchPieceArrived(request_id, answer.leader_epoch)  # the core knows that nobody waits for it [D16]
+        if not self._router.reserve(self._slot, answer.piece.total_bytes):
+            self._counters["pieces of batches that had to wait"] += 1
+            return events.FetchPieceArrived(request_id, answer.leader_epoch, has_room=False)
+        self._counters["pieces of batches received"] += 1
+        whole = self._assembly.take(answer.piece)
+        if not self._assembly.held_bytes:
+            self._router.release(self._slot)
+        if whole is None:
+            return events.FetchPieceArrived(request_id, answer.leader_epoch)
+        return self._response(request_id, frames.ReplicationResponse(answer.leader_epoch, answer.high_watermark, whole))
+
+    def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
+        batches = split_batches(response.batches, verify=True) if response.batches else []
+        token = self._next_token
+        self._next_token += 1
+        if batches:
+            self.fetched[token] = Fetched(response.batches, batches)
+        spans = tuple(events.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
+        return events.FetchAnswered(token, request_id, response.leader_epoch, response.high_watermark, spans)
+
+
+class AnswerRouter:
+    """One subscription for the answers to all requests of a node's followers."""
+
+    def __init__(self, bus: BusConnection) -> None:
+        self.bus = bus
+        self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
+        self._next_slot = 1
+        self._assembling: dict[int, int] = {}
+        """Slot -> size of the batch that it puts together, in bytes."""
+        self._prefix_length = len(bus.inbox) + 1
+        self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
+
+    def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
+        """A slot of reply subjects whose answers go to ``answered(request id, payload, header block)``."""
+        slot = self._next_slot
+        self._next_slot += 1
+        self._slots[b"%d" % slot] = answered
+        return slot
+
+    def reserve(self, slot: int, size_bytes: int) -> bool:
+        """Whether ``slot`` may put a batch of so many bytes together. Who has begun goes on, and one batch always may: else some
+        would wait for each other, and the largest never come in."""
+        if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:
+            return False
+        self._assembling[slot] = size_bytes
+        return True
+
+    def release(self, slot: int) -> None:
+        """Nothing is put together there any more."""
+        self._assembling.pop(slot, None)
+
+    @property
+    def assembling_bytes(self) -> int:
+        """Of the batches that are put together."""
+        return sum(self._assembling.values())
+
+    def remove(self, slot: int) -> None:
+        """Answers to this slot are dropped from now on."""
+        self._slots.pop(b"%d" % slot, None)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        slot, _, request_id = subject[self._prefix_length :].partition(b".")
+        answered = self._slots.get(slot)
+        if answered is not None and request_id.isdigit() and len(request_id) <= _MAX_DIGITS:
+            answered(int(request_id), payload, headers)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+def _refused_fetch(reason: events.RefusalReason) -> str:
+    return f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
+
+
+def _reason(number: int) -> events.RefusalReason:
+    try:
+        return events.RefusalReason(number)
+    except ValueError:
+        return events.RefusalReason.UNKNOWN

@@ -1,0 +1,198 @@
+"""Replicated services beside this node: frames in and out for ``liftpy.service.sessions`` [protocol: Replicated services].
+
+``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions; ``PartitionServices`` is one partition's, told by the
+executor of every replay and change of role. A promotion waits here, never the log: without services, or while nobody is a
+candidate, nothing is held up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.errors import ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.replica import events
+from liftpy.replica.replica import Replica
+from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.envelope import MessageType
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY, refused
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.bus.connection import BusConnection
+from sidecar.partition.timers import Timer, Timers
+
+logger = logging.getLogger("liftpy.services")
+
+SESSION_LEASES = 2
+"""A service is forgotten after so many leases (of ``ReplicationConfig.lease_s``) without a heartbeat: after the candidate's
+time-out, so that one that hangs fails a promotion before it is forgotten."""
+_CHECKS_PER_SESSION = 4
+_ACK_IDS_PER_INCARNATION = 1 << 32
+
+
+class PartitionServices:
+    """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished."""
+
+    def __init__(
+        self,
+        bus: BusConnection,
+        key: PartitionKey,
+        node_id: str,
+        incarnation: int,
+        config: ReplicationConfig,
+        timers: Timers,
+        log: Log,
+        replica: Replica,
+        feed: Callable[[events.Event], None],
+    ) -> None:
+        self.key = key
+        self._bus = bus
+        self._timers = timers
+        self._log = log
+        self._replica = replica
+        self._feed = feed
+        self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
+        self._sessions = ServiceSessions(
+            key.stream,
+            key.uid,
+            key.partition,
+            node_id,
+            first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,
+            session_ns=self._session_ns,
+            lease_ms=round(config.lease_s * 1000),
+        )
+        self._check = Timer(self._expire)
+        self._replay_end_offset = 0
+        """Exclusive: what the replica asked to have replayed."""
+
+    # ---- what the executor says --------------------------------------------------------------------------------------------
+    def replay(self, end_offset: int) -> None:
+        """The replica's derived state covers its log; a candidate's services have to catch up first."""
+        if self._replica.role != "CANDIDATE":
+            self._feed(events.ReplayFinished(end_offset))
+            return
+        self._replay_end_offset = end_offset
+        self._carry_out(self._sessions.replay(self._view()))
+
+    def role_changed(self) -> None:
+        """The replica's role or phase is another one."""
+        self._carry_out(self._sessions.role_changed(self._view()))
+
+    def close(self) -> None:
+        """The partition goes."""
+        self._timers.cancel(self._check)
+
+    # ---- what services say -------------------------------------------------------------------------------------------------
+    def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
+        """A heartbeat; ``inbox`` may be answered."""
+        self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
+        if len(self._sessions):
+            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
+
+    def ack(self, ack: pb.ServiceAck) -> None:
+        """A service is connected, or has replayed."""
+        self._carry_out(self._sessions.ack(ack, self._view()))
+
+    def report(self) -> list[dict[str, object]]:
+        """For status."""
+        return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
+
+    # ---- inside ------------------------------------------------------------------------------------------------------------
+    def _view(self) -> ReplicaView:
+        replica = self._replica
+        return ReplicaView(
+            leads=replica.role == "LEADER" and replica.phase == "LEADER_READY",
+            candidate=replica.role == "CANDIDATE",
+            leader_epoch=replica.leader_epoch,
+            log_start_offset=self._log.log_start_offset,
+            high_watermark=replica.high_watermark,
+            log_end_offset=self._log.log_end_offset,
+        )
+
+    def _expire(self) -> None:
+        for name in self._sessions.expire(clock.now_ns()):
+            logger.warning("%s: service %s is silent and forgotten until it registers again", self.key, name)
+        if len(self._sessions):
+            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(inbox, message):
+                    self._bus.send(inbox, (frames.sealed(message),))
+                case Replayed(_, True):
+                    self._feed(events.ReplayFinished(self._replay_end_offset))
+                case Replayed(position, False):
+                    if position > 0:
+                        self._feed(events.ReplayProgressed(min(position, self._replay_end_offset)))
+
+
+class Found(Protocol):
+    """Finds the services of a partition of this node by name."""
+
+    def __call__(self, stream: str, partition: int) -> PartitionServices | None:
+        """None: the partition is not here."""
+
+
+class ServiceDesk:
+    """The node's subject for services."""
+
+    def __init__(
+        self, bus: BusConnection, subjects: Subjects, node_id: str, inboxes: InboxRule, find: Found, counters: Counter[str]
+    ) -> None:
+        self._bus = bus
+        self._node_id = node_id
+        self._inboxes = inboxes
+        self._find = find
+        self._counters = counters
+        self._listener = bus.listen(subjects.service(node_id), self._arrived)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        try:
+            kind, body = envelope.decode(payload)
+            if kind is MessageType.SERVICE_ACK:
+                self._acked(frames.parse(body, pb.ServiceAck))
+            elif kind is MessageType.SERVICE_HELLO:
+                self._greeted(frames.parse(body, pb.ServiceHello), reply)
+            else:
+                raise ProtocolError(f"{kind.name} is not for this subject")
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            logger.debug("a frame on the services' subject can't be used: %s", error)
+
+    def _acked(self, ack: pb.ServiceAck) -> None:
+        services = self._find(ack.stream, ack.partition)
+        if services is not None and ack.streamUid in ("", services.key.uid):
+            services.ack(ack)
+
+    def _greeted(self, hello: pb.ServiceHello, reply: bytes) -> None:
+        if not hello.leaving and not self._inboxes.allows(reply):
+            self._counters[REPLY] += 1
+            return
+        inbox = reply.decode()
+        services = self._find(hello.stream, hello.partition)
+        if services is not None:
+            services.hello(hello, inbox)
+        elif not hello.leaving:
+            refusal = pb.ServiceRefusal(
+                reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
+                detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
+                node=self._node_id,
+                service=hello.service,
+                stream=hello.stream,
+                partition=hello.partition,
+                instance=hello.instance,
+            )
+            self._bus.send(inbox, (frames.sealed(refusal),))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()

@@ -1,0 +1,357 @@
+"""The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
+
+The image is the wish, the workers are the reality; after each change of the image they are brought together, partition by partition, in
+slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
+twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
+record that names the stream's unique id says so [M11], and on a node that is no controller only when one confirms it: a folder that the
+image merely does not know is kept and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import nats.errors
+
+from liftpy.cluster.diff import diff, facts
+from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError
+from liftpy.ids import PartitionKey
+from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
+from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.wire._pb import replication_pb2
+from sidecar import clock
+from sidecar.ending import end_tasks
+from sidecar.partition.garbage import Garbage
+from sidecar.partition.services import PartitionServices
+from sidecar.partition.slices import Slices
+from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
+from sidecar.tasks import attended, spawn
+
+logger = logging.getLogger("liftpy.partitions")
+
+_RETRY_S = 5.0
+_STOPS_AT_ONCE = 64
+_OPENED_AT_ONCE = 32
+"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
+_POLL_S = 0.005
+_ASIDE_S = 0.5
+"""How long a leader that is asked to step aside tries to answer its publishers."""
+_BACK_AFTER_S = 2.0
+"""It takes publishes again when it has not lost the leadership by then."""
+_PARTS_OF_A_LEASE = 2
+"""Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
+
+
+class Partitions:
+    """All workers of a node."""
+
+    def __init__(self, node: NodeTools) -> None:
+        self._node = node
+        self._node_id = node.settings.node_id
+        self._image = ClusterImage()
+        self._live: dict[str, int] = {}
+        self._workers: dict[PartitionKey, PartitionWorker] = {}
+        self._by_name: dict[tuple[str, int], PartitionWorker] = {}
+        self._changed = Slices(self._reconcile)
+        """The image has changed, and the worker has not been told yet."""
+        self._leases = Slices(self._extend)
+        """Leaderships whose lease may be extended."""
+        self._deferred: dict[PartitionKey, None] = {}
+        """To be opened or stopped, in this order, when fewer are busy."""
+        self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
+        self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Workers that are being stopped."""
+        self._changed_meanwhile: set[PartitionKey] = set()
+        """Of the busy ones: their state in the image has changed."""
+        self._deleted_uids: set[str] = set()
+        """Streams whose deletion was seen; their folders may go."""
+        self._leading: dict[PartitionKey, PartitionWorker] = {}
+        self._heard: MetadataHeard | None = None
+        """The last answered heartbeat."""
+        self._passed_on_ns = 0
+        self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
+        self._data_path_is_up = True
+        self._closing = False
+        """Leaderships are being handed over; nothing opens again."""
+        self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Leaders that stepped aside for a planned transfer."""
+        self._garbage = Garbage()
+        self._stopping = False
+        self._all_clean = True
+        self.failed: dict[PartitionKey, str] = {}
+        """Partitions whose log can't be opened -> why; tried again."""
+
+    def __iter__(self) -> Iterator[PartitionWorker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
+        """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
+        worker = self._by_name.get((stream, partition))
+        if worker is not None and uid in ("", worker.key.uid):
+            worker.feed(event)
+
+    def services_of(self, stream: str, partition: int) -> PartitionServices | None:
+        """The services beside a partition that is here, None when it is not."""
+        worker = self._by_name.get((stream, partition))
+        return None if worker is None else worker.services
+
+    def has_everything(self, worker: PartitionWorker) -> bool:
+        """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
+        found = self._wanted(worker.key)
+        return found is not None and not found[1].unclean_elected and worker.is_in_sync
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        """Follow the image; called on the loop after each of its changes."""
+        before, self._image = self._image, new
+        change = diff(before, new)
+        nodes_changed = bool(change.nodes)
+        if nodes_changed:
+            self._live = _incarnations(new)
+        self._deleted_uids.update(stream.uid for stream in change.deleted)
+        self._changed.add(c.key for c in change.for_node(self._node_id))
+        if nodes_changed:
+            self._changed.add(self._workers)
+
+    def metadata_heard(self, sent_ns: int) -> None:
+        """A heartbeat was answered and the image is as new as the answer: leases run on."""
+        self._heard = MetadataHeard(sent_ns)
+        if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
+            return
+        self._passed_on_ns = sent_ns
+        self._leases.add(self._leading.values())
+
+    def _extend(self, worker: PartitionWorker) -> None:
+        if self._changed and worker.key in self._changed:
+            return  # it hears of the heartbeat when it hears of the change
+        if self._heard is not None and self._leading.get(worker.key) is worker:
+            worker.feed(self._heard)
+
+    def data_path_changed(self, is_up: bool) -> None:
+        """The connection that carries replication was lost, or is back."""
+        self._data_path_is_up = is_up
+        for worker in self:
+            worker.feed(DataPathChanged(is_up))
+
+    def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
+        """Whether this node serves as the leader that somebody accuses."""
+        worker = self._by_name.get((question.stream, question.partition))
+        if worker is None or worker.key.uid != question.streamUid:
+            return False
+        return worker.replica.serves(question.leaderEpoch, clock.now_ns())
+
+    # ---- one partition -------------------------------------------------------------------------------------------------
+    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:
+        found = self._image.find(key.stream, key.uid, key.partition)
+        if found is None or self._node_id not in found[1].replicas or self._stopping:
+            return None
+        return found
+
+    def _reconcile(self, key: PartitionKey) -> None:
+        if self._stopping:
+            return  # ``stop`` ends whatever there is
+        if key in self._busy:
+            self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
+            return
+        worker, wanted = self._workers.get(key), self._wanted(key)
+        if worker is not None and wanted is not None:
+            self._tell(worker)
+        elif worker is None and wanted is None:
+            self.failed.pop(key, None)
+        elif len(self._busy) >= _OPENED_AT_ONCE:
+            self._deferred[key] = None
+        else:
+            task = attended(self._bring_together(key))
+            self._busy[key] = task
+            task.add_done_callback(lambda done: self._settled(key, done))
+
+    def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
+        self._busy.pop(key, None)
+        if not self._stopping:
+            if key in self._changed_meanwhile:
+                self._changed_meanwhile.discard(key)
+                self._changed.add((key,))
+            self._changed.add(self._following())
+        if not done.cancelled() and done.exception() is not None:
+            self._node.fatal(done.exception())  # type: ignore[arg-type]
+
+    def _following(self) -> list[PartitionKey]:
+        """Who has waited longest for the places that are free: as many as there are, and none that is open or gone by now. A place that
+        were given to such a one would be lost, and with the last of them everybody who waits."""
+        following: list[PartitionKey] = []
+        free = _OPENED_AT_ONCE - len(self._busy)
+        while self._deferred and len(following) < free:
+            key = next(iter(self._deferred))
+            del self._deferred[key]
+            if (key in self._workers) != (self._wanted(key) is not None):
+                following.append(key)
+        return following
+
+    async def _bring_together(self, key: PartitionKey) -> None:
+        while (worker := self._workers.get(key)) is None or self._wanted(key) is None:
+            wanted = self._wanted(key)
+            if worker is not None:
+                await self._stop(worker)
+            elif wanted is None or not await self._start(key, *wanted):
+                return
+        self._tell(worker)
+
+    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionImage) -> bool:
+        """Open its log; False: that has failed, and is tried again later."""
+        try:
+            worker = await open_worker(self._node, key, stream.subject, stream.config)
+        except LiftError as error:
+            logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
+            self.failed[key] = f"{error.code}: {error}"
+            self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._changed.add, (key,))
+            return False
+        self.failed.pop(key, None)
+        self._workers[key] = worker
+        if not self._data_path_is_up:
+            worker.feed(DataPathChanged(False))
+        self._by_name[key.stream, key.partition] = worker
+        self._garbage.opened()
+        return True
+
+    async def _stop(self, worker: PartitionWorker) -> None:
+        """Once for each worker, and to its end, whoever waits for it and is cancelled meanwhile."""
+        ending = self._endings.get(worker.key)
+        if ending is None:
+            ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
+            ending.add_done_callback(lambda _: self._endings.pop(worker.key))
+        await asyncio.shield(ending)
+
+    async def _end(self, worker: PartitionWorker) -> None:
+        key = worker.key
+        del self._workers[key]
+        self._leading.pop(key, None)
+        if self._by_name.get((key.stream, key.partition)) is worker:
+            del self._by_name[key.stream, key.partition]
+        gone = key.uid in self._deleted_uids or self._moved_away(key)
+        if gone and not self._stopping and not await self._node.deletions.allowed(key):
+            gone = False
+            self._deleted_uids.discard(key.uid)
+        if gone:
+            logger.info("%s: deleted", key)
+        clean = await worker.stop(delete=gone and not self._stopping)
+        self._all_clean = self._all_clean and clean
+        if not self._stopping:
+            self._garbage.closed()
+
+    def _moved_away(self, key: PartitionKey) -> bool:
+        """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
+        found = self._image.find(key.stream, key.uid, key.partition)
+        return found is not None and self._node_id not in found[1].replicas
+
+    def _tell(self, worker: PartitionWorker) -> None:
+        found = self._wanted(worker.key)
+        if found is None:
+            return
+        worker.update(partition_state(*found), self._live)
+        if worker.leads:
+            self._leading[worker.key] = worker
+            if self._heard is not None:
+                worker.feed(self._heard)
+        else:
+            self._leading.pop(worker.key, None)
+
+    # ---- life --------------------------------------------------------------------------------------------------------------
+    async def settled(self) -> None:
+        """Wait until everything that the image shows has been opened or given up for now."""
+        while self._changed or self._deferred or self._busy:
+            if self._busy:
+                await asyncio.wait(list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
+
+    async def close_subjects(self, timeout_s: float) -> None:
+        """Take no more publishes, so that they go unanswered nowhere when somebody else leads; answer those that have come.
+
+        From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
+        """
+        self._closing = True
+        await self._quiet(list(self._leading.values()), timeout_s)
+
+    def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
+        """The leadership of a partition is about to be moved: as ``close_subjects``, for it alone, then call ``done``. If it is not
+        moved after all, publishes are taken again."""
+        worker = self._by_name.get((stream, partition))
+        if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
+            done()
+            return
+        earlier = self._aside.get(worker.key)
+        if earlier is not None:
+            earlier.cancel()
+        self._aside[worker.key] = spawn(self._step_aside(worker, done), f"stepping aside from {worker.key}")
+
+    async def _step_aside(self, worker: PartitionWorker, done: Callable[[], None]) -> None:
+        await self._quiet([worker], _ASIDE_S)
+        done()
+        await asyncio.sleep(_BACK_AFTER_S)
+        del self._aside[worker.key]
+        if not self._closing:
+            worker.ingest.come_back()
+
+    async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
+        for worker in leading:
+            worker.ingest.leave()
+        deadline = time.monotonic() + timeout_s
+        try:
+            await self._node.links.ingest.settled(timeout_s)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            logger.info("handing over without knowing that nothing is on its way: %r", error)
+            return
+        leading = [worker for worker in leading if not worker.executor.storage_failed]  # those can't answer any more
+        while any(not worker.ingest.idle for worker in leading) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> bool:
+        """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
+        self._stopping = self._closing = True
+        self._node.deletions.close()
+        self._changed.close()
+        self._leases.close()
+        self._deferred.clear()
+        for retry in self._retries.values():
+            retry.cancel()
+        await end_tasks(list(self._aside.values()))
+        for task in list(self._busy.values()):
+            task.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*self._endings.values())
+        workers = list(self)
+        for start in range(0, len(workers), _STOPS_AT_ONCE):
+            await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
+        return self._all_clean
+
+
+def partition_state(stream: StreamImage, partition: PartitionImage) -> PartitionState:
+    """The partition as its replica is told of it."""
+    found = facts(stream, partition)
+    return PartitionState(
+        key=found.key,
+        replicas=found.replicas,
+        isr=found.isr,
+        leader=found.leader,
+        leader_epoch=found.leader_epoch,
+        epoch=found.epoch,
+        status=PartitionStatus(found.status),
+        min_isr=found.min_isr,
+        commit_policy=found.commit_policy,
+        candidate=found.candidate,
+        leaderships=found.leaderships,
+        may_lead=found.may_lead,
+        unclean_elected=found.unclean_elected,
+    )
+
+
+def _incarnations(image: ClusterImage) -> dict[str, int]:
+    return {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}

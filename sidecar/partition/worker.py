@@ -1,0 +1,345 @@
+"""One partition on this node: its log, its replica, and the services around them, wired together.
+
+A worker is started when the image first shows the partition here and stopped when it goes or the node stops. Opening and
+closing a log reads and flushes files, so both run off the event loop; everything between is synchronous on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as Pool
+from dataclasses import dataclass
+from functools import partial
+
+from liftpy.config import FlushMode, StreamConfig
+from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
+from liftpy.log.flush_place import FlushPlace
+from liftpy.log.log import Log
+from liftpy.log.recovery import OpenReport
+from liftpy.log.set_aside import drop_set_aside
+from liftpy.replica import events
+from liftpy.replica.intake import NodeIntake
+from liftpy.replica.partition import PartitionState
+from liftpy.replica.reads import ReplicaSource
+from liftpy.replica.replica import Replica
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects, data_subject
+from sidecar import clock
+from sidecar.bus.absence import Probes
+from sidecar.bus.drops import Drops
+from sidecar.bus.links import Links
+from sidecar.bus.notify import Notifications
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.metadata.identity import Identity
+from sidecar.partition.chatter import CHATTER
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.driver import Driver
+from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.quiet import QuietTalk
+from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationService
+from sidecar.partition.services import PartitionServices
+from sidecar.partition.timers import Timers
+from sidecar.settings import NodeSettings
+
+logger = logging.getLogger("liftpy.partition")
+
+_REQUEST_ID_BASE = secrets.randbits(61)
+"""Of this process: who does not hear its requests can't guess their ids, and a leader does not believe others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTools:
+    """What all partitions of a node share."""
+
+    settings: NodeSettings
+    incarnation: int
+    links: Links
+    intake: NodeIntake
+    drops: Drops
+    subjects: Subjects
+    inboxes: InboxRule
+    """Of applications."""
+    node_inboxes: InboxRule
+    router: AnswerRouter
+    notifications: Notifications
+    quiet: QuietTalk
+    probes: Probes
+    proposals: Proposals
+    timers: Timers
+    pool: Pool
+    counters: Counter[str]
+    flush_times: NodeFlushTimes
+    flush_place: FlushPlace
+    fatal: Callable[[Exception], None]
+    repair: Callable[[str], None]
+    """Have the node stop and come back, because a log must be recovered; takes the reason."""
+    step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
+    """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
+    folder: DataFolder
+    deletions: Deletions
+    identity: Identity
+    recovered: RecoveredLogs
+
+
+class PartitionWorker:
+    """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
+
+    compacted: bool
+
+    def __init__(
+        self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log, set_aside: tuple[str, ...] = ()
+    ) -> None:
+        self.key = key
+        self.config = config
+        self.log = log
+        self.compacted = config.compaction
+        self.set_aside = set_aside
+        """Files that recovery set aside, which are still there."""
+        self._node = node
+        self.state: PartitionState | None = None
+        seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
+        self.replica = Replica(
+            node.settings.node_id, node.incarnation, node.settings.replication, seed, node.intake, _REQUEST_ID_BASE
+        )
+        own_subject = data_subject(subject, key.partition)
+        node_id = node.settings.node_id
+        self._driver = Driver(key, self.replica, node.fatal)
+        self.feed = self._driver.feed
+        """Give the replica an event."""
+        self.acks = PendingAcks(node.links.ingest, key, own_subject)
+        source = ReplicaSource(
+            self.replica,
+            log,
+            compacted=config.compaction,
+            failed=lambda: self.executor.storage_failed,
+            is_heard=lambda: self.ingest.heard,
+        )
+        self.reads = ReadSubjects(
+            node.links.reads, node.subjects, key, node_id, source, node.inboxes, node.timers, node.counters
+        )
+        self.ingest = Ingest(
+            node.links.ingest,
+            own_subject,
+            node.settings.replication,
+            config.ack_policy,
+            config.codec,
+            node.inboxes,
+            self.acks,
+            self.feed,
+            wall_ns=time.time_ns,
+            log_end_offset=lambda: self.log.log_end_offset,
+            may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
+            takes=self.replica.takes_publishes,
+            on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
+        )
+        self.service = ReplicationService(
+            node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
+        )
+        self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
+        took = partial(node.flush_times.flushed, key)
+        self.flusher = Flusher(
+            log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
+        )
+        self.services = PartitionServices(
+            node.links.replication,
+            key,
+            node_id,
+            node.incarnation,
+            node.settings.replication,
+            node.timers,
+            log,
+            self.replica,
+            self.feed,
+        )
+        self.executor = Executor(self._tools(node))
+        self.executor.on_failure = self._storage_failed
+        self._driver.execute = self.executor.execute
+        log.on_damage = self._damaged
+
+    def _tools(self, node: NodeTools) -> Tools:
+        return Tools(
+            key=self.key,
+            incarnation=node.incarnation,
+            log=self.log,
+            flusher=self.flusher,
+            timers=node.timers,
+            ingest=self.ingest,
+            acks=self.acks,
+            service=self.service,
+            fetches=self.fetches,
+            notifications=node.notifications,
+            quiet=node.quiet,
+            probes=node.probes,
+            reads=self.reads,
+            proposals=node.proposals,
+            services=self.services,
+            counters=node.counters,
+            feed=self.feed,
+            step_aside=node.step_aside,
+            high_watermark=lambda: self.replica.high_watermark,
+            leader=lambda: (self.leader, self.leader_epoch),
+        )
+
+    # ---- events -------------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Tell the replica what the log holds; the first event."""
+        log = self.log
+        epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
+        opened = events.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, epochs, log.persisted_epoch)
+        self.feed(opened)
+        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(*horizon))
+        log.on_compacted(log.horizon)
+
+    def update(self, state: PartitionState, incarnations: Mapping[str, int]) -> None:
+        """The metadata shows the partition, or the set of live nodes, in a new state."""
+        self.state = state
+        self.feed(events.PartitionChanged(state, incarnations))
+        self.reads.share(self._node.settings.node_id in state.isr)
+        self.reads.advanced()
+
+    def _flushed(self, end_offset: int) -> None:
+        self.feed(events.LogFlushed(end_offset, self.flusher.disk_ns))
+
+    def _flush_failed(self, error: StorageError) -> None:
+        self.executor.failed(error)
+
+    def _damaged(self, error: CorruptionError) -> None:
+        """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
+        if not self.executor.storage_failed:
+            try:
+                self.flusher.settle()
+                self.log.checkpoint()  # a flip in the newest batch looks like a torn write: HW tells recovery that it is none
+            except LiftError as failure:
+                logger.warning("%s: HW checkpoint: %s", self.key, failure)
+            self._node.counters["damage met"] += 1
+            self.executor.failed(error)
+
+    def log_was_closed(self, error: StorageError) -> None:
+        """Something beside the replica's own effects has failed, and closed the log."""
+        if self.log.closed and not self.executor.storage_failed:
+            self.executor.failed(error)
+
+    def _storage_failed(self, error: StorageError) -> None:
+        """The node starts anew: only another process, which believes none of this one's flushes, goes on with the log [S4].
+
+        All of the node, since a disk seldom fails for one file alone, and since its leaderships move faster by being handed over than
+        by anybody's time-out. One that fails again and again stays away for longer each time (``restarting.py``). A full disk is no
+        reason: what is written there stays right, and housekeeping sees when there is space again [S8].
+        """
+        if not isinstance(error, NoSpaceError):
+            self._node.repair(f"{self.key}: {error}")
+
+    # ---- what reads and status ask -----------------------------------------------------------------------------------
+    @property
+    def high_watermark(self) -> int:
+        """Inclusive: what this replica knows to be committed."""
+        return self.replica.high_watermark
+
+    @property
+    def leader(self) -> str:
+        """The leader as of the metadata, '' when there is none."""
+        return self.state.leader if self.state is not None else ""
+
+    @property
+    def leader_epoch(self) -> int:
+        """LeaderEpoch as of the metadata."""
+        return self.state.leader_epoch if self.state is not None else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether the metadata names this node as leader."""
+        return self.leader == self._node.settings.node_id
+
+    @property
+    def storage_failed(self) -> bool:
+        """Whether the log is given up: it waits for a restart."""
+        return self.executor.storage_failed
+
+    @property
+    def is_in_sync(self) -> bool:
+        """In the ISR, and its log agrees with its leader's."""
+        in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
+        return in_isr and self.replica.may_serve_committed()
+
+    # ---- housekeeping ----------------------------------------------------------------------------------------------------
+    def apply_retention(self, now_wall_ns: int) -> None:
+        """Delete what the stream's retention lets go."""
+        before = self.log.log_start_offset
+        try:
+            self.flusher.settle()
+            self.log.apply_retention(now_wall_ns)
+        except LiftError as error:
+            logger.warning("%s: retention: %s", self.key, error)
+            return
+        if self.log.log_start_offset != before:
+            self.feed(events.LogStartMoved(self.log.log_start_offset))
+
+    def drop_set_aside(self) -> None:
+        """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""
+        try:
+            removed = drop_set_aside(self.log.storage)
+        except StorageError as error:
+            logger.warning("%s: what was set aside can't be removed: %s", self.key, error)
+            return
+        self.set_aside = ()
+        if removed:
+            logger.info("%s: all records are here again, removed %s", self.key, ", ".join(removed))
+
+    async def stop(self, *, delete: bool = False) -> bool:
+        """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
+        self.feed(events.StopRequested())
+        self._driver.stop()
+        self.ingest.stop()
+        self.service.stop()
+        self.acks.drop()
+        self.reads.close()
+        self.fetches.close()
+        self.services.close()
+        self.executor.close()
+        self._node.notifications.forget(self.key)
+        await self.flusher.close()
+        healthy = not self.executor.storage_failed
+        return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete)
+
+    def _close(self, healthy: bool, delete: bool) -> bool:
+        try:
+            self.log.close(clean=healthy and not delete)
+            if delete:
+                self._node.folder.delete_partition(self.key)
+        except (LiftError, OSError) as error:
+            logger.error("%s: closing the log: %s", self.key, error)
+            return False
+        return healthy
+
+
+async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
+    """Open the partition's log (off the loop) and make its worker; raises StorageError."""
+
+    def open_log() -> tuple[Log, OpenReport]:
+        if config.flush.mode is not FlushMode.ALWAYS:
+            node.identity.flushes_lazily()
+        storage = node.folder.partition_storage(key)
+        clean, recovered = node.identity.previous.clean_stop, node.recovered.take(storage.folder)
+        return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered)
+
+    log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+    CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
+    if report.cut_bytes or report.damage:
+        logger.warning("%s: recovered: %s", key, report)
+    worker = PartitionWorker(node, key, subject, config, log, report.set_aside)
+    worker.begin()
+    return worker

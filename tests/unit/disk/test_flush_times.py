@@ -1,0 +1,100 @@
+"""A slow disk is seen: flush times of the node and of each partition, and a warning that is not repeated for every flush."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.log.flush_place import FlushPlace
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch
+from sidecar.disk.flush_times import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.timers import Timers
+from sidecar.status.metrics import NodeCollector
+
+
+def test_quantiles_are_those_of_the_last_flushes() -> None:
+    times = FlushTimes()
+    assert times.report() == {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+    for _ in range(KEPT_OF_PARTITION):
+        times.add(5.0)
+    for number in range(1, KEPT_OF_PARTITION + 1):
+        times.add(number / 1000)
+    found = times.report()
+    assert found["p50_ms"] == pytest.approx(KEPT_OF_PARTITION / 2, abs=1)
+    assert found["p99_ms"] == pytest.approx(KEPT_OF_PARTITION * 0.99, abs=1)
+    assert found["max_ms"] == pytest.approx(KEPT_OF_PARTITION, abs=0.1), "what is older is forgotten"
+    assert times.count == 2 * KEPT_OF_PARTITION
+
+
+def test_slow_flushes_are_warned_of_now_and_then_and_all_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    counters: Counter[str] = Counter()
+    times = NodeFlushTimes(counters)
+    with caplog.at_level(logging.WARNING, "liftpy.disk"):
+        times.flushed("s/0", 0.5)
+        assert caplog.records == []
+        for _ in range(5):
+            times.flushed("s/1", 1.5)
+        now[0] += WARN_EVERY_S
+        times.flushed("s/2", 6.0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith("s/1: a flush took 1.5 s; slow ones since the last such line: 1.")
+    assert said[1].startswith("s/2: a flush took 6.0 s; slow ones since the last such line: 5.")
+    assert counters == {"slow flushes": 6}
+
+
+async def test_a_flush_counts_from_when_it_was_wanted_until_the_loop_knows() -> None:
+    took: list[float] = []
+    slow_s = 0.05
+
+    def slow(what: str) -> None:
+        if what == "sync":
+            time.sleep(slow_s)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        log, _ = Log.open(MemoryStorage(fault=slow), StreamConfig())
+        flusher = Flusher(log, FlushPolicy(), pool, Timers(), lambda _: None, pytest.fail, took.append)
+        log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+        flusher.appended()
+        await flusher.close()
+    assert len(took) == flusher.times.count == 1
+    assert took[0] >= slow_s
+    assert flusher.times.report()["p50_ms"] >= slow_s * 1000
+
+
+def test_metrics_show_them() -> None:
+    unused: Any = None
+    [family] = NodeCollector(unused)._flushes({"p50_ms": 2.0, "p99_ms": 1500.0, "max_ms": 1600.0})
+    assert family.name == "liftpy_log_flush_seconds"
+    assert {sample.labels["of"]: sample.value for sample in family.samples} == {"p50": 0.002, "p99": 1.5, "max": 1.6}
+
+
+def test_metrics_show_where_flushes_run() -> None:
+    unused: Any = None
+    place = FlushPlace()
+    while not place.on_loop:
+        place.took_in_thread(0.0, 0)
+    place.took_on_loop(0.0)
+    place.tried_out([0.0, 0.0])
+    families = NodeCollector(unused)._flush_place(place.report())
+    shown = {(s.name, s.labels.get("place", "")): s.value for family in families for s in family.samples}
+    assert shown == {
+        ("liftpy_log_flushes_on_loop", ""): 1,
+        ("liftpy_log_flush_moves_total", ""): 1,
+        ("liftpy_log_flushes_by_place_total", "loop"): 1,
+        ("liftpy_log_flushes_by_place_total", "thread"): 32,
+        ("liftpy_log_flushes_by_place_total", "tried out"): 2,
+    }

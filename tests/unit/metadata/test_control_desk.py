@@ -1,0 +1,326 @@
+"""Control requests from the bus: the leader answers, within a bound; the others are silent, unless nobody leads at all."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.cluster.request_bounds import fit
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import control
+from sidecar.metadata.control import ControlDesk
+
+
+class Message:
+    def __init__(self, data: bytes, reply: str = "space.inbox.n1.1", subject: str = "space.control.node.n1") -> None:
+        self.data = data
+        self.reply = reply
+        self.subject = subject
+
+
+class Controller:
+    """A desk with a bus and a decision that take what the test sets."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.may_decide = asyncio.Event()
+        self.may_decide.set()
+        self.says_alone: pb.ControlResponse | None = None
+        self.replies: list[tuple[str, pb.ControlResponse]] = []
+        self.decided: list[pb.ControlRequest] = []
+        self.listening: dict[str, Any] = {}
+        self.max_payload = 1 << 20
+        self.response = pb.ControlResponse(index=7)
+        self.desk = ControlDesk(
+            self,  # type: ignore[arg-type]
+            Subjects("space", ("_INBOX.", "acme.box.")),
+            lambda reply: reply.startswith(b"_INBOX."),
+            lambda: self.leads,
+            self.decide,
+            lambda request: self.says_alone,
+        )
+
+    async def subscribe(self, subject: str, cb: Any) -> None:
+        self.listening[subject] = cb
+
+    async def receive(self, message: Message) -> None:
+        """Every subscription that matches, as NATS does."""
+        for subject, cb in self.listening.items():
+            if len(tokens := subject.split(".")) == len(given := message.subject.split(".")) and all(
+                token in ("*", other) for token, other in zip(tokens, given, strict=True)
+            ):
+                await cb(message)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.replies.append((subject, frames.decode(payload, pb.ControlResponse)))
+
+    async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        await self.may_decide.wait()
+        self.decided.append(request)
+        response = pb.ControlResponse()
+        response.CopyFrom(self.response)
+        response.operationId = request.operationId
+        return response
+
+    async def settled(self) -> None:
+        await asyncio.gather(*self.desk._under_way)
+
+
+REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()))
+
+
+@pytest.fixture
+async def controller() -> Controller:
+    made = Controller()
+    await made.desk.open()
+    return made
+
+
+async def test_the_leader_answers(controller: Controller) -> None:
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(subject, response)] = controller.replies
+    assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
+
+
+async def test_others_are_silent_unless_they_have_something_to_say(controller: Controller) -> None:
+    controller.leads = False
+    await controller.receive(Message(REQUEST))
+    assert controller.replies == []
+    controller.says_alone = pb.ControlResponse(index=3)
+    await controller.receive(Message(REQUEST))
+    assert [response.index for _, response in controller.replies] == [3]
+
+
+async def test_what_is_over_the_bound_is_told_to_come_back(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_WAITING", 2)
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    assert controller.desk.counters == {"control requests over the bound": 1}
+    controller.may_decide.set()
+    await controller.settled()
+    assert [response.index for _, response in controller.replies[1:]] == [7, 7]
+    await controller.receive(Message(REQUEST))  # there is room again
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(REQUEST, "_INBOX.1"), Message(b"junk"), Message(b"")],
+)
+async def test_what_is_no_request_or_wants_no_inbox_is_not_answered(controller: Controller, message: Message) -> None:
+    await controller.receive(message)
+    await controller.settled()
+    assert controller.replies == []
+    assert controller.desk.counters == {
+        "refused: no envelope" if message.data in (b"junk", b"") else "refused: reply subject": 1
+    }
+
+
+async def test_closing_gives_up_what_is_under_way(controller: Controller) -> None:
+    controller.may_decide.clear()
+    await controller.receive(Message(REQUEST))
+    await controller.desk.close()
+    assert controller.replies == []
+
+
+@pytest.mark.parametrize(("subject", "taken"), [("acme.box.x", True), ("acme.>", True), ("shop.x", False)])
+async def test_a_stream_among_the_inboxes_is_refused(controller: Controller, subject: str, taken: bool) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name="s", subject=subject))
+    await controller.receive(Message(frames.encode(request), "_INBOX.1", "space.control.admin.alice"))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error == pb.ControlResponse.INVALID) is taken
+    assert ("inboxes under acme.box." in response.detail) is taken
+
+
+async def test_an_answer_larger_than_a_message_is_refused_with_the_way_to_ask(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = controller.publish
+    tries: list[int] = []
+
+    async def publish(subject: str, payload: bytes) -> None:
+        tries.append(len(payload))
+        if len(tries) == 1:
+            raise nats.errors.MaxPayloadError
+        await real(subject, payload)
+
+    monkeypatch.setattr(controller, "publish", publish)
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert response.error == pb.ControlResponse.INVALID
+    assert response.operationId == b"o" * 16
+    assert "ask in pages" in response.detail
+
+
+# ---- doors -------------------------------------------------------------------------------------------------------------------
+CREATE = pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x"))
+DELETE = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"))
+DESCRIBE = pb.ControlRequest(describeStream=pb.DescribeStream(name="s"))
+BEAT = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1"))
+ISR = pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", leader="n1"))
+PASS = pb.ControlRequest(passOver=pb.PassOver(stream="s", candidate="n1"))
+
+
+def batch(*requests: pb.ControlRequest) -> pb.ControlRequest:
+    return pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(request=request) for request in requests]))
+
+
+@pytest.mark.parametrize(
+    ("subject", "request_", "taken"),
+    [
+        ("space.info", DESCRIBE, True),
+        ("space.info", DELETE, False),
+        ("space.info", CREATE, False),
+        ("space.info", BEAT, False),
+        ("space.info", batch(ISR), False),
+        ("space.control.admin", DELETE, True),
+        ("space.control.admin.alice", DELETE, True),
+        ("space.control.admin.alice", DESCRIBE, True),
+        ("space.control.admin.alice", BEAT, False),
+        ("space.control.admin.alice", ISR, False),
+        ("space.control.admin.alice", batch(ISR), False),
+        ("space.control.node.n1", BEAT, True),
+        ("space.control.node.n1", batch(ISR, ISR), True),
+        ("space.control.node.n2", BEAT, False),
+        ("space.control.node.n2", ISR, False),
+        ("space.control.node.n1", batch(ISR, pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n2"))), False),
+        ("space.control.node.n1", batch(batch(ISR)), False),
+        ("space.control.node.n1", DELETE, False),
+        ("space.control.node.n1", batch(DELETE), False),
+        ("space.control.node.n1", PASS, False),
+        ("space.control.admin", PASS, False),
+        ("space.control.node.n1", pb.ControlRequest(), False),
+    ],
+)
+async def test_each_subject_takes_what_it_is_for(
+    controller: Controller, subject: str, request_: pb.ControlRequest, taken: bool
+) -> None:
+    reply = "space.inbox." + subject.rpartition(".")[2] + ".x" if ".node." in subject else "_INBOX.x"
+    request_.operationId = b"o" * 16
+    await controller.receive(Message(frames.encode(request_), reply, subject))
+    await controller.settled()
+    [(where, response)] = controller.replies
+    assert where == reply
+    assert (response.error == pb.ControlResponse.OK) is taken, response.detail
+    assert len(controller.decided) == taken
+
+
+async def test_who_asks_is_what_the_subject_says(controller: Controller) -> None:
+    forged = pb.ControlRequest(operationId=b"o" * 16, sender="root", deleteStream=pb.DeleteStream(name="s"))
+    for subject in ("space.control.admin", "space.control.admin.alice"):
+        await controller.receive(Message(frames.encode(forged), "_INBOX.x", subject))
+    await controller.settled()
+    assert [request.sender for request in controller.decided] == ["", "alice"]
+
+
+@pytest.mark.parametrize("reply", ["_INBOX.x", "space.inbox.n2.x", "space.inbox.n1", "space.inbox.n10.x", "space.feed", ""])
+async def test_a_node_is_answered_under_its_own_inbox_alone(controller: Controller, reply: str) -> None:
+    await controller.receive(Message(REQUEST, reply))
+    await controller.settled()
+    assert controller.replies == []
+    assert controller.decided == []
+
+
+@pytest.mark.parametrize("subject", ["space.info", "space.control.admin", "space.control.admin.alice"])
+async def test_applications_are_not_answered_where_nodes_are(controller: Controller, subject: str) -> None:
+    await controller.receive(Message(frames.encode(DESCRIBE), "space.inbox.n1.x", subject))
+    await controller.settled()
+    assert controller.replies == []
+
+
+async def test_an_answer_is_cut_to_what_a_message_takes(controller: Controller) -> None:
+    controller.max_payload = 4096
+    wide = pb.Stream(name="s", partitions=[pb.Partition(partition=n, replicas=["n" * 60]) for n in range(200)])
+    controller.response = pb.ControlResponse(stream=wide)
+    await controller.receive(Message(frames.encode(CREATE), "_INBOX.x", "space.control.admin"))
+    await controller.receive(
+        Message(frames.encode(pb.ControlRequest(describeCluster={"maxBytes": 1 << 30})), "_INBOX.x", "space.info")
+    )
+    await controller.settled()
+    response = controller.replies[0][1]
+    assert 0 < response.nextPartition == len(response.stream.partitions) < 100
+    assert response.ByteSize() < 4096
+    assert controller.decided[1].describeCluster.maxBytes == 2048
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------------------------
+LONG = "a" * 400_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ControlRequest(createStream=pb.CreateStream(name=LONG, subject="x")),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x" * 4000)),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders-" + "a" * 4000)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n1"])] * 257)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
+    ],
+)
+async def test_a_request_that_is_too_large_is_refused_before_it_is_logged(
+    controller: Controller, request_: pb.ControlRequest
+) -> None:
+    request_.operationId = b"o" * 16
+    await controller.receive(Message(frames.encode(request_), "_INBOX.x", "space.control.admin"))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error, response.operationId) == (pb.ControlResponse.INVALID, b"o" * 16)
+    assert "more than" in response.detail or "longer than" in response.detail
+    assert response.ByteSize() < 500
+    assert controller.decided == []
+
+
+async def test_a_flood_of_large_requests_leaves_nothing_behind(controller: Controller) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name=LONG, subject="x"))
+    message = Message(frames.encode(request), "_INBOX.x", "space.control.admin")
+    await controller.receive(message)
+    tracemalloc.start()
+    for _ in range(300):
+        await controller.receive(message)
+    await controller.settled()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2_000_000
+    assert len(controller.replies) == 301
+
+
+async def test_requests_under_way_are_bounded_in_bytes(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    controller.may_decide.set()
+    await controller.settled()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+async def test_a_reason_for_people_is_cut_and_refuses_nothing(controller: Controller) -> None:
+    leaving = pb.LeaveIsr(stream="s", node="n1", reason="because " * 1000)
+    await controller.receive(Message(frames.encode(pb.ControlRequest(operationId=b"o" * 16, leaveIsr=leaving))))
+    await controller.settled()
+    assert len(controller.decided) == 1
+    assert len(controller.decided[0].leaveIsr.reason) <= 256
+
+
+def test_a_whole_batch_of_a_nodes_own_is_never_refused_for_its_size() -> None:
+    longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
+    request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
+    while request.batch.ByteSize() > MAX_BATCH_BYTES:
+        del request.batch.requests[-1]
+    assert fit(request, len(frames.encode(request))) == ""

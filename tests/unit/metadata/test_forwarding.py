@@ -1,0 +1,59 @@
+"""Forwarding: a request is asked again at once when the metadata leader changes, and never beyond its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats.errors
+
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata.forwarding import Forwarder
+
+
+class Bus:
+    """The first ``silent`` requests are answered by nobody, the others at once."""
+
+    def __init__(self, silent: int) -> None:
+        self.silent = silent
+        self.asked: list[pb.ControlRequest] = []
+        self.arrived = asyncio.Event()
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.ControlRequest))
+        self.arrived.set()
+        if len(self.asked) <= self.silent:
+            await asyncio.sleep(timeout)
+            raise nats.errors.TimeoutError
+        answer = pb.ControlResponse(operationId=self.asked[-1].operationId)
+        return type("Message", (), {"data": frames.encode(answer)})
+
+
+def forwarder(bus: Bus) -> Forwarder:
+    return Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+
+
+async def test_a_change_of_the_leader_repeats_what_was_not_answered() -> None:
+    bus = Bus(silent=1)
+    made = forwarder(bus)
+    made.leader_is("n1")
+    deciding = asyncio.create_task(made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
+    await bus.arrived.wait()
+    made.leader_is("n1")  # nothing new
+    made.leader_is("")  # nobody to ask
+    await asyncio.sleep(0)
+    assert len(bus.asked) == 1
+    made.leader_is("n2")
+    async with asyncio.timeout(0.9):  # less than one attempt
+        response = await deciding
+    assert response.error == pb.ControlResponse.OK
+    assert bus.asked[0].operationId == bus.asked[1].operationId, "one operation, however often it is asked for"
+
+
+async def test_nobody_answers_until_the_deadline() -> None:
+    bus = Bus(silent=1000)
+    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
+    assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
+    assert len(bus.asked) == 1

@@ -1,0 +1,154 @@
+"""The metadata group beside a node's loop: what stands still there keeps neither Raft nor heartbeats waiting, nor the reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.dev.embedded import NatsServer
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.heartbeats import Heartbeats
+from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.membership import Membership
+from sidecar.metadata.thread import GroupThread
+from sidecar.settings import NodeSettings
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread]:
+    namespace = f"t{time.monotonic_ns()}"
+    settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace=namespace)
+    folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
+    failures: list[Exception] = []
+    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects(namespace), inboxes, Counter()))
+    await thread.open(failures.append)
+    yield thread
+    await thread.close()
+    folder.close()
+    assert failures == []
+
+
+async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
+    return await group.propose(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node, flushedAlways=True)))
+
+
+def _stand_still(seconds: float) -> None:
+    """As a long piece of partition work does: Python code that never lets the loop turn."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+async def test_changes_are_shown_at_home_in_order_and_many_at_once(group: GroupThread) -> None:
+    shown: list[tuple[ClusterImage, ClusterImage]] = []
+    group.watch(lambda before, after: shown.append((before, after)))
+    start = group.image
+    for number in range(20):
+        assert (await _register(group, f"x{number}")).error == pb.ControlResponse.OK
+    async with asyncio.timeout(5):
+        while len(group.image.nodes) < 20:
+            await asyncio.sleep(0.001)
+    assert shown[0][0] is start
+    assert all(later[0] is earlier[1] for earlier, later in pairwise(shown))
+    assert shown[-1][1] is group.image
+    assert await group.barrier()
+    assert group.leader == "n1"
+    assert [member.nodeId for member in group.status()] == ["n1"]
+    assert isinstance(group.counters, dict)
+
+
+async def test_the_session_lives_while_the_nodes_loop_stands_still(group: GroupThread) -> None:
+    assert (await _register(group)).error == pb.ControlResponse.OK
+    beats: list[tuple[int, pb.ControlResponse]] = []
+    heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
+    running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 5.0, lambda *answer: beats.append(answer))
+    task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
+    async with asyncio.timeout(5):
+        while not beats:
+            await asyncio.sleep(0.001)
+    before = len(beats)
+    began_ns = time.monotonic_ns()
+    _stand_still(0.4)
+    ended_ns = time.monotonic_ns()
+    assert len(beats) == before
+    await asyncio.sleep(0)
+    assert len([sent for sent, _ in beats if sent > began_ns]) >= 5, "they left while the loop stood still"
+    assert all(answer.error == pb.ControlResponse.OK for _, answer in beats)
+    assert beats[-1][0] <= ended_ns + 1_000_000_000
+    task.cancel()
+
+
+async def test_a_loop_that_stands_still_for_a_session_is_not_kept_alive(group: GroupThread) -> None:
+    await _register(group)
+    beats: list[int] = []
+    heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
+    running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 0.2, lambda sent_ns, _: beats.append(sent_ns))
+    task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
+    async with asyncio.timeout(5):
+        while not beats:
+            await asyncio.sleep(0.001)
+    began_ns = time.monotonic_ns()
+    _stand_still(0.8)
+    ended_ns = time.monotonic_ns()
+    await asyncio.sleep(0)
+    assert not [sent for sent in beats if began_ns + 500_000_000 < sent < ended_ns]
+    async with asyncio.timeout(5):
+        while not [sent for sent in beats if sent > ended_ns]:  # it turns again
+            await asyncio.sleep(0.001)
+    task.cancel()
+
+
+def _membership(heard: list[int]) -> Any:
+    settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
+    group = SimpleNamespace(image=ClusterImage(), watch=lambda _: None)
+    made = Membership(settings, group, heard.append, pytest.fail)  # type: ignore[arg-type]
+    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
+    return made
+
+
+async def test_an_answer_counts_when_the_image_that_it_was_made_on_was_shown() -> None:
+    heard: list[int] = []
+    membership = _membership(heard)
+    for sent_ns, index in ((1, 0), (2, 5), (3, 6), (4, 9)):
+        membership._answered(sent_ns, pb.ControlResponse(index=index))
+    assert heard == [1]
+    membership._image_changed(ClusterImage(), ClusterImage(index=4))
+    assert heard == [1]
+    membership._image_changed(ClusterImage(), ClusterImage(index=7))
+    assert heard == [1], "the watchers after this one have not been shown it yet"
+    await asyncio.sleep(0)
+    assert heard == [1, 3], "the newest of those that count"
+    membership._answered(5, pb.ControlResponse(index=9, error=pb.ControlResponse.UNAVAILABLE))
+    membership._image_changed(ClusterImage(), ClusterImage(index=9))
+    await asyncio.sleep(0)
+    assert heard == [1, 3, 4]
+
+
+async def test_the_thread_ends_with_its_group(server: NatsServer, tmp_path: Path) -> None:
+    folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
+    settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace="ends")
+    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()))
+    await thread.open(pytest.fail)
+    await thread.close()
+    assert not thread._thread.is_alive()
+    await thread.close()
+    folder.close()

@@ -1,0 +1,96 @@
+"""The ``node`` file over the lives of a node: what is durable before the group hears of it, and what older files say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import crc32c
+import pytest
+
+from liftpy.cluster.starts import FolderStarts
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.metadata.identity import Identity
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DataFolder]:
+    held = DataFolder(tmp_path)
+    yield held
+    held.close()
+
+
+def stored(folder: DataFolder) -> NodeIdentity:
+    found = folder.load_identity()
+    assert found is not None
+    return found
+
+
+def test_a_start_is_on_disk_before_it_is_told(folder: DataFolder) -> None:
+    starts = Identity(folder, "a").count_start()
+    assert stored(folder).starts == starts
+    assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
+    assert starts.folder_id
+
+
+def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFolder) -> None:
+    drawn = []
+    for number in range(1, 6):
+        identity = Identity(folder, "a")
+        starts = identity.count_start()
+        assert (starts.starts, list(starts.earlier)) == (number, drawn)
+        drawn.append(starts.nonce)
+        identity.begin(number)
+        assert stored(folder).starts.registered == starts.nonce
+    assert len(set(drawn)) == 5
+
+
+def test_the_clean_stop_is_used_up_before_the_next_process_acts(folder: DataFolder) -> None:
+    """[S9]"""
+    first = Identity(folder, "a")
+    first.count_start()
+    first.begin(1)
+    first.end_cleanly()
+    second = Identity(folder, "a")
+    assert second.previous.clean_stop
+    second.count_start()
+    assert Identity(folder, "a").previous.clean_stop, "it may still die without having been registered"
+    second.begin(2)
+    assert not Identity(folder, "a").previous.clean_stop
+
+
+def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_registers(folder: DataFolder) -> None:
+    first = Identity(folder, "a")
+    first.count_start()
+    first.begin(1)
+    first.end_cleanly()
+    Identity(folder, "a").distrust()
+    previous = Identity(folder, "a").previous
+    assert not previous.clean_stop
+    assert not previous.flushed_always
+
+
+@pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {}])
+def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, object]) -> None:
+    body = json.dumps({"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, **names}).encode()
+    (folder.path / "node").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
+    identity = Identity(folder, "a")
+    assert (identity.previous.incarnation, identity.previous.clean_stop) == (7, True)
+    starts = identity.count_start()
+    assert (starts.folder_id or "drawn", starts.starts) == (
+        names.get("folder_id", starts.folder_id),
+        1 + int(names.get("starts", 0)),
+    )  # type: ignore[call-overload]
+    assert starts.folder_id
+    assert starts.earlier == ()
+    assert stored(folder).starts == starts
+
+
+def test_the_file_says_it_all_in_one_flat_object(folder: DataFolder) -> None:
+    folder.store_identity(NodeIdentity("a", 3, 3, FolderStarts("f", 2, 11, 10, (10,))))
+    body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
+    assert body == {
+        "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
+        "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
+    }  # fmt: skip

@@ -1,0 +1,35 @@
+"""Who answers alone: a member that has known no leader for long, and has been awake meanwhile."""
+
+from __future__ import annotations
+
+from sidecar.metadata.leaderless import LONG_NS, Leaderless
+
+TICK_NS = 20_000_000
+
+
+def tick(leaderless: Leaderless, there_is_a_leader: bool, from_ns: int, until_ns: int) -> None:
+    for now_ns in range(from_ns, until_ns + 1, TICK_NS):
+        leaderless.ticked(there_is_a_leader, now_ns)
+
+
+def test_for_long_means_every_tick_of_some_time() -> None:
+    leaderless = Leaderless()
+    assert not leaderless.for_long
+    tick(leaderless, False, TICK_NS, LONG_NS)
+    assert not leaderless.for_long, "one tick less than long"
+    leaderless.ticked(False, LONG_NS + TICK_NS)
+    assert leaderless.for_long
+    leaderless.ticked(True, LONG_NS + 2 * TICK_NS)
+    assert not leaderless.for_long
+    leaderless.ticked(False, LONG_NS + 3 * TICK_NS)
+    assert not leaderless.for_long, "it has only just lost sight of the leader"
+
+
+def test_a_member_that_wakes_up_begins_anew() -> None:
+    leaderless = Leaderless()
+    tick(leaderless, False, TICK_NS, 2 * LONG_NS)
+    assert leaderless.for_long
+    leaderless.ticked(False, 10 * LONG_NS)
+    assert not leaderless.for_long, "what it knows is old, and others may have a leader"
+    tick(leaderless, False, 10 * LONG_NS, 11 * LONG_NS)
+    assert leaderless.for_long

@@ -1,0 +1,70 @@
+"""A process that starts asks for the one before it: it goes on, waits or ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.predecessor import Predecessor
+from liftpy.errors import FencedError
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import predecessor
+from sidecar.metadata.predecessor import wait_for_predecessor
+
+
+class Bus:
+    """Gives the answers in order, the last one for ever."""
+
+    is_connected = True
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(subject)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def wait(bus: Bus, wait_s: float = 60.0) -> None:
+    await wait_for_predecessor(bus, Subjects("space"), "n1", Predecessor(0, wait_s=wait_s))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predecessor, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(predecessor.clock, "now_ns", lambda: 1_000_000_000)
+
+
+async def test_after_a_kill_one_question_is_enough() -> None:
+    bus = Bus(nats.errors.NoRespondersError())
+    await wait(bus)
+    assert bus.asked == ["space.status.n1"]
+
+
+async def test_one_that_stops_is_waited_for() -> None:
+    bus = Bus(b"yes", b"yes", nats.errors.NoRespondersError())
+    await wait(bus)
+    assert len(bus.asked) == 3
+
+
+async def test_one_that_stays_is_not_deposed() -> None:
+    with pytest.raises(FencedError, match=r"answers on space\.status\.n1.*must not share an id"):
+        await wait(Bus(b"yes"), wait_s=0.5)
+
+
+async def test_one_that_stands_still_is_deposed() -> None:
+    bus = Bus(nats.errors.TimeoutError())
+    await wait(bus)
+    assert len(bus.asked) == 3
+
+
+async def test_a_connection_that_breaks_meanwhile_proves_nothing() -> None:
+    bus = Bus(*[nats.errors.ConnectionClosedError()] * 9, nats.errors.NoRespondersError())
+    await wait(bus)
+    assert len(bus.asked) == 10

@@ -1,0 +1,55 @@
+"""What a node's followers hold of batches in pieces has a bound; one batch may always come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.wire import frames
+from liftpy.wire.batch import build_batch
+from liftpy.wire.pieces import Piece
+from liftpy.wire.subjects import Subjects
+from sidecar.partition.replication import ASSEMBLING_BYTES, AnswerRouter, FetchClient
+
+
+def router(answers: list[int]) -> tuple[AnswerRouter, Any]:
+    sinks: list[Any] = []
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", listen=lambda subject, sink: sinks.append(sink))
+    made = AnswerRouter(bus)
+    made.add(lambda request_id, payload, headers: answers.append(request_id))
+    return made, sinks[0]
+
+
+def test_beyond_the_bound_the_next_batch_waits_and_who_has_begun_goes_on() -> None:
+    made, _ = router([])
+    large = 60 << 20
+    for slot in range(1, 5):
+        assert made.reserve(slot, large)
+    assert made.assembling_bytes == 4 * large <= ASSEMBLING_BYTES
+    assert not made.reserve(5, large)
+    assert all(made.reserve(slot, large) for slot in range(1, 5))
+    made.release(1)
+    assert made.reserve(5, large)
+
+
+def test_a_request_id_of_5000_digits_is_nobodys() -> None:
+    answers: list[int] = []
+    _, arrived = router(answers)
+    for text in (b"7", b"9" * 5000, b"", b"x"):
+        arrived(b"_INBOX.n.1." + text, b"", b"", b"")
+    assert answers == [7]
+
+
+def test_what_a_follower_holds_of_a_batch_is_told() -> None:
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
+    client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), PartitionKey("s", "u1", 0), "n2", lambda event: None, Counter())
+    client.send_fetch(do.SendFetch(1, "n1", -1, 0, 1, 1 << 20), 1)
+    assert client.assembling_bytes == 0
+    batch = memoryview(build_batch([b"v" * 5000], base_offset=0, leader_epoch=1, timestamp_ns=1))
+    for position, held in ((0, 3000), (3000, 0)):
+        piece = Piece(7, len(batch), position, batch[position : position + 3000])
+        client._answered(1, frames.replication_piece_header(1, -1, piece) + bytes(piece.data), b"")
+        assert client.assembling_bytes == held

@@ -1,0 +1,178 @@
+"""Every effect has somebody who carries it out, in order; failures become events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, get_args
+
+import pytest
+
+from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from sidecar.partition.driver import STORY_STEPS, Driver
+from sidecar.partition.executor import Executor, Tools
+
+KEY = PartitionKey("s", "u", 0)
+
+
+class Anything:
+    """Takes every call and notes it."""
+
+    def __init__(self, calls: list[str], name: str, fails: dict[str, Exception] | None = None) -> None:
+        self._calls, self._name, self._fails = calls, name, fails or {}
+        self.log_end_offset, self.log_start_offset = 5, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> bytes:
+            self._calls.append(f"{self._name}.{name}")
+            if name in self._fails:
+                raise self._fails[name]
+            return b"batch"
+
+        return call
+
+
+def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[str], list[events.Event]]:
+    calls: list[str] = []
+    fed: list[events.Event] = []
+    names = (
+        "flusher",
+        "timers",
+        "ingest",
+        "acks",
+        "service",
+        "fetches",
+        "notifications",
+        "quiet",
+        "probes",
+        "reads",
+        "proposals",
+        "services",
+    )
+    parts: dict[str, Any] = {name: Anything(calls, name) for name in names}
+    tools = Tools(
+        key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]
+        step_aside=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1), **parts,
+    )  # fmt: skip
+    return Executor(tools), calls, fed
+
+
+def test_every_effect_is_carried_out_by_somebody() -> None:
+    known = executor()[0]._do
+    assert set(known) == set(get_args(do.Effect))
+
+
+def test_an_append_is_written_before_its_flush_begins() -> None:
+    runner, calls, fed = executor()
+    runner.execute(do.AppendBatch(1, 5, 1, 0))
+    assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
+    assert fed == []
+
+
+def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
+    runner, calls, fed = executor({"append": NoSpaceError("full")})
+    runner.execute(do.AppendBatch(7, 5, 1, 0))
+    assert fed == [events.StorageFailed("full", no_space=True, token=7)]
+    assert "ingest.appended" not in calls
+    assert runner.storage_failed
+
+
+@pytest.mark.parametrize(("effect", "cut"), [(do.TruncateLog(5), "log.truncate_to"), (do.ResetLog(5), "log.reset")])
+def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
+    runner, calls, fed = executor()
+    runner.execute(effect)
+    assert calls == ["flusher.settle", cut, "flusher.appended"]
+    assert fed == [events.LogTruncated(5)]
+
+
+def test_high_watermark_reaches_the_log_before_readers() -> None:
+    runner, calls, _ = executor()
+    runner.execute(do.RaiseHighWatermark(3))
+    assert calls == ["log.raise_high_watermark", "reads.advanced"]
+
+
+class Scripted:
+    """A replica that answers each event with prepared effects."""
+
+    def __init__(self, answers: dict[str, list[str]]) -> None:
+        self.answers, self.seen = answers, []
+
+    def step(self, event: Any, now_ns: int) -> list[Any]:
+        self.seen.append(event)
+        if event == "bug":
+            raise InvariantError("broken")
+        return self.answers.get(event, [])
+
+
+def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -> None:
+    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"]})
+    done: list[str] = []
+
+    def execute(effect: Any) -> None:
+        done.append(effect)
+        if effect == "a":
+            driver.feed("from a")  # type: ignore[arg-type]
+
+    driver = Driver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver.execute = execute
+    driver.feed("first")  # type: ignore[arg-type]
+    assert done == ["a", "b", "c"]
+
+
+def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
+    replica: Any = Scripted({})
+    told: list[Exception] = []
+    driver = Driver(KEY, replica, told.append)
+    for event in ("bug", "after"):
+        driver.feed(event)  # type: ignore[arg-type]
+    assert replica.seen == ["bug"]
+    assert isinstance(told[0], InvariantError)
+
+
+def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
+    driver = Driver(KEY, replica, lambda error: None)
+    driver.execute = lambda effect: None
+    for n in range(100):
+        driver.feed(f"event {n}")  # type: ignore[arg-type]
+        driver.feed(events.MetadataHeard(n))
+    assert len(driver.story) == STORY_STEPS
+    driver.feed("bug")  # type: ignore[arg-type]
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    lines = record.getMessage().splitlines()
+    assert "event 99 -> ['effect 99']" in lines[-2]
+    assert lines[-1].endswith("bug"), "what was being taken, and was not done"
+    assert "event 36 -> " in lines[1], "the last 64 steps, heartbeats that changed nothing left out"
+    assert not any("MetadataHeard" in line for line in lines)
+
+
+def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
+    drivers = [Driver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
+    kept = [driver.story.maxlen or 0 for driver in drivers]
+    assert kept[-1] == 8
+    assert sum(kept) <= 640 * 4
+
+
+def test_an_effect_that_fails_is_the_last_step_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
+    replica: Any = Scripted({"event": ["a", "x" * 1000]})
+    driver = Driver(KEY, replica, lambda error: None)
+    driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
+    driver.feed("event")  # type: ignore[arg-type]
+    (line,) = driver.told().splitlines()
+    assert "event -> ['a', 'xxx" in line
+    assert len(line) <= 500
+    assert "event -> " in caplog.text
+
+
+def test_the_first_error_says_why_and_is_told_once() -> None:
+    runner, _, fed = executor({"append": NoSpaceError("full")})
+    told: list[StorageError] = []
+    runner.on_failure = told.append
+    runner.execute(do.AppendBatch(7, 5, 1, 0))
+    runner.failed(LogClosedError("the log is closed: full"), 8)
+    assert [str(error) for error in told] == ["full"]
+    assert runner.no_space
+    assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]

@@ -1,0 +1,44 @@
+"""A log whose disk refused: the node starts anew, but for a full disk; nobody waits for a failed leader's answers [S4, S8]."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, StorageError
+from sidecar.partition.worker import PartitionWorker
+
+
+@pytest.mark.parametrize(
+    ("error", "starts_anew"),
+    [
+        (StorageError("flush failed: Input/output error"), True),
+        (CorruptionError("a flipped bit"), True),
+        (LogClosedError("the log is closed"), True),
+        (NoSpaceError("flush failed: No space left on device"), False),
+    ],
+)
+def test_the_node_starts_anew_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
+    reasons: list[str] = []
+    worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(repair=reasons.append))
+    PartitionWorker._storage_failed(worker, error)
+    assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
+
+
+def test_a_log_that_something_else_has_closed_is_a_failed_one_once() -> None:
+    failures: list[Exception] = []
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        worker.executor.storage_failed = True
+
+    worker: Any = SimpleNamespace(log=SimpleNamespace(closed=""), executor=SimpleNamespace(storage_failed=False, failed=failed))
+    error = StorageError("compaction failed")
+    PartitionWorker.log_was_closed(worker, error)
+    assert not failures
+    worker.log.closed = "compaction failed"
+    PartitionWorker.log_was_closed(worker, error)
+    PartitionWorker.log_was_closed(worker, error)
+    assert failures == [error]

@@ -1,0 +1,308 @@
+"""Group commit: one flush at a time, what comes meanwhile goes with the next, a cut settles it, an error is final [S4]."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log.flush_place import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.proving import FLUSH_FAILED_NAME
+from liftpy.wire.batch import build_batch
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.timers import Timers
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as running:
+        yield running
+
+
+class Bench:
+    """A log in memory whose syncs wait for ``gate``."""
+
+    def __init__(self, pool: concurrent.futures.Executor, policy: str = "always", place: FlushPlace | None = None) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.syncs = 0
+        self.synced = threading.Event()
+        self.threads: list[bool] = []
+        """Of each sync, whether it ran on the loop."""
+        self.fault: Exception | None = None
+        config = StreamConfig(flush=FlushPolicy.parse(policy))
+        self.log, _ = Log.open(MemoryStorage(fault=self.called), config)
+        if place is not None:
+            self.log._new_names = False  # as after its first flush: those of names run in threads
+        self.syncs = 0
+        self.flushed: list[int] = []
+        self.failed: list[StorageError] = []
+        self.flusher = Flusher(self.log, config.flush, pool, Timers(), self.flushed.append, self.failed.append, None, place)
+
+    def called(self, what: str) -> None:
+        if what == "sync":
+            self.threads.append(threading.current_thread() is threading.main_thread())
+            assert self.gate.wait(10)
+            self.syncs += 1
+            self.synced.set()
+            if self.fault is not None:
+                raise self.fault
+
+    def append(self) -> None:
+        self.log.append(build_batch([b"x"], base_offset=self.log.log_end_offset, leader_epoch=1))
+        self.flusher.appended()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    for _ in iter(lambda: bool(condition()), True):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+async def test_what_is_appended_during_a_flush_goes_with_the_next_one(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.gate.clear()
+    bench.append()
+    for _ in range(9):
+        bench.append()
+    assert bench.flushed == []
+    bench.gate.set()
+    await until(lambda: bench.flushed == [1, 10], "two flushes for ten appends")
+    assert bench.flusher.count == 2
+
+
+async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.append()
+    bench.append()
+    bench.flusher.settle()
+    assert bench.flushed in ([1], [2])
+    bench.log.truncate_to(1)
+    bench.append()
+    await until(lambda: bench.flushed[-1] == 2, "the new record")
+    assert bench.log.flushed_end_offset == 2
+    await bench.flusher.close()
+
+
+async def test_an_error_is_final(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.fault = StorageError("broken disk")
+    bench.append()
+    await until(lambda: bool(bench.failed), "the failure")
+    assert bench.flushed == []
+    bench.fault = None
+    with pytest.raises(StorageError, match="closed"):
+        bench.append()
+    await bench.flusher.close()
+    assert len(bench.failed) == 1
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
+    """The place of a node whose disk is fast, however busy this machine is: on the loop."""
+    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or 0)
+    place = FlushPlace()
+    while not place.on_loop:
+        place.took_in_thread(0.0, 0)
+    return place
+
+
+async def test_a_short_flush_runs_on_the_loop_behind_the_turn_that_asked(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
+    """Neither before ``appended`` returns, so that what follows in the same step leaves first, nor twice for one turn."""
+    bench = Bench(pool, place=fast)
+    bench.threads.clear()
+    for _ in range(10):
+        bench.append()
+    asyncio.get_running_loop().call_soon(lambda: bench.append())
+    assert (bench.syncs, bench.flushed) == (0, [])
+    await asyncio.sleep(0)
+    assert (bench.syncs, bench.flushed, bench.threads) == (1, [10], [True])
+    await until(lambda: bench.flushed == [10, 11], "what came behind it")
+    assert (bench.flusher.count, fast.done_on_loop, fast.waiting) == (2, 2, 0)
+    await bench.flusher.close()
+
+
+async def test_an_error_on_the_loop_is_final_too(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+    bench = Bench(pool, place=fast)
+    bench.fault = StorageError("broken disk")
+    bench.append()
+    await until(lambda: bool(bench.failed), "the failure")
+    assert bench.flushed == []
+    assert bench.log.storage.load(FLUSH_FAILED_NAME) is not None, "as it is marked from a thread [S4]"
+    bench.fault = None
+    with pytest.raises(StorageError, match="closed"):
+        bench.append()
+    await bench.flusher.close()
+    assert len(bench.failed) == 1
+
+
+async def test_a_long_one_moves_flushing_to_threads_at_once(
+    pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, place=fast)
+    bench.threads.clear()
+    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or round(LONG_S * 1e9))
+    bench.append()
+    await asyncio.sleep(0)
+    assert (bench.flushed, fast.on_loop) == ([1], False)
+    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or 0)
+    bench.append()
+    await until(lambda: bench.flushed == [1, 2], "the next one")
+    assert bench.threads == [True, False]
+    for number in range(3, 400):
+        bench.append()
+        await until(lambda: bench.flushed[-1] == number, "each of them")  # noqa: B023
+        if bench.threads[-1]:
+            break
+    assert fast.on_loop, "it is back after many short ones"
+    await bench.flusher.close()
+
+
+async def test_a_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+    bench = Bench(pool, place=fast)
+    bench.threads.clear()
+    bench.append()
+    await until(lambda: bench.flushed == [1], "the first one")
+    bench.log.roll()
+    bench.append()
+    await until(lambda: bench.flushed == [1, 2], "the second one, in a new segment")
+    assert bench.threads[0]
+    assert not any(bench.threads[1:])
+    await bench.flusher.close()
+
+
+async def test_a_large_flush_begins_in_a_thread_before_the_turn_ends(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
+    """The turn may be long; the disk works meanwhile."""
+    bench = Bench(pool, place=fast)
+    bench.threads.clear()
+    bench.synced.clear()
+    bench.log.append(build_batch([b"x" * (LARGE_BYTES + 1)], base_offset=0, leader_epoch=1))
+    bench.flusher.appended()
+    assert bench.synced.wait(10), "without a turn of the loop"
+    assert bench.threads == [False]
+    await until(lambda: bench.flushed == [1], "it is told")
+    bench.append()
+    await until(lambda: bench.flushed == [1, 2], "a small one")
+    assert bench.threads == [False, True], "is of what came since"
+    await bench.flusher.close()
+
+
+async def test_flushes_of_many_logs_run_side_by_side(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+    benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
+    for bench in benches:
+        bench.threads.clear()
+        bench.append()
+    await until(lambda: all(bench.flushed == [1] for bench in benches), "all")
+    assert sum(bench.threads == [True] for bench in benches) == MOST_WAITING
+    assert fast.waiting == 0
+    for bench in benches:
+        await bench.flusher.close()
+
+
+async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+    cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
+    cut.append()
+    cut.append()
+    cut.flusher.settle()
+    cut.log.truncate_to(1)
+    cut.flusher.appended()
+    ended.append()
+    await ended.flusher.close()
+    await until(lambda: cut.flushed == [1], "what the cut has left")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (ended.syncs, ended.flushed, fast.waiting) == (0, [], 0), "the log is closed by then, which flushes"
+    await cut.flusher.close()
+
+
+async def test_without_a_flush_policy_records_count_at_once(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool, "none")
+    bench.append()
+    assert bench.flushed == [1]
+    assert bench.syncs == 0
+    bench = Bench(pool, "interval:10")
+    bench.append()
+    bench.append()
+    assert bench.flushed == [1, 2]
+    await until(lambda: bench.syncs == 1, "one flush for both")
+    assert bench.flushed == [1, 2]
+    await bench.flusher.close()
+
+
+async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.append()
+    await until(lambda: bench.flushed == [1], "flushed")
+    bench.log.raise_high_watermark(0)
+    bench.flusher.checkpoint()
+    bench.flusher.checkpoint()
+    bench.flusher.settle()
+    reopened, _ = Log.open(bench.log.storage, StreamConfig())
+    assert reopened.high_watermark == 0
+
+
+async def test_a_leader_epoch_is_stored_beside_flushes_and_behind_a_checkpoint(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    stored: list[int] = []
+    may_store = threading.Event()
+    persist = bench.log.persist_epoch
+
+    def slow(leader_epoch: int) -> None:
+        assert may_store.wait(10)
+        persist(leader_epoch)
+
+    bench.log.persist_epoch = slow  # type: ignore[method-assign]
+    bench.flusher.store_epoch(3, lambda: stored.append(3))
+    bench.flusher.store_epoch(4, lambda: stored.append(4))
+    bench.flusher.store_epoch(5, lambda: stored.append(5))
+    assert stored == [], "the loop does not wait for the disk"
+    bench.append()
+    await until(lambda: bench.flushed, "a flush does not wait for an epoch")
+    may_store.set()
+    await until(lambda: stored == [3, 5], "of those that wait the last one counts")
+    assert bench.log.persisted_epoch == 5
+    bench.flusher.checkpoint()
+    bench.flusher.store_epoch(6, lambda: stored.append(6))
+    await until(lambda: stored == [3, 5, 6], "it waits for the checkpoint")
+    await bench.flusher.close()
+
+
+async def test_an_epoch_that_can_not_be_stored_fails_the_log(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    stored: list[int] = []
+
+    def fail(leader_epoch: int) -> None:
+        raise StorageError("the disk refuses")
+
+    bench.log.persist_epoch = fail  # type: ignore[method-assign]
+    bench.flusher.store_epoch(3, lambda: stored.append(3))
+    await until(lambda: bench.failed, "the replica is told")
+    assert stored == []
+
+
+def test_a_flush_knows_how_much_it_is_of() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    sizes = []
+    for count in (1, 3):
+        for _ in range(count):
+            log.append(build_batch([b"x" * 100], base_offset=log.log_end_offset, leader_epoch=1))
+        flush = log.begin_flush()
+        assert flush is not None
+        flush.run()
+        log.complete_flush(flush)
+        sizes.append(flush.size_bytes)
+    assert sizes[0] > 100
+    assert sizes[1] == 3 * sizes[0]

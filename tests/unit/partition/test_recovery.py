@@ -1,0 +1,111 @@
+"""The logs of a data folder are recovered once, before the node registers, and taken over by those who open them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import StorageError
+from liftpy.log import log as log_module
+from liftpy.log.log import Log
+from liftpy.wire.batch import build_batch, split_batches
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.files import FolderStorage
+from sidecar.partition import recovery
+from sidecar.partition.recovery import RecoveredLogs
+
+SMALL = StreamConfig(segment_bytes=4096)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DataFolder]:
+    opened = DataFolder(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+def a_log(folder: DataFolder, stream: str, partition: int = 0, count: int = 40) -> Path:
+    path = folder.path / "streams" / stream / str(partition)
+    log, _ = Log.open(FolderStorage(path), SMALL)
+    for offset in range(count):
+        log.append(build_batch([b"%d" % offset * 200], base_offset=offset, leader_epoch=1))
+    log.flush()
+    log.close()
+    return path
+
+
+def values(log: Log) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while len(found) < log.log_end_offset:
+        chunks = log.read(len(found), 1 << 20, end_offset=log.log_end_offset).chunks
+        found += [value for batch in split_batches(memoryview(b"".join(chunks))) for value in batch.values()]
+    return found
+
+
+async def test_what_was_found_is_taken_over_and_nothing_is_recovered_again(
+    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [a_log(folder, "a-1"), a_log(folder, "a-1", 1, 3), a_log(folder, "b-2")]
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False)
+    assert logs.damaged == []
+    taken = [logs.take(path) for path in paths]
+    monkeypatch.setattr(log_module, "recover", lambda *_, **__: pytest.fail("recovered again"))
+    for path, recovered, count in zip(paths, taken, (40, 3, 40), strict=True):
+        log, _ = Log.open(FolderStorage(path), SMALL, recovered=recovered)
+        assert values(log) == [b"%d" % offset * 200 for offset in range(count)]
+        log.append(build_batch([b"next"], base_offset=count, leader_epoch=2))
+        assert log.flush() == count + 1
+        log.close()
+    assert [logs.take(path) for path in paths] == [None, None, None], "it is true for the first opening only"
+
+
+async def test_damage_and_a_log_that_can_not_be_read_are_named(
+    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, damaged, unreadable = a_log(folder, "a-1"), a_log(folder, "b-2"), a_log(folder, "c-3", 7)
+    segment = sorted(damaged.glob("*.log"))[-1]
+    data = bytearray(segment.read_bytes())
+    data[20] ^= 1
+    segment.write_bytes(data)
+    real = recovery.recover
+
+    def failing(storage: FolderStorage, *, clean: bool) -> object:
+        if storage.folder == unreadable:
+            raise StorageError("the disk does not answer")
+        return real(storage, clean=clean)
+
+    monkeypatch.setattr(recovery, "recover", failing)
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert logs.damaged == ["b-2/0", "c-3/7"]
+    found = logs.take(damaged)
+    assert found is not None
+    assert found.report.must_leave_isr
+    assert logs.take(unreadable) is None, "who opens it tries again"
+    kept = logs.take(right)
+    assert kept is not None
+    log, _ = Log.open(FolderStorage(right), SMALL, recovered=kept)
+    assert log.log_end_offset == 40
+    log.close()
+
+
+async def test_what_nobody_takes_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    path = a_log(folder, "a-1")
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False)
+    (recovered,) = logs._found.values()
+    logs.close()
+    assert logs.take(path) is None
+    with pytest.raises((StorageError, OSError, ValueError)):
+        recovered.segments[0].file.append([b"x"])

@@ -1,0 +1,134 @@
+"""The scrub's task, over real files: what is sealed first, then all in order, from where an earlier process was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from liftpy.config import StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.segment import log_name
+from liftpy.wire.batch import build_batch
+from sidecar.disk.files import FolderStorage
+from sidecar.partition.scrub import Scrub
+
+FAST = 1 << 30
+
+
+@dataclass
+class Partition:
+    """What the scrub sees of one."""
+
+    key: str
+    log: Log
+    storage_failed: bool = False
+    told: list[Exception] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log.on_damage = self.damaged
+
+    def damaged(self, error: Exception) -> None:
+        self.told.append(error)
+        self.storage_failed = True
+
+
+def partition(folder: Path, name: str) -> Partition:
+    """Two sealed segments and an active one."""
+    log, _ = Log.open(FolderStorage(folder / name), StreamConfig())
+    for number in range(9):
+        log.append(build_batch([b"x" * 9000], base_offset=number, leader_epoch=1))
+        if number in (2, 5):
+            log.roll()
+    log.flush()
+    return Partition(name, log)
+
+
+def flip(folder: Path, name: str, base: int, position: int = 5000) -> None:
+    path = folder / name / log_name(base)
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def scrub_of(folder: Path, *partitions: Partition, bytes_per_s: int = FAST) -> tuple[Scrub, Counter[str]]:
+    counters: Counter[str] = Counter()
+    return Scrub(lambda: list(partitions), folder, bytes_per_s, counters), counters
+
+
+async def test_a_pass_reads_every_byte_and_the_next_one_waits(tmp_path: Path) -> None:
+    a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
+    scrub, _ = scrub_of(tmp_path, a, b)
+    size_bytes = a.log.size_bytes + b.log.size_bytes
+    sealed_bytes = size_bytes - sum(p.log.segments[-1].size_bytes for p in (a, b))
+    scrub.start()
+    await until(lambda: scrub.progress.last_full_pass_s > 0)
+    assert scrub.checked_bytes == size_bytes + sealed_bytes, "what had just been sealed was read twice"
+    assert not any(segment.awaits_scrub for p in (a, b) for segment in p.log.segments)
+    await asyncio.sleep(0)
+    await scrub.close()
+    assert scrub.report()["findings"] == 0
+    assert scrub_of(tmp_path)[0].progress == scrub.progress, "a restart does not begin another pass"
+
+
+async def test_damage_is_told_counted_and_not_forgotten(tmp_path: Path) -> None:
+    a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
+    flip(tmp_path, "b", 3)
+    scrub, counters = scrub_of(tmp_path, a, b)
+    scrub.start()
+    await until(lambda: bool(b.told))
+    await scrub.close()
+    assert counters["scrub: damage found"] == 1
+    assert not a.told
+    again = scrub_of(tmp_path)[0].report()
+    assert again["findings"] == 1
+    assert again["last_finding"].startswith("b: 00000000000000000003.log")
+
+
+async def test_another_process_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+    a = partition(tmp_path, "a")
+    for segment in a.log.segments:
+        segment.awaits_scrub = False
+    scrub, _ = scrub_of(tmp_path, a, bytes_per_s=100_000)
+    scrub.start()
+    await until(lambda: scrub.progress.base_offset == 3)
+    await scrub.close()
+    later, _ = scrub_of(tmp_path, a)
+    assert (later.progress.partition, later.progress.base_offset) == ("a", 3)
+    later.start()
+    await until(lambda: later.progress.last_full_pass_s > 0)
+    await later.close()
+    assert later.checked_bytes <= sum(segment.size_bytes for segment in a.log.segments[1:])
+    assert later.progress.pass_began_s == scrub.progress.pass_began_s
+
+
+async def test_off_is_off_and_a_torn_progress_file_is_none(tmp_path: Path) -> None:
+    a = partition(tmp_path, "a")
+    (tmp_path / "scrub").write_bytes(b"torn")
+    scrub, _ = scrub_of(tmp_path, a, bytes_per_s=0)
+    scrub.start()
+    await asyncio.sleep(0)
+    assert scrub.report()["checked_bytes"] == 0
+    await scrub.close()
+    assert (tmp_path / "scrub").read_bytes() == b"torn"
+
+
+async def test_what_goes_meanwhile_stops_nobody(tmp_path: Path) -> None:
+    a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
+    a.log.storage.remove(log_name(3))
+    b.log.close()
+    scrub, counters = scrub_of(tmp_path, a, b)
+    scrub.start()
+    await until(lambda: scrub.progress.last_full_pass_s > 0)
+    await scrub.close()
+    assert counters["scrub: interrupted"] >= 1
+    assert not a.told

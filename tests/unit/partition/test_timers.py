@@ -1,0 +1,115 @@
+"""Deadlines: set, moved, cancelled, in order, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sidecar.partition.timers import GRID_NS, Timer, Timers
+
+MS = 1_000_000
+
+
+class Owner:
+    """Notes what fires and when; one timer per kind."""
+
+    def __init__(self, timers: Timers) -> None:
+        self.fired: list[tuple[str, int]] = []
+        self._timers = timers
+        self._by_kind: dict[str, Timer] = {}
+
+    def timer(self, kind: str) -> Timer:
+        return self._by_kind.setdefault(kind, Timer(lambda: self.fired.append((kind, time.monotonic_ns()))))
+
+    def set(self, kind: str, at_ns: int) -> None:
+        self._timers.set(self.timer(kind), at_ns)
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.fired]
+
+
+async def until(owner: Owner, count: int) -> None:
+    deadline = time.monotonic() + 5
+    for _ in iter(lambda: len(owner.fired) >= count, True):
+        assert time.monotonic() < deadline, f"{owner.kinds()}, not {count}"
+        await asyncio.sleep(0.001)
+
+
+async def test_deadlines_fire_in_order_and_not_early() -> None:
+    owner, now = Owner(Timers()), time.monotonic_ns()
+    wanted = {"b": now + 40 * MS, "a": now + 10 * MS, "c": now + 41 * MS}
+    for kind, at in wanted.items():
+        owner.set(kind, at)
+    await until(owner, 3)
+    assert owner.kinds() == ["a", "b", "c"]
+    assert all(at >= wanted[kind] for kind, at in owner.fired)
+
+
+async def test_a_deadline_that_is_moved_fires_once_at_its_last_time() -> None:
+    owner, now = Owner(Timers()), time.monotonic_ns()
+    owner.set("x", now + 200 * MS)
+    owner.set("x", now + 5 * MS)
+    owner.set("x", now + 30 * MS)
+    owner.set("later", now + 60 * MS)
+    await until(owner, 2)
+    assert owner.kinds() == ["x", "later"]
+    assert owner.fired[0][1] >= now + 30 * MS
+
+
+async def test_a_deadline_can_be_set_again_when_it_fires() -> None:
+    timers, count = Timers(), 0
+
+    def again() -> None:
+        nonlocal count
+        count += 1
+        timers.set(timer, time.monotonic_ns() + MS)
+
+    timer = Timer(again)
+    timers.set(timer, time.monotonic_ns())
+    deadline = time.monotonic() + 5
+    for _ in iter(lambda: count >= 3, True):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+    timers.cancel(timer)
+
+
+async def test_cancelled_deadlines_do_not_fire_even_by_one_of_the_same_moment() -> None:
+    timers, now = Timers(), time.monotonic_ns()
+    owner = Owner(timers)
+    timers.set(Timer(lambda: timers.cancel(owner.timer("cancelled in the same step"))), now)
+    owner.set("cancelled in the same step", now + 1)
+    owner.set("cancelled before", now + 5 * MS)
+    owner.set("kept", now + 30 * MS)
+    timers.cancel(owner.timer("cancelled before"))
+    await until(owner, 1)
+    assert owner.kinds() == ["kept"]
+
+
+async def test_a_thousand_deadlines_of_one_moment_need_few_wake_ups() -> None:
+    timers, now = Timers(), time.monotonic_ns()
+    owner = Owner(timers)
+    loop, wake_ups = asyncio.get_running_loop(), 0
+    call_later = loop.call_later
+
+    def counting(delay: float, callback: object, *args: object) -> object:
+        nonlocal wake_ups
+        wake_ups += 1
+        return call_later(delay, callback, *args)  # type: ignore[arg-type]
+
+    timers._loop = type("Loop", (), {"call_later": staticmethod(counting), "call_soon": loop.call_soon})()  # type: ignore[assignment]
+    for number in range(1000):
+        owner.set(str(number), now + 20 * MS + number * GRID_NS // 1000)
+    await until(owner, 1000)
+    assert wake_ups < 10
+
+
+async def test_after_close_nothing_fires() -> None:
+    timers = Timers()
+    owner = Owner(timers)
+    owner.set("x", time.monotonic_ns())
+    timers.close()
+    owner.set("y", time.monotonic_ns())
+    watch = Owner(Timers())
+    watch.set("z", time.monotonic_ns() + 20 * MS)
+    await until(watch, 1)
+    assert owner.fired == []
