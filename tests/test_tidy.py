@@ -48,7 +48,7 @@ LAYERS = (
     ("liftpy.replica", "liftpy.cluster"),
     ("liftpy.log",),
     ("liftpy.wire",),
-    ("liftpy.ids", "liftpy.errors", "liftpy.config", "liftpy.invariants"),
+    ("liftpy.ids", "liftpy.errors", "liftpy.config", "liftpy.invariants", "liftpy.partition"),
 )
 NOT_EACH_OTHER = {("liftpy.replica", "liftpy.cluster"), ("liftpy.cluster", "liftpy.replica")}
 

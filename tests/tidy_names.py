@@ -69,7 +69,6 @@ WIDE_CONSTRUCTORS = {
 }
 POSITIONAL_RECORDS = {
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
-    "liftpy.cluster.image.PartitionImage": "made in one place",
     "liftpy.cluster.session._Session": "made in one place",
     "liftpy.ingest.columns.MessageColumns": "made in one place",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",

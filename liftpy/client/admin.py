@@ -14,7 +14,7 @@ from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
 from liftpy.cluster.doors import READS
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
@@ -30,6 +30,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.ids import check_data_subject, check_name
+from liftpy.partition import PartitionState
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
@@ -138,7 +139,7 @@ class Admin:
 
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
-    ) -> PartitionImage:
+    ) -> PartitionState:
         """Move an Online partition to ``node_id`` ('': its preferred leader), or elect a leader of an Offline one.
 
         ``unclean``: of an Offline one only, also a replica that may lack committed records: they are lost then. Returns the

@@ -22,10 +22,11 @@ from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
-from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.cluster.image import StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.ids import check_name
+from liftpy.partition import PartitionState
 from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
@@ -162,7 +163,7 @@ class Client:
 
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
-    ) -> PartitionImage:
+    ) -> PartitionState:
         """Move a partition's leadership, or elect a leader of an Offline partition; see ``Admin.elect_leader``."""
         return await self._admin.elect_leader(await self.stream(stream), partition, node_id, unclean=unclean)
 
@@ -340,7 +341,7 @@ def _check_partition(partition: int) -> None:
         raise ConfigError(f"partition {partition}: partitions are numbered from 0")
 
 
-def _partition_of(stream: StreamImage, partition: int) -> PartitionImage:
+def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
     if partition >= len(stream.partitions):
         last = len(stream.partitions) - 1
         raise NotFoundError(f"{stream.name} has no partition {partition}: its partitions are 0 to {last}")

@@ -22,8 +22,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 ANSWER_NS = 1_000_000_000
@@ -137,7 +138,7 @@ class Accusations:
         del self._cases[key]
 
 
-def _needs_questions(partition: PartitionImage, report: pb.ReportLeader) -> bool:
+def _needs_questions(partition: PartitionState, report: pb.ReportLeader) -> bool:
     current = (partition.leader, partition.leader_epoch) == (report.leader, report.leaderEpoch)
     witnesses = partition.isr if len(partition.isr) > 1 else partition.replicas
     may_witness = report.witness in witnesses and report.witness != partition.leader

@@ -10,11 +10,12 @@ from immutables import Map
 
 from liftpy.cluster.diff import diff
 from liftpy.cluster.election import is_quorum
-from liftpy.cluster.image import ClusterImage, PartitionImage
+from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.replay import check_partition
 from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
+from liftpy.partition import PartitionState
 
 
 def check_image(image: ClusterImage) -> None:
@@ -59,7 +60,7 @@ def check_step(old: ClusterImage, new: ClusterImage) -> None:
             _check_change(new, change.old, change.new, is_quorum(change.stream))
 
 
-def _check_change(image: ClusterImage, old: PartitionImage, new: PartitionImage, quorum: bool) -> None:
+def _check_change(image: ClusterImage, old: PartitionState, new: PartitionState, quorum: bool) -> None:
     check(new.epoch > old.epoch, "C2", "a change without a new Epoch", old, new)
     check(new.leader_epoch >= old.leader_epoch, "C2", "LeaderEpoch fell", old, new)
     if new.leader and new.leader != old.leader:

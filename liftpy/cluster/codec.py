@@ -11,17 +11,10 @@ from itertools import chain
 
 from immutables import Map
 
-from liftpy.cluster.image import (
-    ClusterImage,
-    Counters,
-    LeaderReport,
-    NodeImage,
-    PartitionImage,
-    PartitionStatus,
-    StreamImage,
-)
+from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _STATUS = {
@@ -95,8 +88,8 @@ def node_from_pb(message: pb.Node) -> NodeImage:
     )
 
 
-def partition_to_pb(partition: PartitionImage) -> pb.Partition:
-    """PartitionImage -> Partition."""
+def partition_to_pb(partition: PartitionState) -> pb.Partition:
+    """PartitionState -> Partition."""
     return pb.Partition(
         partition=partition.partition,
         replicas=partition.replicas,
@@ -116,10 +109,10 @@ def partition_to_pb(partition: PartitionImage) -> pb.Partition:
     )
 
 
-def partition_from_pb(message: pb.Partition, names: Names | None = None) -> PartitionImage:
-    """Partition -> PartitionImage; ``names`` shares the strings of many partitions."""
+def partition_from_pb(message: pb.Partition, names: Names | None = None) -> PartitionState:
+    """Partition -> PartitionState; ``names`` shares the strings of many partitions."""
     names = names or Names()
-    return PartitionImage(
+    return PartitionState(
         partition=message.partition,
         replicas=names.strings(message.replicas),
         isr=names.strings(message.isr),

@@ -8,9 +8,9 @@ from itertools import zip_longest
 
 from immutables import Map
 
-from liftpy.cluster.image import ClusterImage, NodeImage, PartitionImage, StreamImage
-from liftpy.config import CommitPolicy
+from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class PartitionChange:
 
     stream: StreamImage
     """The stream that the partition belongs to: the new one, or the old one when it is gone."""
-    old: PartitionImage | None
-    new: PartitionImage | None
+    old: PartitionState | None
+    new: PartitionState | None
 
     @property
     def key(self) -> PartitionKey:
@@ -57,46 +57,6 @@ class ImageDiff:
         for change in self.partitions:
             if any(p is not None and node_id in p.replicas for p in (change.old, change.new)):
                 yield change
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
-    """A partition as a replica is told of it, without the rest of the image; the fields of the replica's own value."""
-
-    key: PartitionKey
-    replicas: tuple[str, ...]
-    isr: frozenset[str]
-    leader: str
-    leader_epoch: int
-    epoch: int
-    status: int
-    """Number of ``cluster.proto``'s PartitionStatus."""
-    min_isr: int
-    """The effective one: at least 1, never more than there are replicas."""
-    commit_policy: CommitPolicy
-    candidate: str
-    leaderships: int
-    may_lead: frozenset[str]
-    unclean_elected: bool
-
-
-def facts(stream: StreamImage, partition: PartitionImage) -> PartitionFacts:
-    """What a replica of ``partition`` needs to know."""
-    return PartitionFacts(
-        key=stream.key(partition.partition),
-        replicas=partition.replicas,
-        isr=frozenset(partition.isr),
-        leader=partition.leader,
-        leader_epoch=partition.leader_epoch,
-        epoch=partition.epoch,
-        status=int(partition.status),
-        min_isr=stream.config.effective_min_isr(len(partition.replicas)),
-        commit_policy=stream.config.commit_policy,
-        candidate=partition.candidate,
-        leaderships=partition.leaderships,
-        may_lead=frozenset(stream.may_lead(partition)),
-        unclean_elected=partition.unclean_elected,
-    )
 
 
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.image import ClusterImage, Counters, NodeImage, PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, Counters, NodeImage, StreamImage
 from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionChanged, Record
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_DETAIL_LENGTH = 600
@@ -25,7 +26,7 @@ class Decision(NamedTuple):
     response: pb.ControlResponse
 
 
-def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionImage | None = None) -> Decision:
+def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionState | None = None) -> Decision:
     """Nothing is changed; the caller is told why, and with ``partition`` the state as it is."""
     if len(detail) > MAX_DETAIL_LENGTH:  # what was asked for is repeated in it: all controllers keep the answer for a while
         detail = f"{detail[:MAX_DETAIL_LENGTH]}…({len(detail)} characters)"
@@ -106,7 +107,7 @@ class Draft:
         """Count ``node_id`` as the leader of one more partition, so that the next choice of this decision sees it."""
         self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
-    def change(self, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+    def change(self, stream: StreamImage, partition: PartitionState) -> PartitionState:
         """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)

@@ -33,7 +33,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from liftpy.cluster.draft import Draft
-from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import LeaderReport, StreamImage
+from liftpy.partition import PartitionState, PartitionStatus
 
 
 def is_quorum(stream: StreamImage) -> bool:
@@ -41,7 +42,7 @@ def is_quorum(stream: StreamImage) -> bool:
     return stream.commits_by_quorum
 
 
-def eligible(draft: Draft, stream: StreamImage, partition: PartitionImage) -> tuple[str, ...]:
+def eligible(draft: Draft, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
     """Who may become the leader in this election, in replica order: of the ISR, and else of those that are as complete."""
     able = [
         node_id
@@ -53,8 +54,8 @@ def eligible(draft: Draft, stream: StreamImage, partition: PartitionImage) -> tu
 
 
 def begin(
-    draft: Draft, stream: StreamImage, partition: PartitionImage, deposed: str = "", report: LeaderReport | None = None
-) -> PartitionImage:
+    draft: Draft, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
+) -> PartitionState:
     """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
@@ -63,8 +64,8 @@ def begin(
 
 
 def answered(
-    draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport | None = None
-) -> PartitionImage:
+    draft: Draft, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
+) -> PartitionState:
     """An election after one more ``report``, or after the set of the eligible has changed."""
     told = _answers(draft, stream, partition)
     if report is not None:
@@ -72,12 +73,12 @@ def answered(
     return _conclude_if_all_told(draft, stream, partition, told)
 
 
-def conclude(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+def conclude(draft: Draft, stream: StreamImage, partition: PartitionState) -> PartitionState:
     """The election's candidate from what is known now: positions were waited for long enough."""
     return _choose(draft, stream, partition, _answers(draft, stream, partition))
 
 
-def pass_over(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+def pass_over(draft: Draft, stream: StreamImage, partition: PartitionState) -> PartitionState:
     """The candidate failed: the next one, or Offline when there is none."""
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
@@ -86,7 +87,7 @@ def pass_over(draft: Draft, stream: StreamImage, partition: PartitionImage) -> P
     return _choose(draft, stream, rest, {})
 
 
-def transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str = "") -> PartitionImage | None:
+def transfer(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
     """A planned change of leader to ``node_id`` ('': the best other member), or None when there is nobody to take over.
 
     The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
@@ -104,7 +105,7 @@ def transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_
     return propose(draft, partition, chosen)
 
 
-def propose(draft: Draft, partition: PartitionImage, candidate: str) -> PartitionImage:
+def propose(draft: Draft, partition: PartitionState, candidate: str) -> PartitionState:
     """``candidate`` promotes itself in a new LeaderEpoch."""
     draft.appointed(candidate)
     return replace(
@@ -116,7 +117,7 @@ def propose(draft: Draft, partition: PartitionImage, candidate: str) -> Partitio
     )
 
 
-def finish(stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
     """Online, led by the candidate, in one change. One that may lack data is the only member from then on [C11]."""
     candidate = partition.candidate
     unclean = candidate in partition.incomplete
@@ -135,14 +136,14 @@ def finish(stream: StreamImage, partition: PartitionImage) -> PartitionImage:
     )
 
 
-def offline(partition: PartitionImage) -> PartitionImage:
+def offline(partition: PartitionState) -> PartitionState:
     """Nobody can lead; the ISR stays as it was, whoever of it comes back is eligible."""
     return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
 
 
 def _conclude_if_all_told(
-    draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]
-) -> PartitionImage:
+    draft: Draft, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
+) -> PartitionState:
     candidates = eligible(draft, stream, partition)
     waiting = [node_id for node_id in candidates if node_id not in told]
     worth_waiting = len(candidates) >= _needed(stream, partition) and (len(candidates) > 1 or is_quorum(stream))
@@ -151,7 +152,7 @@ def _conclude_if_all_told(
     return _choose(draft, stream, partition, told)
 
 
-def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: dict[str, LeaderReport]) -> PartitionImage:
+def _choose(draft: Draft, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> PartitionState:
     candidates = eligible(draft, stream, partition)
     if is_quorum(stream) and sum(node_id in told for node_id in candidates) < _needed(stream, partition):
         candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
@@ -167,11 +168,11 @@ def _choose(draft: Draft, stream: StreamImage, partition: PartitionImage, told: 
     return propose(draft, partition, min(candidates, key=rank))
 
 
-def _needed(stream: StreamImage, partition: PartitionImage) -> int:
+def _needed(stream: StreamImage, partition: PartitionState) -> int:
     return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
 
 
-def _answers(draft: Draft, stream: StreamImage, partition: PartitionImage) -> dict[str, LeaderReport]:
+def _answers(draft: Draft, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
     """The positions that are held for this (leader, LeaderEpoch, status), of processes that still run."""
     held = draft.image.reports.get((stream.uid, partition.partition), ())
     return {report.witness: report for report in held if _is_current(draft, report)}

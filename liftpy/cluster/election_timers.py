@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from liftpy.cluster.diff import diff
-from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 DEFAULT_ELECTION_WAIT_S = 0.25
@@ -40,7 +41,7 @@ Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
 @dataclass(slots=True)
 class _Clock:
     key: PartitionKey
-    partition: PartitionImage
+    partition: PartitionState
     began_ns: int
     deadline_ns: int
     told: set[str] = field(default_factory=set)
@@ -170,7 +171,7 @@ class ElectionTimers:
         out = {partition.deposed, *partition.passed_over, *(report.witness for report in reports)}
         return [node_id for node_id in found[0].may_lead(partition) if node_id not in out and image.is_live(node_id)]
 
-    def _watch(self, stream: StreamImage, partition: PartitionImage, now_ns: int) -> None:
+    def _watch(self, stream: StreamImage, partition: PartitionState, now_ns: int) -> None:
         if partition.status is PartitionStatus.ONLINE:
             return
         if partition.status is PartitionStatus.OFFLINE and not self._can_lead(stream, partition):
@@ -181,12 +182,12 @@ class ElectionTimers:
         clock = self._clocks[key] = _Clock(key, partition, now_ns, now_ns)
         self._set(clock, now_ns + wait_ns)
 
-    def _can_lead(self, stream: StreamImage, partition: PartitionImage) -> bool:
+    def _can_lead(self, stream: StreamImage, partition: PartitionState) -> bool:
         image = self._image
         return image is not None and any(map(image.is_live, stream.may_lead(partition)))
 
 
-def _proposal(key: PartitionKey, partition: PartitionImage) -> Proposal:
+def _proposal(key: PartitionKey, partition: PartitionState) -> Proposal:
     if partition.status is PartitionStatus.CANDIDATE_FOUND:
         return pb.PassOver(
             stream=key.stream, uid=key.uid, partition=key.partition,

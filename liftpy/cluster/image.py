@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
 from immutables import Map
 
@@ -19,15 +18,7 @@ from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
 from liftpy.config import AckPolicy, CommitPolicy, StreamConfig
 from liftpy.ids import PartitionKey
-
-
-class PartitionStatus(IntEnum):
-    """State of a partition's leadership; the numbers of ``cluster.proto``."""
-
-    OFFLINE = 0
-    ONLINE = 1
-    ELECTION = 2
-    CANDIDATE_FOUND = 3
+from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,43 +51,6 @@ class NodeImage:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionImage:
-    """One partition of a stream."""
-
-    partition: int
-    replicas: tuple[str, ...]
-    """Preferred leader first."""
-    isr: tuple[str, ...]
-    """In-sync replicas in the order of ``replicas``; never empty; holds the leader when there is one [C3]."""
-    leader: str
-    """'' when there is none."""
-    leader_epoch: int
-    """Of ``leader``, or of ``candidate`` while one promotes itself; never used twice [C2]."""
-    epoch: int
-    """Grows with every change of this partition [C2]."""
-    status: PartitionStatus = PartitionStatus.ONLINE
-    unclean_elected: bool = False
-    """An unclean election happened here [C11]."""
-    candidate: str = ""
-    """With CANDIDATE_FOUND: the node that promotes itself in ``leader_epoch``."""
-    passed_over: tuple[str, ...] = ()
-    """Candidates of this election that failed, in the order in which they did."""
-    incomplete: tuple[str, ...] = ()
-    """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
-    outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
-    deposed: str = ""
-    """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
-    last_leader: str = ""
-    """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
-    with the commit policy ``quorum`` too."""
-    leaderships: int = 0
-    """How many there have been, the current one included: so that a replica knows when it has missed one."""
-    complete: tuple[str, ...] = ()
-    """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
-    members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
-
-
-@dataclass(frozen=True, slots=True)
 class StreamImage:
     """One stream; made again under its name it has another ``uid`` [R9]."""
 
@@ -104,7 +58,7 @@ class StreamImage:
     uid: str
     subject: str
     config: StreamConfig
-    partitions: tuple[PartitionImage, ...]
+    partitions: tuple[PartitionState, ...]
     """``partitions[i].partition == i``."""
     created_time_ns: int = 0
 
@@ -117,12 +71,15 @@ class StreamImage:
         """Whether a majority of the replica set commits, and not the ISR."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
-    def may_lead(self, partition: PartitionImage) -> tuple[str, ...]:
+    def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
         """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
-        counted = partition.replicas if self.commits_by_quorum else (*partition.isr, *partition.complete)
-        return tuple(node for node in partition.replicas if node in counted and node not in partition.incomplete)
+        return partition.may_lead(self.config.commit_policy)
 
-    def with_isr(self, partition: PartitionImage, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionImage:
+    def held(self, partition: PartitionState) -> HeldPartition:
+        """What the replicas of ``partition`` are told."""
+        return HeldPartition(key=self.key(partition.partition), config=self.config, state=partition)
+
+    def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
         members = frozenset(isr)
         stands_still = len(members) < self.config.effective_min_isr(len(partition.replicas)) and not self.commits_by_quorum
@@ -203,14 +160,14 @@ class ClusterImage:
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
     """Which streams changed last."""
 
-    def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionImage] | None:
+    def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
         """The partition, or None; ``uid`` '' means the stream that has the name now."""
         found = self.streams.get(stream)
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None
         return found, found.partitions[partition]
 
-    def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionImage]]:
+    def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
         """Every partition that has ``node_id`` among its replicas, by stream name and partition number."""
         hosted = self.hosted.get(node_id)
         for name in sorted(hosted) if hosted else ():
@@ -265,7 +222,7 @@ class ClusterImage:
             trail=self.trail.step(name),
         )
 
-    def with_partition(self, stream: StreamImage, changed: PartitionImage) -> ClusterImage:
+    def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
         """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does
         a witness that joins the ISR its own: it has fetched from the leader that it reported."""
         number = changed.partition
@@ -296,7 +253,7 @@ class ClusterImage:
         )
 
 
-def _leadership(partition: PartitionImage) -> tuple[str, int, PartitionStatus]:
+def _leadership(partition: PartitionState) -> tuple[str, int, PartitionStatus]:
     return partition.leader, partition.leader_epoch, partition.status
 
 

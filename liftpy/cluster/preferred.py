@@ -7,9 +7,10 @@ looks in a row, at most ``MOVES_AT_ONCE`` of them per look, and never while an e
 
 from __future__ import annotations
 
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MOVES_AT_ONCE = 32

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from liftpy.cluster import codec
-from liftpy.cluster.image import Counters, LeaderReport, NodeImage, PartitionImage, StreamImage
+from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.errors import ProtocolError
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -51,7 +52,7 @@ class PartitionChanged:
 
     stream: str
     uid: str
-    partition: PartitionImage
+    partition: PartitionState
 
 
 @dataclass(frozen=True, slots=True)

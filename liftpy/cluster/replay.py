@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from liftpy.cluster.image import ClusterImage, LeaderReport, PartitionImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage, LeaderReport
 from liftpy.cluster.records import (
     CountersMoved,
     LeaderReported,
@@ -23,6 +23,7 @@ from liftpy.cluster.records import (
     StreamDeleted,
 )
 from liftpy.invariants import check
+from liftpy.partition import PartitionState, PartitionStatus
 
 
 def replay(image: ClusterImage, record: Record) -> ClusterImage:
@@ -58,7 +59,7 @@ def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
     return image
 
 
-def _change_partition(image: ClusterImage, name: str, uid: str, changed: PartitionImage) -> ClusterImage:
+def _change_partition(image: ClusterImage, name: str, uid: str, changed: PartitionState) -> ClusterImage:
     found = image.find(name, uid, changed.partition)
     check(found is not None, "M5", "change of an unknown partition", name, uid, changed.partition)
     assert found is not None
@@ -68,7 +69,7 @@ def _change_partition(image: ClusterImage, name: str, uid: str, changed: Partiti
     return image.with_partition(stream, changed)
 
 
-def check_partition(partition: PartitionImage) -> None:
+def check_partition(partition: PartitionState) -> None:
     """Raise InvariantError unless the partition's own fields agree [C1, C3]."""
     isr = partition.isr
     check(bool(isr) and len(set(isr)) == len(isr), "C3", "empty or repeated", partition)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from liftpy.replica.partition import PartitionState
+from liftpy.partition import HeldPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class LogCompacted:
 class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
-    state: PartitionState
-    """Of an Epoch below the last one's: ignored [C2]."""
+    held: HeldPartition
+    """With a state of an Epoch below the last one's: ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
     where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""

@@ -83,7 +83,7 @@ class FetchService:
             or event.incarnation != progress.incarnation
             or progress.position is None
             or progress.position + 1 != self._log.log_end_offset
-            or event.replica not in self._shared.state.isr
+            or event.replica not in self._shared.held.isr
             or not self.awaits_answer(event.replica)
         ):
             return False
@@ -106,7 +106,7 @@ class FetchService:
     @property
     def heirs_have_joined(self) -> bool:
         """Whether everyone who may lead next has fetched in this LeaderEpoch, as the process that it is now."""
-        heirs = self._shared.state.isr | self._shared.state.may_lead
+        heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
@@ -142,10 +142,10 @@ class FetchService:
 
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
-        state, log = self._shared.state, self._log
+        log = self._log
         self.asked(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
-        if event.stream_uid and event.stream_uid != state.key.uid:
+        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
             reason = RefusalReason.WRONG_STREAM
         elif event.current_epoch != self._leader_epoch:
             reason = RefusalReason.STALE_EPOCH
@@ -163,8 +163,7 @@ class FetchService:
         return positions
 
     def _refusal(self, event: FetchReceived) -> RefusalReason | None:
-        state = self._shared.state
-        if event.stream_uid and event.stream_uid != state.key.uid:
+        if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
             return RefusalReason.WRONG_STREAM
         if event.replica not in self.followers:
             return RefusalReason.NOT_A_REPLICA

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import (
     AppendFetched,
     DropFetched,
@@ -41,7 +42,6 @@ from liftpy.replica.events import (
     RefusalReason,
     RequestFailed,
 )
-from liftpy.replica.partition import PartitionStatus
 from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.reconcile import StartAfresh, lacks_superseding, reaches, reconcile
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds

@@ -162,7 +162,7 @@ class LeaderRole(Role):
     @property
     def _is_short(self) -> bool:
         """Whether the ISR has too few members for anything to be committed."""
-        return len(self.shared.state.isr) < self.shared.state.min_isr
+        return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
     def takes_publishes(self) -> bool:
@@ -215,15 +215,15 @@ class LeaderRole(Role):
         """Move HW by the commit rule, then acknowledge what that allows."""
         if not self.service.is_free_to_speak(now_ns):
             return
-        state, log = self.shared.state, self.log
+        held, log = self.shared.held, self.log
         offset = new_high_watermark(
-            state.commit_policy,
+            held.config.commit_policy,
             self.service.positions(),
-            replicas=state.replicas,
-            isr=state.isr,
-            maximal_isr=self.isr_change.maximal(state.isr),
-            may_lead=state.may_lead,
-            min_isr=state.min_isr,
+            replicas=held.state.replicas,
+            isr=held.isr,
+            maximal_isr=self.isr_change.maximal(held.isr),
+            may_lead=held.may_lead,
+            min_isr=held.min_isr,
             epoch_start_offset=self.epoch_start_offset,
             high_watermark=log.high_watermark,
         )
@@ -288,17 +288,17 @@ class LeaderRole(Role):
             return
         self._open_when_free(now_ns, out)
         if event.flush_ns and self.service.newest_offset_of(event.replica) != before:
-            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.state.isr)
+            self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
         self._advance(now_ns, out)
         self.service.answer(event, out)
         self._release(out)
         lost = not self._commits_by_quorum and lag.has_lost(self.service.followers[event.replica], self.log.high_watermark)
-        if lost or event.replica not in self.shared.state.isr:
+        if lost or event.replica not in self.shared.held.isr:
             self._review_isr(now_ns, out)
 
     @property
     def _commits_by_quorum(self) -> bool:
-        return self.shared.state.commit_policy is CommitPolicy.QUORUM
+        return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
@@ -342,13 +342,13 @@ class LeaderRole(Role):
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
         """Ask for the ISR that the lag policy wants, one change at a time."""
-        change, state, config = self.isr_change, self.shared.state, self.shared.config
+        change, held, config = self.isr_change, self.shared.held, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
-        slow = to_keep_out(self.shared.node_id, state.isr, self.flushes.slow(now_ns))
+        slow = to_keep_out(self.shared.node_id, held.isr, self.flushes.slow(now_ns))
         wanted = lag.wanted_isr(
             self.shared.node_id,
-            state.isr,
+            held.isr,
             self.service.followers,
             self.shared.live,
             high_watermark=self.log.high_watermark,
@@ -358,20 +358,20 @@ class LeaderRole(Role):
             max_lag_ns=nanoseconds(config.max_lag_time_s),
             max_lag_records=config.max_lag_records,
             by_quorum=self._commits_by_quorum,
-            replica_count=len(state.replicas),
-            min_isr=state.min_isr,
+            replica_count=len(held.state.replicas),
+            min_isr=held.min_isr,
             slow_disks=slow,
         )
         followers, high_watermark = self.service.followers, self.log.high_watermark
-        heirs = frozenset() if self._commits_by_quorum else state.isr | state.may_lead
+        heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
         lost = lag.have_lost(followers, heirs, high_watermark)
-        if wanted == state.isr and not change.unsettled and not lost:
+        if wanted == held.isr and not change.unsettled and not lost:
             return
         change.proposed(wanted)
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
-        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & state.isr - wanted))
-        out.append(ProposeIsr(wanted, self.leader_epoch, state.epoch, incarnations, lost, left))
+        left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
+        out.append(ProposeIsr(wanted, self.leader_epoch, held.state.epoch, incarnations, lost, left))
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
@@ -454,7 +454,7 @@ class LeaderRole(Role):
             self.flushes.fast(members, now_ns),
             self.service.followers,
             shared.live,
-            needed=by_quorum if self._commits_by_quorum else max(state.min_isr, lag.STAY_AT_LEAST),
+            needed=by_quorum if self._commits_by_quorum else max(shared.held.min_isr, lag.STAY_AT_LEAST),
             now_ns=now_ns,
             max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
         )

@@ -26,6 +26,7 @@ from typing import assert_never
 
 from liftpy.config import ReplicationConfig
 from liftpy.log.horizon import Horizon
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
@@ -36,7 +37,6 @@ from liftpy.replica.leader import NO_LEASE, READY, LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.lineage import Judgement, judge
 from liftpy.replica.local_log import LocalLog
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.replica.succession import Succession
@@ -85,6 +85,11 @@ class Replica:
     def state(self) -> PartitionState:
         """The partition as of the last PartitionChanged."""
         return self._shared.state
+
+    @property
+    def min_isr(self) -> int:
+        """The effective one, as of the last PartitionChanged."""
+        return self._shared.held.min_isr
 
     @property
     def log(self) -> LocalLog:
@@ -151,15 +156,15 @@ class Replica:
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(
-            stream=state.key.stream,
-            partition=state.key.partition,
+            stream=shared.held.key.stream,
+            partition=shared.held.key.partition,
             role=self._role.name,
             phase=self._role.phase,
             leader=state.leader,
             leader_epoch=state.leader_epoch,
             epoch=state.epoch,
             replicas=state.replicas,
-            isr=tuple(replica for replica in state.replicas if replica in state.isr),
+            isr=state.isr,
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
             flushed_end_offset=log.flushed_end_offset,
@@ -291,13 +296,13 @@ class Replica:
 
     # ---- roles -----------------------------------------------------------------------------------------------------
     def _partition_changed(self, event: ev.PartitionChanged, now_ns: int, out: Effects) -> None:
-        shared, state = self._shared, event.state
+        shared, state = self._shared, event.held.state
         if isinstance(self._role, StoppedRole) or state.epoch < shared.state.epoch:
             return
         if state.leader_epoch < self._persisted_epoch:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
-        old, shared.state, shared.live = shared.state, state, dict(event.incarnations)
+        old, shared.held, shared.live = shared.state, event.held, dict(event.incarnations)
         shared.succession.partition_changed(state, shared.live, now_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):

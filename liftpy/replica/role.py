@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.deadlines import Deadlines
 from liftpy.replica.effects import DropFetched, DropPublishes, Effect, RaiseHighWatermark, RoleChanged, SendFetchRefusal
@@ -34,15 +35,15 @@ from liftpy.replica.events import (
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.succession import Succession
 
 Effects = list[Effect]
 
-NO_STATE = PartitionState(
-    key=PartitionKey("", "", 0), replicas=(), isr=frozenset(), leader="", leader_epoch=0, epoch=0,
-    status=PartitionStatus.OFFLINE, min_isr=1,
-)  # fmt: skip
+NOTHING_HELD = HeldPartition(
+    key=PartitionKey("", "", 0),
+    config=StreamConfig(),
+    state=PartitionState(partition=0, replicas=(), isr=(), leader="", leader_epoch=0, epoch=0, status=PartitionStatus.OFFLINE),
+)
 
 
 def nanoseconds(seconds: float) -> int:
@@ -70,13 +71,18 @@ class Shared:
     """What the last flush of the log took, 0: it is not known."""
     data_path_down_ns: int | None = None
     """Monotonic: since when the data path is down; None: it is up."""
-    state: PartitionState = NO_STATE
+    held: HeldPartition = NOTHING_HELD
     """The partition as of the last PartitionChanged; epoch 0: none yet."""
     next_request_id: int = 1
     """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request; and at least with the
     clock, so that it can tell one that this process has not sent."""
     request_id_base: int = 0
     """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
+
+    @property
+    def state(self) -> PartitionState:
+        """The partition as of the last PartitionChanged."""
+        return self.held.state
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
         """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""

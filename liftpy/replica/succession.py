@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from liftpy.replica.partition import PartitionState, PartitionStatus
+from liftpy.partition import PartitionState, PartitionStatus
 
 
 class Succession:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
 from liftpy.replica.events import Deadline, PublishesReceived
 from liftpy.replica.follower import report_leader
-from liftpy.replica.partition import PartitionStatus
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
 
@@ -26,7 +26,7 @@ class WaitingRole(Role):
         state = self.shared.state
         if (
             state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in (state.isr | state.may_lead)
+            and self.shared.node_id in (self.shared.held.isr | self.shared.held.may_lead)
             and self.shared.node_id != state.leader
         ):
             out.append(report_leader(self.shared))

@@ -14,8 +14,9 @@ from contextlib import suppress
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
-from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.cluster.image import StreamImage
 from liftpy.errors import NotFoundError, UnavailableError
+from liftpy.partition import PartitionState
 from liftpy.spark.link import Link
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
@@ -112,7 +113,7 @@ class Catalog:
 async def _view(
     reader: PartitionReader,
     stream: StreamImage,
-    partition: PartitionImage,
+    partition: PartitionState,
     starting_ns: int | None,
     ending_ns: int | None,
 ) -> PartitionView:
@@ -122,7 +123,7 @@ async def _view(
 
 
 def _view_of(
-    stream: StreamImage, partition: PartitionImage, bounds: Bounds, starting_at: int | None, ending_at: int | None
+    stream: StreamImage, partition: PartitionState, bounds: Bounds, starting_at: int | None, ending_at: int | None
 ) -> PartitionView:
     return PartitionView(
         stream=stream.name,

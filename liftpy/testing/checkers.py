@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from liftpy.cluster.image import ClusterImage, PartitionImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.ghost import PartitionGhost, Shadow
@@ -136,9 +137,9 @@ class Checkers:
         fresh = ghost.commit(shadow, log.high_watermark, high_watermark, where)
         if not fresh:
             return
-        state = replica.replica.state
-        check(replica.replica.role == "LEADER", "D6", where, "commits", fresh)
-        check(len(state.isr) >= state.min_isr, "D20", where, "commits with ISR", sorted(state.isr))
+        core = replica.replica
+        check(core.role == "LEADER", "D6", where, "commits", fresh)
+        check(len(core.state.isr) >= core.min_isr, "D20", where, "commits with ISR", sorted(core.state.isr))
         self._complete_members(replica.key, "D6")
         for key in fresh:
             self._committed_publish(ghost, key, where)
@@ -293,7 +294,7 @@ class Checkers:
             if shadow.log_start_offset > last_offset
             or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
         ]
-        min_isr = replica.replica.state.min_isr
+        min_isr = replica.replica.min_isr
         held = (
             len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch
         )  # then: they held it when it was committed
@@ -346,7 +347,7 @@ class Checkers:
                     self._partition_changed(stream.key(partition.partition), was, partition, new)
 
     def _partition_changed(
-        self, key: PartitionKey, old: PartitionImage | None, new: PartitionImage, image: ClusterImage
+        self, key: PartitionKey, old: PartitionState | None, new: PartitionState, image: ClusterImage
     ) -> None:
         check(set(new.isr) <= set(new.replicas) and bool(new.isr), "C3", new)
         check(new.leader == "" or new.leader in new.isr, "C3", new)
@@ -383,7 +384,7 @@ class Checkers:
         else:
             check(not lacking, name, lacking, "may lead of", truth, "and lack something, HW is", ghost.high_watermark)
 
-    def _counted(self, key: PartitionKey, truth: PartitionImage) -> list[str]:
+    def _counted(self, key: PartitionKey, truth: PartitionState) -> list[str]:
         able = self.cluster.group.image.streams[key.stream].may_lead(truth)
         nodes = [self.cluster.nodes[node_id] for node_id in able]
         for node in nodes:
@@ -400,7 +401,7 @@ class Checkers:
         shadow = ghost.shadows.get(node_id, Shadow())
         return ghost.holds_committed(shadow, shadow.durable_end_offset)
 
-    def _truth(self, key: PartitionKey) -> PartitionImage:
+    def _truth(self, key: PartitionKey) -> PartitionState:
         return self.cluster.group.partition(key.stream, key.partition)
 
     # ---- at the end ------------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from liftpy.cluster.accusations import Question, Said
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.config import CommitPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
+from liftpy.partition import PartitionStatus
 from liftpy.testing.availability import Availability
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader

@@ -15,8 +15,9 @@ from functools import partial
 from liftpy.cluster.accusations import Question, Said
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, PartitionImage
+from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.partition import PartitionState
 from liftpy.testing.clock import MS, Clock
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -66,7 +67,7 @@ class Group:
         """The truth."""
         return self.fsm.image
 
-    def partition(self, stream: str, number: int) -> PartitionImage:
+    def partition(self, stream: str, number: int) -> PartitionState:
         """The truth about one partition."""
         return self.fsm.image.streams[stream].partitions[number]
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.cluster import accusations
 from liftpy.cluster.accusations import Said
-from liftpy.cluster.diff import diff, facts
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.diff import diff
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
+from liftpy.partition import PartitionState
 from liftpy.replica import events as ev
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.quiet import Ended, Question, QuietFetches
 from liftpy.testing.clock import MS, S
 from liftpy.testing.disk import Disk, DiskCopy
@@ -41,17 +41,6 @@ _REPAIR_NS = 50 * MS
 _AWAITS_MORE = 0.8
 """Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
-
-
-def partition_state(stream: StreamImage, partition: PartitionImage) -> PartitionState:
-    """The partition as its replica is told of it."""
-    found = facts(stream, partition)
-    return PartitionState(
-        key=found.key, replicas=found.replicas, isr=found.isr, leader=found.leader, leader_epoch=found.leader_epoch,
-        epoch=found.epoch, status=PartitionStatus(found.status), min_isr=found.min_isr,
-        commit_policy=found.commit_policy, candidate=found.candidate, leaderships=found.leaderships,
-        may_lead=found.may_lead, unclean_elected=found.unclean_elected,
-    )  # fmt: skip
 
 
 class SimNode:
@@ -274,11 +263,11 @@ class Process:
                     return
             elif key not in changed and not changes.nodes:
                 continue
-            replica.feed(ev.PartitionChanged(partition_state(stream, partition), live))
+            replica.feed(ev.PartitionChanged(stream.held(partition), live))
             replica.reads.advanced()
         self._leases_run()
 
-    def _open(self, stream: StreamImage, partition: PartitionImage) -> SimReplica:
+    def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = f"{stream.name}-{stream.uid}-{partition.partition}"
         log = self._logs.pop(name, None)
         if log is None:

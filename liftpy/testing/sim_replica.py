@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from liftpy.cluster.image import PartitionImage, StreamImage
+from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.flush import Flush
@@ -18,6 +18,7 @@ from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.log.pieces import read_portion
 from liftpy.log.scrub import scrubbed
+from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.assembling import FetchAssembly
@@ -44,7 +45,7 @@ _REPLAY_NS = 3 * MS
 class SimReplica:
     """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
 
-    def __init__(self, process: Process, stream: StreamImage, partition: PartitionImage, log: Log) -> None:
+    def __init__(self, process: Process, stream: StreamImage, partition: PartitionState, log: Log) -> None:
         self.process = process
         self.node_id = process.node_id
         self.key = PartitionKey(stream.name, stream.uid, partition.partition)

@@ -56,7 +56,7 @@ class Trace:
 
 def _short(what: object) -> str:
     if isinstance(what, ev.PartitionChanged):
-        s = what.state
+        s = what.held.state
         live = dict(sorted(what.incarnations.items()))
         head = f"{s.status.name} {s.leader or s.candidate} e{s.leader_epoch} E{s.epoch}"
         return f"PartitionChanged({head} isr={sorted(s.isr)} live={live})"

@@ -12,9 +12,10 @@ import time
 import click
 
 from liftpy.client import Client
-from liftpy.cluster.image import PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import StreamImage
 from liftpy.cluster.preferred import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.partition import PartitionState, PartitionStatus
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -42,7 +43,7 @@ def partition() -> None:
 def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Move the leadership of STREAM's PARTITION (0) to another replica; nothing acknowledged is lost."""
 
-    async def work(client: Client) -> tuple[PartitionImage, float]:
+    async def work(client: Client) -> tuple[PartitionState, float]:
         image = await client.stream(stream)
         if _find(image, number).status is not PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} has no leader to move: liftpy partition elect {stream} {number}")
@@ -69,7 +70,7 @@ def elect(
     if unclean and not yes_lose_data:
         click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
-    async def work(client: Client) -> tuple[PartitionImage, float]:
+    async def work(client: Client) -> tuple[PartitionState, float]:
         image = await client.stream(stream)
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} is led by {_find(image, number).leader}: liftpy partition transfer moves it")
@@ -86,7 +87,7 @@ def elect(
 def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
     """Give every partition back to its preferred leader, the first of its replicas, where that is in the ISR."""
 
-    async def work(client: Client) -> list[tuple[str, PartitionImage]]:
+    async def work(client: Client) -> list[tuple[str, PartitionState]]:
         state = await client.describe_cluster()
         if only is not None:
             state.stream(only)
@@ -106,7 +107,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
     click.echo(f"{len(moved)} leaderships moved" if moved else "every partition that can be is led by its preferred leader")
 
 
-def _find(image: StreamImage, number: int) -> PartitionImage:
+def _find(image: StreamImage, number: int) -> PartitionState:
     if number >= len(image.partitions):
         raise NotFoundError(f"{image.name} has the partitions 0 to {len(image.partitions) - 1}")
     return image.partitions[number]
@@ -114,7 +115,7 @@ def _find(image: StreamImage, number: int) -> PartitionImage:
 
 async def _moved(
     client: Client, image: StreamImage, number: int, node: str, *, timeout_s: float, unclean: bool = False
-) -> tuple[PartitionImage, float]:
+) -> tuple[PartitionState, float]:
     """Have it decided, and wait until the partition is led in that state or a later one; (partition, seconds that it took)."""
     began = time.monotonic()
     decided = await client.elect_leader(image.name, number, node, unclean=unclean)
@@ -130,7 +131,7 @@ async def _moved(
         await asyncio.sleep(_POLL_S)
 
 
-def _json(stream: str, image: PartitionImage) -> dict[str, object]:
+def _json(stream: str, image: PartitionState) -> dict[str, object]:
     return {
         "stream": stream,
         "partition": image.partition,
@@ -141,7 +142,7 @@ def _json(stream: str, image: PartitionImage) -> dict[str, object]:
     }
 
 
-def _say(stream: str, image: PartitionImage, took_s: float, as_json: bool) -> None:
+def _say(stream: str, image: PartitionState, took_s: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**_json(stream, image), "took_s": round(took_s, 3)}))
         return

@@ -15,10 +15,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from liftpy import __version__
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import DEFAULT_WAIT_S
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.heartbeats import Heartbeats
 from sidecar.metadata.thread import GroupThread

@@ -10,7 +10,8 @@ from __future__ import annotations
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
+from liftpy.partition import PartitionStatus
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire._pb import replication_pb2

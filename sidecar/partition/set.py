@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 
 import nats.errors
 
-from liftpy.cluster.diff import diff, facts
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.diff import diff
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.ending import end_tasks
@@ -149,7 +149,7 @@ class Partitions:
         return worker.replica.serves(question.leaderEpoch, clock.now_ns())
 
     # ---- one partition -------------------------------------------------------------------------------------------------
-    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionImage] | None:
+    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
         found = self._image.find(key.stream, key.uid, key.partition)
         if found is None or self._node_id not in found[1].replicas or self._stopping:
             return None
@@ -204,7 +204,7 @@ class Partitions:
                 return
         self._tell(worker)
 
-    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionImage) -> bool:
+    async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
         """Open its log; False: that has failed, and is tried again later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
@@ -255,7 +255,8 @@ class Partitions:
         found = self._wanted(worker.key)
         if found is None:
             return
-        worker.update(partition_state(*found), self._live)
+        stream, partition = found
+        worker.update(stream.held(partition), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
             if self._heard is not None:
@@ -331,26 +332,6 @@ class Partitions:
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
         return self._all_clean
-
-
-def partition_state(stream: StreamImage, partition: PartitionImage) -> PartitionState:
-    """The partition as its replica is told of it."""
-    found = facts(stream, partition)
-    return PartitionState(
-        key=found.key,
-        replicas=found.replicas,
-        isr=found.isr,
-        leader=found.leader,
-        leader_epoch=found.leader_epoch,
-        epoch=found.epoch,
-        status=PartitionStatus(found.status),
-        min_isr=found.min_isr,
-        commit_policy=found.commit_policy,
-        candidate=found.candidate,
-        leaderships=found.leaderships,
-        may_lead=found.may_lead,
-        unclean_elected=found.unclean_elected,
-    )
 
 
 def _incarnations(image: ClusterImage) -> dict[str, int]:

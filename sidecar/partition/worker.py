@@ -26,9 +26,9 @@ from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
+from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica import events
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.partition import PartitionState
 from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.wire.inboxes import InboxRule
@@ -204,11 +204,11 @@ class PartitionWorker:
         log.on_compacted = lambda horizon: self.feed(events.LogCompacted(*horizon))
         log.on_compacted(log.horizon)
 
-    def update(self, state: PartitionState, incarnations: Mapping[str, int]) -> None:
+    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, or the set of live nodes, in a new state."""
-        self.state = state
-        self.feed(events.PartitionChanged(state, incarnations))
-        self.reads.share(self._node.settings.node_id in state.isr)
+        self.state = held.state
+        self.feed(events.PartitionChanged(held, incarnations))
+        self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
     def _flushed(self, end_offset: int) -> None:

@@ -17,10 +17,10 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
+from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -230,13 +230,14 @@ class TwoWorkers:
         self._epoch += 1
         status = PartitionStatus.CANDIDATE_FOUND if candidate else PartitionStatus.ONLINE
         state = PartitionState(
-            key=KEY, replicas=NODES, isr=frozenset(NODES), leader="" if candidate else leader, leader_epoch=leader_epoch,
-            epoch=self._epoch, status=status, min_isr=2, candidate=leader if candidate else "",
-            leaderships=leader_epoch if not candidate else leader_epoch - 1, may_lead=frozenset(NODES),
+            partition=0, replicas=NODES, isr=NODES, leader="" if candidate else leader, leader_epoch=leader_epoch,
+            epoch=self._epoch, status=status, candidate=leader if candidate else "",
+            leaderships=leader_epoch if not candidate else leader_epoch - 1,
         )  # fmt: skip
+        held = HeldPartition(key=KEY, config=StreamConfig(min_isr=2), state=state)
         live = {name: number for number, name in enumerate(NODES, 1)}
         for node in self.nodes.values():
-            node.worker.update(state, live)
+            node.worker.update(held, live)
             node.worker.feed(ev.MetadataHeard(clock.now_ns()))
 
     def publish(self, payload: bytes) -> str:

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster.image import PartitionImage, PartitionStatus
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig, StreamConfig
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Reader
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
@@ -102,7 +102,7 @@ class Stage(Strikes):
         return self.cluster.clock.now_ns / S
 
     @property
-    def partition(self) -> PartitionImage:
+    def partition(self) -> PartitionState:
         """The truth about the partition, as the metadata group recorded it."""
         return self.cluster.group.partition(STREAM, 0)
 

@@ -9,7 +9,7 @@ Shows C3, C5, C7, C10, C11, C12, D1, D20.
 
 from __future__ import annotations
 
-from liftpy.cluster.image import PartitionStatus
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 

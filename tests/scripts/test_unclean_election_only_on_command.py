@@ -9,7 +9,7 @@ Shows C3, C5, C10, C11, D24.
 
 from __future__ import annotations
 
-from liftpy.cluster.image import PartitionStatus
+from liftpy.partition import PartitionStatus
 from liftpy.testing.cluster import STREAM
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage

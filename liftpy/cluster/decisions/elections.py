@@ -12,8 +12,9 @@ from liftpy.cluster import election
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.decisions.nodes import current_node
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import LeaderReport, PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import LeaderReport, StreamImage
 from liftpy.cluster.records import LeaderReported
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
@@ -51,7 +52,7 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
     return _depose(draft, stream, partition, report)
 
 
-def _leader_lacks(draft: Draft, stream: StreamImage, partition: PartitionImage, request: pb.ReportLeader) -> Decision:
+def _leader_lacks(draft: Draft, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
     """A replica that may lead knows something to be committed that the leader does not hold: the leader's log went back in time. It is
     complete no more [C10, S15]. A witness that may lack something itself can't be followed: then nothing is decided here."""
     if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
@@ -164,7 +165,7 @@ def drain_node(draft: Draft, request: pb.DrainNode) -> Decision:
     return draft.done(pb.ControlResponse(detail=f"{moving} partitions move, {staying} have nobody to move to"))
 
 
-def _transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> Decision:
+def _transfer(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
     chosen = node_id or partition.replicas[0]
     if chosen == partition.leader:
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
@@ -176,7 +177,7 @@ def _transfer(draft: Draft, stream: StreamImage, partition: PartitionImage, node
     return _changed(draft, stream, partition, moved)
 
 
-def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> Decision:
+def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
     ranked = (*partition.isr, *partition.replicas)
     live = [replica for replica in ranked if draft.is_live(replica) and node_id in ("", replica)]
     if not live:
@@ -186,7 +187,7 @@ def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionImag
     return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
 
 
-def _depose(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport | None = None) -> Decision:
+def _depose(draft: Draft, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None) -> Decision:
     """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is."""
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
@@ -195,7 +196,7 @@ def _depose(draft: Draft, stream: StreamImage, partition: PartitionImage, report
     return _changed(draft, stream, partition, began)
 
 
-def _counts(stream: StreamImage, partition: PartitionImage, witness: str) -> bool:
+def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
     """Whether the witness's word counts: of an ISR follower, against a sole member of any replica, and in an election of everyone
     who may lead."""
     if partition.status is PartitionStatus.ELECTION:
@@ -203,7 +204,7 @@ def _counts(stream: StreamImage, partition: PartitionImage, witness: str) -> boo
     return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)
 
 
-def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionImage, report: LeaderReport) -> bool:
+def _most_have_reported(draft: Draft, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
     """Whether more than half of the ISR's followers, each once, told it of this leadership within the window [C9]. A sole
     follower is no majority of anything: there the accused is asked (``accusations``)."""
     if len(partition.isr) <= 2:
@@ -238,7 +239,7 @@ def _report(draft: Draft, request: pb.ReportLeader) -> LeaderReport:
     )
 
 
-def _find(draft: Draft, request: _Named) -> tuple[StreamImage, PartitionImage] | Decision:
+def _find(draft: Draft, request: _Named) -> tuple[StreamImage, PartitionState] | Decision:
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
@@ -246,14 +247,14 @@ def _find(draft: Draft, request: _Named) -> tuple[StreamImage, PartitionImage] |
     return found
 
 
-def _wrong_process(draft: Draft, node_id: str, incarnation: int, partition: PartitionImage) -> Decision | None:
+def _wrong_process(draft: Draft, node_id: str, incarnation: int, partition: PartitionState) -> Decision | None:
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced or node.incarnation != incarnation:
         return refuse(pb.ControlResponse.FENCED, f"{node_id!r} is not live as incarnation {incarnation}", partition)
     return None
 
 
-def _stale(partition: PartitionImage) -> Decision:
+def _stale(partition: PartitionState) -> Decision:
     detail = (
         f"{partition.status.name}, (leader, candidate, LeaderEpoch, Epoch) is "
         f"{(partition.leader, partition.candidate, partition.leader_epoch, partition.epoch)} now"
@@ -261,7 +262,7 @@ def _stale(partition: PartitionImage) -> Decision:
     return refuse(pb.ControlResponse.STALE, detail, partition)
 
 
-def _changed(draft: Draft, stream: StreamImage, old: PartitionImage, new: PartitionImage) -> Decision:
+def _changed(draft: Draft, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
     if new == old:
         return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.decisions.nodes import current_node
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import PartitionImage, PartitionStatus
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -51,7 +51,7 @@ def leave_isr(draft: Draft, request: pb.LeaveIsr) -> Decision:
     return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, moved))))
 
 
-def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionImage) -> Decision | None:
+def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionState) -> Decision | None:
     current = (partition.leader, partition.leader_epoch, partition.epoch)
     if partition.status is not PartitionStatus.ONLINE or (request.leader, request.leaderEpoch, request.epoch) != current:
         detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"

@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from liftpy.cluster import election
 from liftpy.cluster.draft import Draft
-from liftpy.cluster.image import PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import StreamImage
+from liftpy.partition import PartitionState, PartitionStatus
 
-Step = Callable[[Draft, StreamImage, PartitionImage, str], PartitionImage]
+Step = Callable[[Draft, StreamImage, PartitionState, str], PartitionState]
 
 
 def after_registration(draft: Draft, node_id: str, complete: bool) -> str:
@@ -44,7 +45,7 @@ def after_return(draft: Draft, node_id: str) -> str:
     return ""
 
 
-def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
+def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionState]:
     """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
     changes = []
     for stream, partition in draft.image.partitions_of(node_id):
@@ -56,7 +57,7 @@ def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionImage]:
     return changes
 
 
-def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
         if not draft.rules.elections or election.eligible(draft, stream, partition) == (node_id,):
             return replace(partition, leader_epoch=draft.next_leader_epochs())
@@ -68,7 +69,7 @@ def _complete_back(draft: Draft, stream: StreamImage, partition: PartitionImage,
     return _revive(draft, stream, partition, node_id)
 
 
-def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     quorum = election.is_quorum(stream)
     sole = partition.isr == (node_id,)
     incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
@@ -86,7 +87,7 @@ def _incomplete_back(draft: Draft, stream: StreamImage, partition: PartitionImag
     return shrunk
 
 
-def _gone(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+def _gone(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
         return election.begin(draft, stream, partition, deposed=node_id)
     if partition.candidate == node_id:
@@ -96,12 +97,12 @@ def _gone(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id:
     return partition
 
 
-def _revive(draft: Draft, stream: StreamImage, partition: PartitionImage, node_id: str) -> PartitionImage:
+def _revive(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.may_lead(partition)
     return _replace_leader(draft, stream, partition) if waits else partition
 
 
-def _replace_leader(draft: Draft, stream: StreamImage, partition: PartitionImage) -> PartitionImage:
+def _replace_leader(draft: Draft, stream: StreamImage, partition: PartitionState) -> PartitionState:
     if draft.rules.elections:
         return election.begin(draft, stream, partition)
     vacant = election.offline(partition)

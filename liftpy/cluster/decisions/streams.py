@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY, place
 from liftpy.cluster.placement.placement_error import NoRoomError, NotEnoughNodesError
 from liftpy.cluster.records import StreamCreated, StreamDeleted
@@ -15,6 +15,7 @@ from liftpy.cluster.stream_config import config_from_pb
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import RESERVED_NAMES, data_subject
 
@@ -145,16 +146,16 @@ def _room(image: ClusterImage, node: str, unlimited: int) -> int:
     return budget - image.replica_counts.get(node, 0) if budget else unlimited
 
 
-def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionImage, ...]:
+def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionState, ...]:
     leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
     return tuple(
-        PartitionImage(
-            number,
-            replicas,
-            replicas,
-            replicas[0],
-            leader_epoch + number,
-            epoch + number,
+        PartitionState(
+            partition=number,
+            replicas=replicas,
+            isr=replicas,
+            leader=replicas[0],
+            leader_epoch=leader_epoch + number,
+            epoch=epoch + number,
             last_leader=replicas[0],
             leaderships=1,
         )

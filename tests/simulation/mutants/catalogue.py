@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
-from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.starts import Descent
 from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
+from liftpy.partition import PartitionStatus
 from liftpy.replica import commit, fetch_service, follower, lag, leader
 from liftpy.replica import effects as do
 from liftpy.replica.events import NoticeReceived, RefusalReason

@@ -14,7 +14,8 @@ from itertools import islice
 import nats
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
+from liftpy.partition import PartitionStatus
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.feed import FeedSubscriber
 

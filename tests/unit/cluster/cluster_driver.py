@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 
 from liftpy.cluster.forecast import without_log
 from liftpy.cluster.fsm import MAX_TIME_NS, ClusterFsm
-from liftpy.cluster.image import PartitionImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
 from liftpy.cluster.records import OperationDone
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MS = 1_000_000
@@ -89,7 +89,7 @@ class Driver:
     def incarnation(self, node: str) -> int:
         return self.fsm.image.nodes[node].incarnation
 
-    def partition(self, name: str = "orders", number: int = 0) -> PartitionImage:
+    def partition(self, name: str = "orders", number: int = 0) -> PartitionState:
         return self.fsm.image.streams[name].partitions[number]
 
     def isr_request(self, isr: list[str], name: str = "orders", number: int = 0) -> pb.ChangeIsr:

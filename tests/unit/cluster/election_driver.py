@@ -7,7 +7,7 @@ from typing import Any
 from cluster_driver import Driver
 
 from liftpy.cluster.checks import check_image
-from liftpy.cluster.image import PartitionStatus
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 OFFLINE, ONLINE = PartitionStatus.OFFLINE, PartitionStatus.ONLINE

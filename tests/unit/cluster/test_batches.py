@@ -11,9 +11,10 @@ from liftpy.cluster import batches
 from liftpy.cluster.batches import batch_of
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.trail import Trail
 from liftpy.config import ReplicationConfig
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _E = pb.ControlResponse

@@ -19,10 +19,11 @@ from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
 from liftpy.cluster.codec import image_to_bytes
 from liftpy.cluster.election import is_quorum
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage, PartitionImage, StreamImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.records import record_from_pb
 from liftpy.cluster.replay import replay_all
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -105,7 +106,7 @@ def check_has_left(image: ClusterImage, node: str) -> None:
             assert partition.leader != node
 
 
-def perform_election(driver: Driver, step: tuple, stream: StreamImage, partition: PartitionImage) -> None:  # type: ignore[type-arg]
+def perform_election(driver: Driver, step: tuple, stream: StreamImage, partition: PartitionState) -> None:  # type: ignore[type-arg]
     known = driver.fsm.image.nodes
     about = {"stream": stream.name, "uid": stream.uid, "partition": 0}
     match step:

@@ -14,8 +14,9 @@ from cluster_driver import MS, Driver
 
 from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
 from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.image import PartitionImage, PartitionStatus, StreamImage
+from liftpy.cluster.image import StreamImage
 from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 TICK_NS = 50 * MS
@@ -104,7 +105,7 @@ class World:
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=name, incarnation=node.incarnation))
         self.duties.answer(beat, self.driver.fsm.image, self.now_ns, self.now_ns)
 
-    def act(self, name: str, node: Process, stream: StreamImage, partition: PartitionImage) -> None:
+    def act(self, name: str, node: Process, stream: StreamImage, partition: PartitionState) -> None:
         about = {"stream": stream.name, "uid": stream.uid, "partition": partition.partition}
         if partition.candidate == name:
             promotion = pb.ReportPromotion(
@@ -121,19 +122,19 @@ class World:
             )  # fmt: skip
             self.ask(reportLeader=report)
 
-    def cannot_reach(self, partition: PartitionImage) -> bool:
+    def cannot_reach(self, partition: PartitionState) -> bool:
         if partition.status is PartitionStatus.ELECTION:
             return True
         return partition.status is PartitionStatus.ONLINE and not self.nodes[partition.leader].alive
 
-    def lead(self, stream: StreamImage, partition: PartitionImage) -> None:
+    def lead(self, stream: StreamImage, partition: PartitionState) -> None:
         live = self.driver.fsm.image.is_live
         wanted = [n for n in partition.replicas if n == partition.leader or (self.nodes[n].alive and live(n))]
         if wanted != list(partition.isr):
             self.ask(changeIsr=self.driver.isr_request(wanted, stream.name, partition.partition))
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
-    def unfinished(self, whole: bool) -> list[PartitionImage]:
+    def unfinished(self, whole: bool) -> list[PartitionState]:
         """What should lead, or in the end be whole: all but those that only a command may elect."""
         found = []
         for stream in self.driver.fsm.image.streams.values():

@@ -9,8 +9,8 @@ from cluster_driver import MS, SECOND, Driver
 from election_driver import Cluster
 
 from liftpy.cluster.election_timers import PATIENCE, ElectionTimers
-from liftpy.cluster.image import PartitionImage
 from liftpy.config import ReplicationConfig
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 WAIT, TIMEOUT, RETRY = 250 * MS, 2000 * MS, 1000 * MS
@@ -109,7 +109,7 @@ class Many(Driver):
                 self.promote(number)
                 assert self.of(number).leader == "a"
 
-    def of(self, number: int) -> PartitionImage:
+    def of(self, number: int) -> PartitionState:
         return self.fsm.image.streams["many"].partitions[number]
 
     def about(self, kind: Any, number: int, **fields: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster_driver import Driver
 
 from liftpy.cluster import trail
-from liftpy.cluster.diff import diff, facts
+from liftpy.cluster.diff import diff
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.config import CommitPolicy
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -88,11 +88,12 @@ def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_
     assert len(diff(old, driver.fsm.image).created) == 3
 
 
-def test_facts_are_what_a_replica_needs() -> None:
+def test_a_replica_is_told_its_partition_and_what_follows_from_the_settings() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(config=pb.StreamConfig(commitPolicy="quorum"))
     stream = driver.fsm.image.streams["orders"]
-    told = facts(stream, stream.partitions[0])
+    told = stream.held(stream.partitions[0])
     assert told.key == stream.key(0)
     assert told.isr == frozenset("abc")
-    assert (told.leader, told.status, told.min_isr, told.commit_policy) == ("a", 1, 2, CommitPolicy.QUORUM)
+    assert told.state is stream.partitions[0]
+    assert (told.state.leader, told.state.status, told.min_isr, told.config.commit_policy) == ("a", 1, 2, CommitPolicy.QUORUM)

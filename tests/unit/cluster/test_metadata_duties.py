@@ -9,8 +9,9 @@ from cluster_driver import MS, Error
 from election_driver import Cluster
 
 from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.image import ClusterImage, PartitionStatus
+from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 

@@ -8,8 +8,8 @@ from cluster_driver import Driver, Error
 from liftpy.cluster.checks import check_image
 from liftpy.cluster.codec import image_from_bytes, image_to_bytes
 from liftpy.cluster.decisions.nodes import MAX_NODES
-from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, FolderStarts
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 

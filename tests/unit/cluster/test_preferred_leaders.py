@@ -5,9 +5,9 @@ from __future__ import annotations
 from cluster_driver import Error
 from election_driver import Cluster
 
-from liftpy.cluster.image import PartitionStatus
 from liftpy.cluster.preferred import PreferredLeaders, misplaced
 from liftpy.config import NS_PER_S
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.image import PartitionStatus
 from liftpy.config import AckPolicy, FlushMode
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 

@@ -51,10 +51,10 @@ class Worker:
         self.epochs: list[int] = []
         self._at_first = at_first
 
-    def update(self, state: Any, live: Any) -> None:
+    def update(self, held: Any, live: Any) -> None:
         if not self.epochs:
             asyncio.get_running_loop().call_soon(self._at_first)
-        self.epochs.append(state.leader_epoch)
+        self.epochs.append(held.state.leader_epoch)
 
     async def stop(self, *, delete: bool) -> bool:
         return True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.replica.partition import PartitionState, PartitionStatus
 from liftpy.replica.replica import Replica
 
 KEY = PartitionKey("orders", "uid-1", 0)
@@ -28,11 +28,13 @@ def state(
     replicas: str = "abc",
     policy: CommitPolicy = CommitPolicy.ISR,
     leaderships: int = 1,
-) -> PartitionState:
-    return PartitionState(
-        key=KEY, replicas=tuple(replicas), isr=frozenset(isr), leader=leader, leader_epoch=leader_epoch, epoch=epoch,
-        status=status, min_isr=min_isr, commit_policy=policy, candidate=candidate, leaderships=leaderships,
+    unclean_elected: bool = False,
+) -> HeldPartition:
+    partition = PartitionState(
+        partition=0, replicas=tuple(replicas), isr=tuple(isr), leader=leader, leader_epoch=leader_epoch, epoch=epoch,
+        status=status, candidate=candidate, leaderships=leaderships, unclean_elected=unclean_elected,
     )  # fmt: skip
+    return HeldPartition(key=KEY, config=StreamConfig(min_isr=min_isr, commit_policy=policy), state=partition)
 
 
 class Stepped:
@@ -53,7 +55,7 @@ class Stepped:
         self.step(ev.LogOpened(start, end, hw, epochs))
         return self
 
-    def told(self, partition: PartitionState, live: dict[str, int] | None = None) -> list[do.Effect]:
+    def told(self, partition: HeldPartition, live: dict[str, int] | None = None) -> list[do.Effect]:
         return self.step(ev.PartitionChanged(partition, live if live is not None else {"a": 1, "b": 1, "c": 1}))
 
     def heard(self) -> list[do.Effect]:
@@ -72,7 +74,7 @@ class Stepped:
         return [effect for effect in self.out if not isinstance(effect, do.SetDeadline | do.RoleChanged)]
 
     # ---- a leader's day ----------------------------------------------------------------------------------------------
-    def leads(self, partition: PartitionState | None = None, end: int = 0, hw: int = -1) -> Stepped:
+    def leads(self, partition: HeldPartition | None = None, end: int = 0, hw: int = -1) -> Stepped:
         self.opened(end, hw, ((1, 0),) if end else ())
         self.heard()
         self.told(partition or state(leader_epoch=2))
@@ -97,7 +99,7 @@ class Stepped:
         return self.step(ev.FetchReceived(**{**event, **other}))  # type: ignore[arg-type]
 
     # ---- a follower's day --------------------------------------------------------------------------------------------
-    def follows(self, partition: PartitionState | None = None) -> Stepped:
+    def follows(self, partition: HeldPartition | None = None) -> Stepped:
         self.opened()
         self.told(partition or state())
         return self

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from stepping import KEY, S, Stepped, state
 
+from liftpy.partition import PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.events import Deadline, RefusalReason
-from liftpy.replica.partition import PartitionStatus
 
 
 def idle(end: int = 3) -> Stepped:
@@ -453,7 +451,7 @@ def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> Non
 
 def test_a_cut_below_the_own_watermark_takes_it_along_after_an_unclean_election() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
-    follower.told(replace(state(leader_epoch=5), unclean_elected=True))
+    follower.told(state(leader_epoch=5, unclean_elected=True))
     follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 5, 0))
     assert follower.replica.high_watermark == 7
 

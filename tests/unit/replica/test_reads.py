@@ -10,9 +10,9 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
+from liftpy.partition import PartitionStatus
 from liftpy.replica import reads as module
 from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.partition import PartitionStatus
 from liftpy.replica.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from stepping import S, state
+from typing import Any
 
-from liftpy.replica.partition import PartitionState, PartitionStatus
+from stepping import S
+from stepping import state as held
+
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica.succession import Succession
 
 LIVE = {"a": 1, "b": 1, "c": 1}
 CANDIDATE = PartitionStatus.CANDIDATE_FOUND
+
+
+def state(leader: str, **more: Any) -> PartitionState:
+    return held(leader, **more).state
 
 
 def candidate(node: str, leader_epoch: int, leaderships: int) -> PartitionState:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import RejectReason
 from liftpy.replica.events import RefusalReason
-from liftpy.replica.partition import PartitionStatus
 from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2
 
 

@@ -1,0 +1,83 @@
+"""A partition as the metadata has it: one value for the image, and for the replicas that are told of it.
+
+A new field wants a number in ``cluster.proto`` and a line in each direction of ``liftpy/cluster/codec.py``, nothing more: then
+every replica of the partition knows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from liftpy.config import CommitPolicy, StreamConfig
+from liftpy.ids import PartitionKey
+
+
+class PartitionStatus(IntEnum):
+    """State of a partition's leadership; the numbers of ``cluster.proto``."""
+
+    OFFLINE = 0
+    ONLINE = 1
+    ELECTION = 2
+    CANDIDATE_FOUND = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition of a stream."""
+
+    partition: int
+    replicas: tuple[str, ...]
+    """Preferred leader first."""
+    isr: tuple[str, ...]
+    """In-sync replicas in the order of ``replicas``; never empty; holds the leader when there is one [C3]."""
+    leader: str
+    """'' when there is none."""
+    leader_epoch: int
+    """Of ``leader``, or of ``candidate`` while one promotes itself; never used twice [C2]."""
+    epoch: int
+    """Grows with every change of this partition [C2]."""
+    status: PartitionStatus = PartitionStatus.ONLINE
+    unclean_elected: bool = False
+    """An operator had a leader elected that may lack what was committed [C11]."""
+    candidate: str = ""
+    """With CANDIDATE_FOUND: the node that promotes itself in ``leader_epoch``."""
+    passed_over: tuple[str, ...] = ()
+    """Candidates of this election that failed, in the order in which they did."""
+    incomplete: tuple[str, ...] = ()
+    """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
+    outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
+    deposed: str = ""
+    """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
+    last_leader: str = ""
+    """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
+    with the commit policy ``quorum`` too."""
+    leaderships: int = 0
+    """How many there have been, the current one included: so that a replica knows when it has missed one."""
+    complete: tuple[str, ...] = ()
+    """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
+    members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
+
+    def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
+        """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
+        counted = self.replicas if policy is CommitPolicy.QUORUM else (*self.isr, *self.complete)
+        return tuple(node for node in self.replicas if node in counted and node not in self.incomplete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPartition:
+    """What a replica is told of its partition: its state, its stream's settings, and what follows from the two."""
+
+    key: PartitionKey
+    config: StreamConfig
+    state: PartitionState
+    isr: frozenset[str] = field(init=False)
+    min_isr: int = field(init=False)
+    """The effective one: at least 1, never more than there are replicas."""
+    may_lead: frozenset[str] = field(init=False)
+    """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "isr", frozenset(self.state.isr))
+        object.__setattr__(self, "min_isr", self.config.effective_min_isr(len(self.state.replicas)))
+        object.__setattr__(self, "may_lead", frozenset(self.state.may_lead(self.config.commit_policy)))
