@@ -24,7 +24,6 @@ UNREFERENCED = {
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.cluster.checks.check_image": _CHECKS,
     "liftpy.cluster.checks.check_step": _CHECKS,
-    "liftpy.cluster.doors.BY_NOBODY_ELSE": "a row of the table; a test holds that every kind of request is in one",
     "liftpy.log.arrow.to_arrow": "for applications that read files",
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",

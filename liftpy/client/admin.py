@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
-from liftpy.cluster.doors import READS
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import config_to_pb
@@ -120,14 +119,14 @@ class Admin:
                 config=config_to_pb(config or StreamConfig()),
             )
         )
-        return await self._whole(await self._ask(request))
+        return await self._whole(await self._command(request))
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
         check_name(name, "stream")
         request = cluster_pb2.ControlRequest()
         request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
-        await self._ask(request)
+        await self._command(request)
 
     async def remove_node(self, node_id: str) -> None:
         """Forget a node that has stopped and holds no replica. Raises NotFoundError, ConfigError (the text says what is in the way).
@@ -135,7 +134,7 @@ class Admin:
         One that is started again registers again. A controller stays a member of the metadata group: that is a setting.
         """
         check_name(node_id, "node")
-        await self._ask(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+        await self._command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
 
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
@@ -152,7 +151,7 @@ class Admin:
         request.electLeader.CopyFrom(
             cluster_pb2.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition, node=node_id, unclean=unclean)
         )
-        return codec.partition_from_pb((await self._ask(request)).partition)
+        return codec.partition_from_pb((await self._command(request)).partition)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
@@ -160,7 +159,7 @@ class Admin:
         pages = ClusterPages()
         while pages.request is not None:
             request.describeCluster.CopyFrom(pages.request)
-            pages.add((await self._ask(request)).cluster)
+            pages.add((await self._read(request)).cluster)
         cluster = pages.cluster
         controllers = tuple(
             Controller(c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected)
@@ -171,18 +170,25 @@ class Admin:
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
         """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""
         request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
-        return await self._whole(await self._ask(request))
+        return await self._whole(await self._read(request))
 
     async def _whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
         """The stream that an answer begins to describe; what did not go into it is asked for."""
         pages = StreamPages()
         pages.add(response)
         while pages.request is not None:
-            pages.add(await self._ask(cluster_pb2.ControlRequest(describeStream=pages.request)))
+            pages.add(await self._read(cluster_pb2.ControlRequest(describeStream=pages.request)))
         return codec.stream_from_pb(pages.stream)
 
-    async def _ask(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        subject = self._subjects.info() if request.WhichOneof("request") in READS else self._subjects.control_admin()
+    async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """Of what whoever may read may ask."""
+        return await self._ask_on(self._subjects.info(), request)
+
+    async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """Of what operators may ask."""
+        return await self._ask_on(self._subjects.control_admin(), request)
+
+    async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
         payload = frames.sealed(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s

@@ -15,6 +15,7 @@ from liftpy.cluster.draft import Rules
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import CountersMoved, Record
 from liftpy.cluster.replay import replay_all
+from liftpy.cluster.requests import kind_of
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_REQUESTS = 200
@@ -25,13 +26,6 @@ neither hears nor is heard."""
 MAX_BATCH_BYTES = 48 * 1024
 """Of one batch's requests; an entry of the log is held to 64 KiB."""
 MAX_DETAIL_LENGTH = 120
-BATCHED = frozenset(
-    {
-        "changeIsr", "reportLeader", "reportPromotion", "leaveIsr", "giveUpLeadership",
-        "passOver", "concludeElection", "electLeader",
-    }
-)  # fmt: skip
-"""Requests about one partition; all others have an entry of their own."""
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
@@ -55,9 +49,9 @@ def decide_batch(
     answers = pb.BatchAnswers()
     failures = 0
     for item in batch.requests[:MAX_REQUESTS]:
-        kind = item.request.WhichOneof("request")
-        if kind not in BATCHED:
-            refused = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=f"{kind} has no place in a batch")
+        if not kind_of(item.request).batched:
+            name = item.request.WhichOneof("request")
+            refused = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=f"{name} has no place in a batch")
             answers.answers.append(answer_of(item.number, refused))
             continue
         try:

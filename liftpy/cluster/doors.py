@@ -3,8 +3,7 @@
 Goal: NATS's rights say who may publish on a subject; this says what a subject is good for. So a right to read can't change
 anything, and what speaks for node ``n1`` comes from whoever may publish on ``<ns>.control.node.n1``.
 
-Constraint: the table is whole. A request of a kind that is in no row is refused everywhere, and a test compares the rows with the kinds
-that there are.
+Constraint: who may ask for what stands in one table (``requests.py``). A kind that is in no row is refused everywhere.
 
 Worked example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is refused, and so it is within a batch;
 ``deleteStream`` on ``<ns>.info`` is refused; anything on ``<ns>.control.admin.read``, where who may read may publish as well, is
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from liftpy.cluster.requests import AskedBy, kind_of
 from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import PARTITION_WORDS
@@ -28,56 +28,39 @@ class Door(Enum):
     NODE = "control.node"
 
 
-READS = frozenset({"describeCluster", "describeStream"})
-OPERATORS = frozenset({"createStream", "deleteStream", "removeNode", "electLeader"})
-ASKER = {
-    "registerNode": "nodeId",
-    "heartbeat": "nodeId",
-    "fenceNode": "nodeId",
-    "drainNode": "nodeId",
-    "changeIsr": "leader",
-    "reportLeader": "witness",
-    "reportPromotion": "candidate",
-    "leaveIsr": "node",
-    "giveUpLeadership": "leader",
-}
-"""What nodes ask for, and the field that says which node does."""
-BY_NOBODY_ELSE = frozenset({"unfenceNode", "passOver", "concludeElection"})
-"""What the metadata leader proposes itself."""
+_NO_KIND = "a request of an unknown kind"
 
 
 def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     """Why ``request`` may not be asked for there by ``who`` (the name in the subject), '' if it may."""
-    kind = request.WhichOneof("request") or "a request of an unknown kind"
     if door is not Door.INFO and who in PARTITION_WORDS:
         return f"nobody is called {who!r}: who may read may publish on this subject as well"
-    if kind in READS:
+    asked_by = kind_of(request).asked_by
+    if asked_by is AskedBy.READERS:
         return ""
-    if door is Door.NODE and kind == "batch":
+    if door is Door.NODE and request.HasField("batch"):
         reasons = (_of_node(who, item.request) for item in request.batch.requests)
         return next((reason for reason in reasons if reason), "")
     if door is Door.NODE:
         return _of_node(who, request)
-    if door is Door.ADMIN and kind in OPERATORS:
-        return ""
-    return _elsewhere(kind, door)
+    return "" if door is Door.ADMIN and asked_by is AskedBy.OPERATORS else _elsewhere(request, door)
 
 
 def _of_node(who: str, request: pb.ControlRequest) -> str:
-    kind = request.WhichOneof("request") or "a request of an unknown kind"
-    if kind == "barrier":
-        return ""
-    if kind not in ASKER:
-        return _elsewhere(kind, Door.NODE)
-    named = getattr(getattr(request, kind), ASKER[kind])
+    name, kind = request.WhichOneof("request"), kind_of(request)
+    if name is None or kind.asked_by is not AskedBy.NODES or name == "batch":  # no batch within a batch
+        return _elsewhere(request, Door.NODE)
+    named = getattr(getattr(request, name), kind.asker) if kind.asker else who
     if named != who:
-        return f"{kind} speaks for {shown(named)} on the subject of {shown(who)}"
+        return f"{name} speaks for {shown(named)} on the subject of {shown(who)}"
     return ""
 
 
-def _elsewhere(kind: str, door: Door) -> str:
-    if kind in OPERATORS:
-        return f"{kind} is asked for on <namespace>.{Door.ADMIN.value}, not on .{door.value}"
-    if kind in ASKER or kind in ("batch", "barrier"):
-        return f"{kind} is asked for by nodes, on <namespace>.{Door.NODE.value}.<id>, not on .{door.value}"
-    return f"{kind} is not asked for by anybody"
+def _elsewhere(request: pb.ControlRequest, door: Door) -> str:
+    name = request.WhichOneof("request") or _NO_KIND
+    match kind_of(request).asked_by:
+        case AskedBy.OPERATORS:
+            return f"{name} is asked for on <namespace>.{Door.ADMIN.value}, not on .{door.value}"
+        case AskedBy.NODES:
+            return f"{name} is asked for by nodes, on <namespace>.{Door.NODE.value}.<id>, not on .{door.value}"
+    return f"{name} is not asked for by anybody"

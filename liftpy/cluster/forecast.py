@@ -15,12 +15,13 @@ answered NOT_FOUND: the creation has not been answered yet, so the two may have 
 
 from __future__ import annotations
 
-from liftpy.cluster.batches import BATCHED, MAX_REQUESTS, answer_of
-from liftpy.cluster.controller import READ_ONLY, decide_on
+from liftpy.cluster.batches import MAX_REQUESTS, answer_of
+from liftpy.cluster.controller import decide_on
 from liftpy.cluster.draft import Draft, Rules
 from liftpy.cluster.fsm import again, refusal
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import Record
+from liftpy.cluster.requests import kind_of
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -38,8 +39,7 @@ class _Trial(Draft):
 
 def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
     """The answer to a request that changes nothing of ``image``, or None: the log has to decide. ``now_ns``: as for ``decide``."""
-    kind = request.WhichOneof("request")
-    if kind in READ_ONLY:
+    if kind_of(request).read_only:
         return None  # a barrier, or a description that waits for one
     # Without an id it gets one, and the time is the leader's to say: only an id that is none is wrong already.
     wrong = refusal(pb.ControlRequest(operationId=request.operationId)) if request.operationId else None
@@ -48,7 +48,7 @@ def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, ru
     held = image.operations.get(request.operationId)
     if held is not None:
         return pb.ControlResponse.FromString(again(image, held))
-    if kind == "batch":
+    if request.HasField("batch"):
         return _batch(image, request.batch, now_ns, rules)
     return _tried(image, request, now_ns, rules)
 
@@ -66,7 +66,7 @@ def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> p
     """As a whole: what one of its requests changes may make room for the next."""
     answers = pb.BatchAnswers()
     for item in batch.requests[:MAX_REQUESTS]:
-        if item.request.WhichOneof("request") not in BATCHED:
+        if not kind_of(item.request).batched:
             return None
         answer = _tried(image, item.request, now_ns, rules)
         if answer is None:

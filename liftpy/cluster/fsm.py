@@ -12,12 +12,13 @@ from google.protobuf.message import DecodeError
 
 from liftpy.cluster.batches import decide_batch
 from liftpy.cluster.codec import stream_to_pb
-from liftpy.cluster.controller import READ_ONLY, decide
+from liftpy.cluster.controller import decide
 from liftpy.cluster.draft import Decision, Rules, refuse
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
 from liftpy.cluster.replay import replay, replay_all
+from liftpy.cluster.requests import kind_of
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -82,7 +83,7 @@ class ClusterFsm:
         self.last_records = ()
 
     def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, tuple[Record, ...], bytes]:
-        if request.WhichOneof("request") in READ_ONLY:
+        if kind_of(request).read_only:
             decision = decide(image, request, image.time_ns, self.rules)
             return image, (), _finish(decision.response, request.operationId, image.index)
         held = image.operations.get(request.operationId)

@@ -56,7 +56,7 @@ class Wishes:
         return len(self._first) + len(self._then)
 
     def put(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """``request`` (of one of the kinds in ``batches.BATCHED``) waits to be taken."""
+        """``request`` (of one of the kinds in ``requests.py`` that are batched) waits to be taken."""
         kind = request.WhichOneof("request") or ""
         waiting = self._then if kind in _LATER else self._first
         before = waiting.get((key, kind))

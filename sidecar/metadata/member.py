@@ -20,11 +20,11 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from liftpy.cluster.controller import READ_ONLY
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.pages import describer
+from liftpy.cluster.requests import kind_of
 from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from liftpy.wire import frames
@@ -374,7 +374,7 @@ class RaftMember:
             answer = self._duties.answer(request, self._fsm.image, clock.now_ns(), self._transport.confirmed_ns())
             if answer is not None:
                 return self._with_members(answer)
-        elif request.WhichOneof("request") in ("heartbeat", "reportLeader", "registerNode"):
+        elif kind_of(request).looked_at_first:
             return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader has only just been elected")
         return self._with_members(await self._order(request, timeout_s))
 
@@ -388,10 +388,10 @@ class RaftMember:
         """Put ``request`` into the log and wait until it is applied here."""
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
-        if request.WhichOneof("request") == "electLeader":
+        if request.HasField("electLeader"):
             await ask_to_step_aside(self._connection, self._subjects, self._fsm.image, request.electLeader)
         request.timeNs = time.time_ns()
-        changes = request.WhichOneof("request") not in READ_ONLY
+        changes = not kind_of(request).read_only
         command = request.SerializeToString()
         if len(command) >= MAX_APPEND_BYTES - 1:  # the library puts a byte in front
             return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")

@@ -1,42 +1,74 @@
-"""The table of who may ask for what is whole: a kind of request that is in no row is refused, and none is in two."""
+"""The table of control requests is whole, and each kind may be asked for on its own subject only, by who it names."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from liftpy.cluster.batches import BATCHED
-from liftpy.cluster.doors import ASKER, BY_NOBODY_ELSE, OPERATORS, READS, Door, refusal
+from liftpy.client import admin
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.requests import REQUESTS, AskedBy, kind_of
 from liftpy.wire._pb import cluster_pb2 as pb
 
-KINDS = {field.name for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
+KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
+NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not AskedBy.READERS)
 
 
-def test_every_kind_of_request_is_in_one_row() -> None:
-    rows = [*READS, *OPERATORS, *ASKER, *BY_NOBODY_ELSE, "batch", "barrier"]
-    assert sorted(rows) == sorted(KINDS)
+def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
+    request = pb.ControlRequest()
+    getattr(request, name).SetInParent()
+    if REQUESTS[name].asker:
+        setattr(getattr(request, name), REQUESTS[name].asker, asker)
+    return request
+
+
+def test_every_kind_of_request_has_one_row() -> None:
+    assert set(REQUESTS) == set(KINDS)
+
+
+def test_what_decides_is_named_as_the_request() -> None:
+    """A row that was copied and not changed decides something else."""
+    for name, kind in REQUESTS.items():
+        message = KINDS[name].message_type.name
+        said = list(inspect.signature(kind.decide).parameters.values())[1].annotation
+        assert said in ("Any", f"pb.{message}"), f"{name} is decided by {kind.decide}"
+    decided = [kind.decide for kind in REQUESTS.values()]
+    assert len(set(decided)) == len(decided)
 
 
 def test_who_asks_is_a_field_of_the_request() -> None:
-    for kind, name in ASKER.items():
-        assert name in pb.ControlRequest.DESCRIPTOR.fields_by_name[kind].message_type.fields_by_name, kind
+    for name, kind in REQUESTS.items():
+        assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
+        assert bool(kind.asker) is (kind.asked_by is AskedBy.NODES and name not in ("barrier", "batch")), name
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS - READS))
+def test_a_batch_holds_what_is_about_one_partition() -> None:
+    for name, kind in REQUESTS.items():
+        assert not kind.batched or {"stream", "partition"} <= set(KINDS[name].message_type.fields_by_name), name
+        assert not (kind.batched and kind.read_only), name
+
+
+def test_operators_have_a_way_to_ask_for_what_is_theirs() -> None:
+    source = inspect.getsource(admin)
+    for name, kind in REQUESTS.items():
+        assert kind.asked_by is not AskedBy.OPERATORS or f"{name}=" in source, name
+
+
+def test_a_kind_of_a_later_version_is_nobody_s() -> None:
+    assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
+    for door in Door:
+        assert refusal(door, "n1", pb.ControlRequest())
+
+
+@pytest.mark.parametrize("name", NOT_READ)
 @pytest.mark.parametrize("door", list(Door))
-def test_nobody_speaks_for_somebody_else(door: Door, kind: str) -> None:
-    request = pb.ControlRequest()
-    getattr(request, kind).SetInParent()
-    if kind in ASKER:
-        setattr(getattr(request, kind), ASKER[kind], "n1")
-    allowed = {
-        Door.INFO: frozenset[str](),
-        Door.ADMIN: OPERATORS,
-        Door.NODE: frozenset({*ASKER, "batch", "barrier"}),
-    }[door]
-    assert (refusal(door, "n1", request) == "") is (kind in allowed)
-    if kind in ASKER:
+def test_nobody_speaks_for_somebody_else(door: Door, name: str) -> None:
+    kind, request = REQUESTS[name], asked(name)
+    whose = {Door.INFO: AskedBy.READERS, Door.ADMIN: AskedBy.OPERATORS, Door.NODE: AskedBy.NODES}[door]
+    assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
+    if kind.asker:
         assert refusal(door, "n2", request)
-    if kind in BATCHED:
-        assert (refusal(door, "n1", pb.ControlRequest(batch={"requests": [{"request": request}]})) == "") is (
-            kind in ASKER and door is Door.NODE
-        )
+    if kind.batched:
+        batch = pb.ControlRequest(batch={"requests": [{"request": request}]})
+        assert (refusal(door, "n1", batch) == "") is (bool(kind.asker) and door is Door.NODE)

@@ -1,0 +1,100 @@
+"""Requests: the one table of what the metadata group can be asked for: who decides it, who may ask, where it may stand. Pure.
+
+Goal: a kind of request is one row. Everything else is read from here: on which subject it may be asked for (``doors.py``), what
+decides it (``controller.py``), whether it may stand in a batch (``batches.py``), whether the log remembers it (``fsm.py``).
+
+Constraint: the table is whole. A test compares its rows with the kinds of ``cluster.proto``; one without a row is refused everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from liftpy.cluster.decisions import elections, isr, nodes, streams
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.pages import describe, describe_stream
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+class AskedBy(Enum):
+    """Who may ask for it, besides the metadata leader."""
+
+    READERS = "whoever may read"
+    OPERATORS = "operators"
+    NODES = "nodes"
+    NOBODY = "nobody: the metadata leader proposes it itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKind:
+    """One row."""
+
+    decide: Callable[[Draft, Any], Decision]
+    """What apply does with the request's message; it reads nothing but its arguments and never raises [M6]."""
+    asked_by: AskedBy
+    asker: str = ""
+    """Of NODES: the field that names who asks. '': any node may."""
+    read_only: bool = False
+    """It changes nothing, and so needs no deduplication."""
+    batched: bool = False
+    """It is about one partition, and may stand in a batch; all others have an entry of their own."""
+    looked_at_first: bool = False
+    """By a metadata leader that knows the sessions: one that has only just been elected can't answer it yet."""
+
+
+def _nothing(draft: Draft, _: Any) -> Decision:
+    return draft.done()
+
+
+def _describe_cluster(draft: Draft, request: pb.DescribeCluster) -> Decision:
+    return draft.done(describe(draft.image, request))
+
+
+def _describe_stream(draft: Draft, request: pb.DescribeStream) -> Decision:
+    return Decision((), describe_stream(draft.image, request))
+
+
+def _not_logged(_draft: Draft, _: Any) -> Decision:
+    return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
+
+
+def unknown(_draft: Draft, _: Any) -> Decision:
+    """What has no row; and a batch, which is taken apart before (``batches.py``)."""
+    return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
+
+
+_BY = AskedBy
+REQUESTS: Mapping[str, RequestKind] = {
+    "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
+    "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
+    "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
+    "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
+    "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
+    "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
+    "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
+    "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
+    "heartbeat": RequestKind(decide=_not_logged, asked_by=_BY.NODES, asker="nodeId", read_only=True, looked_at_first=True),
+    "registerNode": RequestKind(decide=nodes.register_node, asked_by=_BY.NODES, asker="nodeId", looked_at_first=True),
+    "fenceNode": RequestKind(decide=nodes.fence_node, asked_by=_BY.NODES, asker="nodeId"),
+    "drainNode": RequestKind(decide=elections.drain_node, asked_by=_BY.NODES, asker="nodeId"),
+    "changeIsr": RequestKind(decide=isr.change_isr, asked_by=_BY.NODES, asker="leader", batched=True),
+    "leaveIsr": RequestKind(decide=isr.leave_isr, asked_by=_BY.NODES, asker="node", batched=True),
+    "reportLeader": RequestKind(
+        decide=elections.report_leader, asked_by=_BY.NODES, asker="witness", batched=True, looked_at_first=True
+    ),
+    "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
+    "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
+    "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
+    "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
+    "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
+}
+"""Name in ``ControlRequest.request`` -> what it is."""
+_UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
+
+
+def kind_of(request: pb.ControlRequest) -> RequestKind:
+    """The row of ``request``; one that nobody may ask for where it has none."""
+    return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
