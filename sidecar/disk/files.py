@@ -148,8 +148,8 @@ class DiskFile:
 
     def read(self, position: int, size_bytes: int) -> memoryview:
         """Up to ``size_bytes`` from ``position``."""
-        if self._sealed and self._size_bytes:
-            return memoryview(self._mapped())[position : position + size_bytes]
+        if self._sealed:  # nothing can be mapped of an empty one
+            return memoryview(self._mapped() if self._size_bytes else b"")[position : position + size_bytes]
         with _storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 

@@ -33,6 +33,9 @@ def test_quantiles_are_those_of_the_last_flushes() -> None:
     assert found["p99_ms"] == pytest.approx(KEPT_OF_PARTITION * 0.99, abs=1)
     assert found["max_ms"] == pytest.approx(KEPT_OF_PARTITION, abs=0.1), "what is older is forgotten"
     assert times.count == 2 * KEPT_OF_PARTITION
+    for _ in range(3 * KEPT_OF_PARTITION):
+        times.add(0.002)
+    assert times.report() == {"p50_ms": 2.0, "p99_ms": 2.0, "max_ms": 2.0}, "round and round"
 
 
 def test_slow_flushes_are_warned_of_now_and_then_and_all_counted(

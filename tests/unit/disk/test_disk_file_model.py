@@ -1,0 +1,298 @@
+"""A file on the disk against a byte string: whatever is done to it, whatever the system says, both hold the same [S4, L6]."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import NoSpaceError, StorageError
+from sidecar.disk import files
+from sidecar.disk.files import DiskFile, FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
+
+BLOCK = 64
+
+
+class System:
+    """Short writes and errors, as ``plan`` has them: each number is how much of a write is done, each exception is raised."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plan: list[int | OSError] = []
+        self.calls: list[str] = []
+        for name in ("writev", "write", "pwrite", "fdatasync", "fsync", "posix_fadvise"):
+            monkeypatch.setattr(os, name, self._standing_in(name, getattr(os, name)))
+
+    def _standing_in(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, *args: Any) -> Any:
+            self.calls.append(name)
+            if not self.plan or name not in ("writev", "write"):
+                return real(descriptor, *args)
+            step = self.plan.pop(0)
+            if isinstance(step, OSError):
+                raise step
+            data = b"".join(args[0]) if name == "writev" else bytes(args[0])
+            return self.write(descriptor, data[: max(step, 1)])
+
+        if name == "write":
+            self.write = real
+        return call
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> System:
+    monkeypatch.setattr(files, "_COPY_BYTES", BLOCK)
+    return System(monkeypatch)
+
+
+def contents(file: DiskFile) -> bytes:
+    return file.path.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_holds_what_a_byte_string_would(seed: int, tmp_path: Path, system: System) -> None:
+    draw = random.Random(seed)
+    file, model, sealed, views = DiskFile(tmp_path / "log", create=True, maps=OpenMaps(1)), b"", False, []
+    for _ in range(80):
+        what = draw.choice(["append"] * 5 + ["read"] * 4 + ["reread", "rewrite", "truncate", "seal", "sync"])
+        if what == "append" and not sealed:
+            pieces = [draw.randbytes(draw.randrange(1, 60)) for _ in range(draw.randrange(1, 4))]
+            system.plan = [draw.randrange(1, 30) for _ in range(draw.randrange(6))]
+            fails = draw.random() < 0.2
+            if fails:
+                system.plan.append(OSError(errno.EIO, "no"))
+            try:
+                file.append(pieces)
+                model += b"".join(pieces)
+            except StorageError:
+                assert fails
+            system.plan = []
+        elif what in ("read", "reread"):
+            position, size = draw.randrange(len(model) + 20), draw.randrange(200)
+            view = getattr(file, what)(position, size)
+            assert bytes(view) == model[position : position + size]
+            views.append((view, bytes(view)))
+        elif what == "rewrite":
+            file.rewrite(draw.randrange(len(model) + 1))
+        elif what == "truncate":
+            end = draw.choice([draw.randrange(len(model) + 1), len(model) // BLOCK * BLOCK, min(BLOCK + 1, len(model))])
+            file.truncate(end)
+            model, sealed = model[:end], False
+        elif what == "seal":
+            file.seal()
+            sealed = True
+        elif what == "sync":
+            file.sync()
+        assert file.size_bytes == len(model)
+        assert contents(file) == model
+    assert all(bytes(view) == seen for view, seen in views), "what was handed out has changed"
+    file.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 1])
+def test_a_rewrite_and_a_copy_take_every_byte(size: int, tmp_path: Path, system: System) -> None:
+    written: list[tuple[int, bytes]] = []
+    file = DiskFile(tmp_path / "log", create=True)
+    data = bytes(n % 251 for n in range(size + 5))
+    file.append([data])
+    real = os.pwrite
+    os.pwrite = lambda fd, block, at: written.append((at, bytes(block))) or real(fd, block, at)  # type: ignore[assignment]
+    file.rewrite(2)
+    assert b"".join(block for _, block in written) == data[2:]
+    assert [at for at, _ in written] == list(range(2, len(data), BLOCK))
+    file.seal()
+    file.truncate(size)
+    assert contents(file) == data[:size]
+    file.append([b"more"])
+    file.seal()
+    assert bytes(file.read(0, 1000)) == data[:size] + b"more", "a copy that is sealed again is read by its name"
+    file.close()
+
+
+def test_bytes_of_a_write_that_is_not_done_are_nobodys(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"counted"])
+    with (tmp_path / "log").open("ab") as behind:
+        behind.write(b"torn")
+    assert bytes(file.read(0, 100)) == bytes(file.reread(0, 100)) == b"counted"
+    assert bytes(file.read(50, 10)) == bytes(file.reread(50, 10)) == b""
+    file.close()
+
+
+def test_a_reread_asks_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, dropped = DiskFile(tmp_path / "log", create=True), []
+    file.append([b"x" * 100])
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: dropped.append((at, size, advice)))
+    assert len(file.reread(10, 1000)) == 90
+    assert dropped == [(10, 90, os.POSIX_FADV_DONTNEED)]
+    file.close()
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OPERATIONS: dict[str, Callable[[Path, DiskFile], object]] = {
+    "append": lambda folder, file: file.append([b"x"]),
+    "replace": lambda folder, file: replace_file(folder / "small", b"x"),
+    "sync": lambda folder, file: file.sync(),
+    "rewrite": lambda folder, file: file.rewrite(0),
+    "truncate": lambda folder, file: file.truncate(0),
+    "names": lambda folder, file: FolderStorage(folder).names(),
+    "sync_folder": lambda folder, file: FolderStorage(folder).sync_folder(),
+    "rename": lambda folder, file: FolderStorage(folder).rename("a", "b"),
+    "remove": lambda folder, file: FolderStorage(folder).remove("a"),
+    "make": lambda folder, file: make_folder(folder / "new" / "er"),
+    "make many": lambda folder, file: MadeFolders().make(folder / "new" / "est"),
+}
+FAILING = ("writev", "write", "pwrite", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "listdir", "mkdir")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("number", [*FULL, errno.EIO, errno.EROFS])
+def test_what_the_system_says_is_told_by_its_kind(
+    operation: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"held"])
+    (tmp_path / "a").write_bytes(b"")
+
+    def fails(*args: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        for name in FAILING:
+            if (operation, name) != ("append", "ftruncate"):
+                broken.setattr(os, name, fails)
+        with pytest.raises(StorageError, match=os.strerror(number)) as told:
+            OPERATIONS[operation](tmp_path, file)
+    assert isinstance(told.value, NoSpaceError) == (number in FULL)
+    file.close()
+
+
+@pytest.mark.parametrize("fails_at", ["write", "fsync"])
+def test_a_replacement_that_failed_leaves_nothing_that_the_next_could_take(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small").write_bytes(b"old")
+
+    def fails(*args: Any) -> Any:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, fails_at, fails)
+        with pytest.raises(StorageError):
+            replace_file(tmp_path / "small", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert (tmp_path / "small").read_bytes() == b"old"
+
+
+class Maps:
+    """Which files are mapped, by a model: those read last, each once."""
+
+    def __init__(self, folder: Path, bound: int) -> None:
+        self.maps, self.used, self.files = OpenMaps(bound), [], []
+        for number in range(5):
+            file = DiskFile(folder / str(number), create=True, maps=self.maps)
+            file.append([bytes([number])])
+            file.seal()
+            self.files.append(file)
+
+    def read(self, number: int) -> None:
+        assert bytes(self.files[number].read(0, 1)) == bytes([number])
+        self.used = [*(n for n in self.used if n != number), number][-self.maps.bound :]
+
+    def agree(self) -> None:
+        assert [n for n, file in enumerate(self.files) if file._map is not None] == sorted(self.used)
+        assert len(self.maps) == len(self.used)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_the_maps_of_those_read_last_are_kept(bound: int, tmp_path: Path) -> None:
+    world, draw = Maps(tmp_path, bound), random.Random(bound)
+    for _ in range(60):
+        world.read(draw.randrange(5))
+        world.agree()
+    opened = world.maps.opened
+    world.read(world.used[-1])
+    assert world.maps.opened == opened, "it was mapped"
+    world.files[world.used[0]].close()
+    world.used.pop(0)
+    world.agree()
+    world.maps.let_go()
+    world.used = []
+    world.agree()
+    world.read(4 if 4 not in world.used and not world.files[4]._closed else 3)
+    world.agree()
+
+
+def test_a_file_that_is_closed_while_it_is_mapped_keeps_no_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread closes it between the two: its space is the log's again."""
+    maps = OpenMaps()
+    file = DiskFile(tmp_path / "log", create=True, maps=maps)
+    file.append([b"x"])
+    file.seal()
+    really = OpenMaps.used
+
+    def used(self: OpenMaps, which: DiskFile, *, opened: bool = False) -> None:
+        which.close()
+        really(self, which, opened=opened)
+
+    monkeypatch.setattr(OpenMaps, "used", used)
+    assert bytes(file.read(0, 1)) == b"x"
+    assert file._map is None
+    assert len(maps) == 0
+    with pytest.raises(StorageError, match="closed"):
+        file.read(0, 1)
+
+
+def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "log", create=True)
+    file.append([b"right"])
+    file.seal()
+    (tmp_path / "other").write_bytes(b"wrong, and as long")
+    os.rename(tmp_path / "other", tmp_path / "log")
+    for look in (file.read, file.reread):
+        with pytest.raises(StorageError, match="another file"):
+            look(0, 5)
+    file.close()
+
+
+@pytest.fixture
+def flushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    really = sync_folder
+
+    def counted(folder: Path) -> None:
+        if folder.name in fail_of:
+            raise OSError(errno.EIO, "no")
+        done.append(folder.name)
+        really(folder)
+
+    fail_of: set[str] = set()
+    counted.fail_of = fail_of  # type: ignore[attr-defined]
+    monkeypatch.setattr(files, "sync_folder", counted)
+    return done
+
+
+def test_names_of_made_folders_are_flushed_unless_this_process_knows(tmp_path: Path, flushes: list[str]) -> None:
+    folders, fail_of = MadeFolders(), files.sync_folder.fail_of  # type: ignore[attr-defined]
+    folders.make(tmp_path / "s" / "0")
+    assert flushes[-1] == "s"
+    folders.make(tmp_path / "s" / "0")
+    assert flushes.count("s") == 1, "it was there, and has been flushed"
+    os.rmdir(tmp_path / "s" / "0")
+    os.rmdir(tmp_path / "s")
+    folders.removed(tmp_path / "s")
+    os.makedirs(tmp_path / "s" / "0")  # by somebody who died before the flush
+    folders.make(tmp_path / "s" / "0")
+    assert flushes.count("s") == 2, "a folder that was removed is not known any more"
+    fail_of.add("s")
+    with pytest.raises(StorageError):
+        folders.make(tmp_path / "s" / "1")
+    fail_of.clear()
+    for _ in range(2):
+        before = flushes.count("s")
+        folders.make(tmp_path / "s" / "1")
+        assert flushes.count("s") == before + 1, "a flush that has failed once is never believed again"

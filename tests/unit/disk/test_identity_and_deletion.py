@@ -1,0 +1,111 @@
+"""What the node file may say, and what is left of a partition that was being deleted [S9, S11, S12, M11]."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import pytest
+
+from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from liftpy.ids import PartitionKey
+from sidecar.disk import data_folder
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from tests.unit.disk.recording import FOLDER, Recorder
+
+KEY = PartitionKey("orders", "u1", 0)
+RIGHT: dict[str, Any] = {"format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3}
+
+
+def write(path: Path, said: dict[str, Any]) -> None:
+    body = json.dumps(said).encode()
+    (path / "node").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"incarnation": -1}, {"incarnation": 1 << 64}, {"incarnation": True}, {"incarnation": 1.0}, {"incarnation": "1"},
+        {"clean_incarnation": -1}, {"clean_incarnation": None}, {"node_id": ""}, {"node_id": "../x"}, {"node_id": 7},
+        {"starts": -1}, {"nonce": 1 << 64}, {"registered": "x"}, {"earlier": [-1]}, {"earlier": 5}, {"folder_id": 7},
+        {"more": 1},
+    ],
+)  # fmt: skip
+def test_what_no_node_writes_is_not_believed(wrong: dict[str, Any], tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    write(tmp_path, RIGHT)
+    assert folder.load_identity() == NodeIdentity("a", 3, 3)
+    write(tmp_path, RIGHT | wrong)
+    with pytest.raises(CorruptionError):
+        folder.load_identity()
+    folder.close()
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_another_format_is_refused_and_is_no_damage(version: int, tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    write(tmp_path, RIGHT | {"format": version})
+    with pytest.raises(UnknownFormatError):
+        folder.load_identity()
+    folder.close()
+
+
+def test_only_the_last_incarnation_can_have_stopped_cleanly() -> None:
+    said = {(i, clean): NodeIdentity("a", i, clean).stopped_cleanly for i in range(4) for clean in range(4)}
+    assert {pair for pair, cleanly in said.items() if cleanly} == {(1, 1), (2, 2), (3, 3)}
+
+
+def test_a_start_flushes_names_that_an_earlier_process_may_not_have(tmp_path: Path) -> None:
+    (tmp_path / "data" / "streams").mkdir(parents=True)
+    recorder = Recorder(tmp_path)
+    with recorder.recording():
+        DataFolder(tmp_path / "data").close()
+    flushed = {call.path for call in recorder.calls if FOLDER in call.kind}
+    assert {"data", "data/streams"} <= flushed
+
+
+@pytest.mark.parametrize("left", ["nothing", "half", "half and whole"])
+def test_a_deletion_can_be_done_again_wherever_it_ended(left: str, tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    path = folder.partition_path(KEY)
+    if left != "nothing":
+        doomed = path.with_name("0.deleted")
+        doomed.mkdir(parents=True)
+        (doomed / "old").write_bytes(b"x")
+    if left != "half":
+        folder.partition_storage(KEY).create("log").append([b"x"])
+    for _ in range(2):
+        folder.delete_partition(KEY)
+    assert not path.exists()
+    if left == "nothing":
+        assert not path.parent.exists()
+    folder.partition_storage(KEY).create("log").append([b"y"])
+    assert folder.partition_storage(KEY).names() == ["log"]
+    folder.close()
+
+
+def test_a_deleted_partition_is_gone_by_name_before_its_bytes_are(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.partition_storage(KEY).create("log").append([b"x"])
+    recorder = Recorder(tmp_path)
+    with recorder.recording():
+        folder.delete_partition(KEY)
+    said = [str(call) for call in recorder.calls]
+    renamed, flushed = said.index("rename streams/orders-u1/0 -> streams/orders-u1/0.deleted"), "flush folder streams/orders-u1"
+    assert renamed < said.index(flushed) < min(n for n, line in enumerate(said) if line.startswith("unlink"))
+    folder.close()
+
+
+def test_an_error_of_the_system_is_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DataFolder(tmp_path)
+    folder.partition_storage(KEY).create("log").append([b"x"])
+
+    def fails(*args: Any) -> None:
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(data_folder, "sync_folder", fails)
+    with pytest.raises(StorageError):
+        folder.delete_partition(KEY)
+    folder.close()
