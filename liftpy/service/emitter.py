@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from liftpy.client import Client
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError, UnavailableError
 from liftpy.service.base import DivergedError
-from liftpy.service.outbox import ID_HEADER, NUMBER_HEADER, Outbox, Output, OutputConflictError
+from liftpy.service.outbox import EXPECTED_HEADER, DisprovenError, Outbox, Output, OutputConflictError
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record
 from liftpy.wire.subjects import data_subject
 
 logger = logging.getLogger("liftpy.service")
 
-_EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
 _AGAIN_S = 0.05
+"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_s``."""
+_LOST_AFTER_S = 3.0
+"""An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
 
 
 class NotWrittenError(UnavailableError):
@@ -34,7 +38,9 @@ class NotWrittenError(UnavailableError):
 
 
 class Emitter:
-    """The output side of one service. ``leads`` tells whether outputs may leave now; ``fatal`` takes what ends the service."""
+    """The output side of one service. ``leads`` tells whether outputs may leave now; ``fatal`` takes what ends the service,
+    ``disproven`` what only ends the state (an earlier snapshot may be right). ``known`` is called once the end of the output stream
+    is known."""
 
     def __init__(
         self,
@@ -44,6 +50,8 @@ class Emitter:
         outbox: Outbox,
         leads: Callable[[], bool],
         fatal: Callable[[LiftError], None],
+        disproven: Callable[[], None],
+        known: Callable[[], None],
     ) -> None:
         self._client = client
         self._transport = transport
@@ -53,11 +61,16 @@ class Emitter:
         self._outbox = outbox
         self._leads = leads
         self._fatal = fatal
+        self._disproven = disproven
+        self._known = known
         self._subject = ""
         self._uid = ""
         self._wake = asyncio.Event()
         self._must_look = True
         """Whether the end of the output stream has to be learned before anything is sent."""
+        self._shorter_since_s: float | None = None
+        """Since when the output stream has ended below what is known to be written."""
+        self._wait_s = _AGAIN_S
         self.problem = ""
         """Why outputs don't leave; shown in status."""
         self.advanced = asyncio.Event()
@@ -79,6 +92,9 @@ class Emitter:
             try:
                 await self._turn()
                 self.problem = ""
+            except DisprovenError as error:
+                self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
+                self._disproven()
             except DivergedError as error:
                 self._fatal(error)
                 return
@@ -88,7 +104,8 @@ class Emitter:
                 if problem != self.problem and not again:
                     logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
                 self._must_look, self.problem = True, problem
-                await asyncio.sleep(_AGAIN_S if again else self._settings.emit_poll_s)
+                await asyncio.sleep(min(self._wait_s, self._settings.emit_poll_s) if again else self._settings.emit_poll_s)
+                self._wait_s *= 2
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.emit_poll_s):  # not wait_for, which may swallow a cancellation
@@ -123,19 +140,42 @@ class Emitter:
         if bounds.uid != self._uid:
             raise OutputConflictError(f"the output stream {self._stream} was deleted and made again while it was written to")
         end = bounds.end_offset
-        seen_before = min(end, outbox.restarted_at)  # what a snapshot covers was compared when it was made
-        outbox.starts_at(max(bounds.log_start_offset, seen_before))
+        self._look_for_a_cut(end)
+        proof = outbox.proof_at(bounds.log_start_offset, end)
+        if proof is not None:
+            await self._read(proof, proof + 1, outbox.prove)
+        outbox.starts_at(bounds.log_start_offset, end)
         if outbox.emitted_end < end:
-            try:
-                pieces = self._client.read_range(self._stream, self._partition, outbox.emitted_end, end, uid=bounds.uid)
-                async with contextlib.aclosing(pieces):
-                    async for piece in pieces:
-                        for record in piece.records():
-                            outbox.learned(record)
-            except OffsetOutOfRangeError:
-                raise NotWrittenError("the output stream's retention overtook the reading") from None
+            await self._read(outbox.emitted_end, end, outbox.learned)
             self.advanced.set()
-        self._must_look = False
+        self._must_look = self._shorter_since_s is not None
+        if not outbox.known:
+            outbox.known = True
+            self._known()
+
+    def _look_for_a_cut(self, end: int) -> None:
+        now_s = time.monotonic()
+        if end >= self._outbox.emitted_end:
+            self._shorter_since_s = None
+        elif self._shorter_since_s is None:
+            self._shorter_since_s = now_s
+        elif now_s - self._shorter_since_s >= _LOST_AFTER_S:
+            where, known = f"{self._stream}/{self._partition}", self._outbox.emitted_end
+            logger.error(
+                "%s ends at %d, below the %d outputs that were written: it was cut, they are written again", where, end, known
+            )
+            self._outbox.lost(end)
+            self._shorter_since_s = None
+
+    async def _read(self, start: int, end: int, take: Callable[[Record], None]) -> None:
+        try:
+            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._uid)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    for record in piece.records():
+                        take(record)
+        except OffsetOutOfRangeError:
+            raise NotWrittenError("the output stream's retention overtook the reading") from None
 
     # ---- writing -----------------------------------------------------------------------------------------------------------
     async def _send(self) -> None:
@@ -150,12 +190,12 @@ class Emitter:
                     raise answer
                 if isinstance(answer, BaseException):
                     raise NotWrittenError(f"output {output.number}: {answer}") from answer
-                outbox.written(output.number + 1)
+                outbox.wrote(output)
+                self._wait_s = _AGAIN_S
                 self.advanced.set()
 
     async def _write(self, output: Output) -> None:
         """Append one output at its own offset; raises NotWrittenError unless it is acknowledged there."""
-        ours = ((ID_HEADER, self._outbox.id_of(output).encode()), (NUMBER_HEADER, b"%d" % output.number))
         message = client_pb2.Message(
             offset=output.number,
             value=output.value,
@@ -164,10 +204,10 @@ class Emitter:
             stream=self._stream,
             streamUid=self._uid,
             partition=self._partition,
-            headers=[client_pb2.Header(name=name, value=value) for name, value in sorted((*output.headers, *ours))],
+            headers=[client_pb2.Header(name=name, value=value) for name, value in self._outbox.headers_of(output)],
             ackPolicy=client_pb2.ALL,
         )
-        expected = {_EXPECTED_HEADER: "0"} if output.number == 0 else None  # an envelope can't say that it expects offset 0
+        expected = {EXPECTED_HEADER: "0"} if output.number == 0 else None  # an envelope can't say that it expects offset 0
         answer = await self._transport.request(self._subject, frames.encode(message), self._settings.emit_timeout_s, expected)
         ack = frames.decode(answer, client_pb2.Ack)
         named = (ack.stream, ack.partition) == (self._stream, self._partition)

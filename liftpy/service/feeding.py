@@ -67,6 +67,10 @@ class Feeder:
         """Whether it was told that this stop is reached."""
         self._cut: int | None = None
         """The log ends here, below the machine's position: go back."""
+        self._began: Snapshot | None = None
+        """What the machine began from."""
+        self._disproven = False
+        """The outputs of the state that it began from are not the ones that were written: go back."""
         self._verifying = False
         """Whether the next record is the one before the machine's position, and only to be looked at."""
         self._ask_again = False
@@ -84,6 +88,11 @@ class Feeder:
     def cut_at(self, log_end_offset: int) -> None:
         """The leader's log ends below the machine's position."""
         self._cut = log_end_offset
+        self._wake.set()
+
+    def disproven(self) -> None:
+        """The state that the machine began from has diverged: go back to an earlier snapshot, and never begin from this one again."""
+        self._disproven = True
         self._wake.set()
 
     def verify(self, log_start_offset: int) -> None:
@@ -112,7 +121,7 @@ class Feeder:
             self._factory(), self._identity, snapshot_every=self._settings.snapshot_every, outbox=self._outbox
         )
         machine.start(snapshot)
-        self._machine = machine
+        self._machine, self._began = machine, snapshot
         self._verifying = machine.position > self._log_start_offset
         self._align()
         self._started(machine, snapshot)
@@ -132,6 +141,14 @@ class Feeder:
             await self.restart(0)
             if outbox is not None:
                 outbox.compare_again()
+            if self._emitter is not None:
+                self._emitter.look_again()
+            return True
+        if self._disproven:
+            self._disproven = False
+            first_wrong = self._began.position if self._began is not None else 0
+            await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
+            await self.restart(0)
             if self._emitter is not None:
                 self._emitter.look_again()
             return True
@@ -272,8 +289,14 @@ class Feeder:
                 yield record
 
     async def _save(self, snapshot: Snapshot) -> None:
-        emitted_end = self._outbox.emitted_end if self._outbox is not None else 0
-        await asyncio.to_thread(self._store.save, snapshot, emitted_end)
+        compared_end = self._outbox.compared_end if self._outbox is not None else 0
+        await asyncio.to_thread(self._store.save, snapshot, compared_end)
+
+    def set_aside_diverged(self) -> None:
+        """The service has diverged: no later process begins from a state whose outputs were not compared."""
+        outbox = self._outbox
+        if outbox is not None:
+            self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
 
 def _cancel(task: asyncio.Task[list[BatchSlice]] | None) -> None:

@@ -20,7 +20,7 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.errors import FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
-from liftpy.service.base import Role, Service
+from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.emitter import Emitter
 from liftpy.service.feeding import Feeder
 from liftpy.service.machine import ServiceMachine
@@ -74,6 +74,10 @@ class ServiceHost:
         lock = ServiceLock(settings.data, settings.service, settings.stream, settings.partition)
         try:
             await self._run()
+        except DivergedError:
+            if self._feeder is not None:
+                self._feeder.set_aside_diverged()
+            raise
         finally:
             lock.close()
 
@@ -124,8 +128,9 @@ class ServiceHost:
         outbox = None
         if settings.output_stream:
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
-            outbox = Outbox(f"{identity.uid}/{identity.partition}", **bounds)
-            self._emitter = Emitter(self._client, self._transport, settings, outbox, self._leads, self._fatal)
+            outbox = Outbox(f"{identity.uid}/{identity.partition}", service=identity.service, **bounds)
+            told = (self._leads, self._fatal, self._disproven, self._outputs_known)
+            self._emitter = Emitter(self._client, self._transport, settings, outbox, *told)
         reading = ReadOptions(
             node=settings.node,
             wait_s=settings.read_wait_s,
@@ -197,7 +202,8 @@ class ServiceHost:
         assert machine is not None
         assert feeder is not None
         leased = time.monotonic() - self._heard_s < order.leaseMs / 1000
-        role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased else Role.FOLLOWER
+        known = machine.outbox is None or machine.outbox.known  # else it would take outputs of others for missing
+        role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
             if self._emitter is not None:
@@ -207,6 +213,14 @@ class ServiceHost:
             feeder.cut_at(order.logEndOffset)
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
         self._acknowledge()
+
+    def _outputs_known(self) -> None:
+        if self.machine is not None and self._order is not None:
+            self._obey()
+
+    def _disproven(self) -> None:
+        if self._feeder is not None:
+            self._feeder.disproven()
 
     def _stop_reached(self) -> None:
         self._acknowledge()

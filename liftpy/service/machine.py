@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.log_timers import LogTimers
-from liftpy.service.outbox import MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
@@ -71,7 +71,7 @@ class ServiceMachine:
             for at_ns, name in snapshot.timers:
                 self._timers.set(name, at_ns)
         if self.outbox is not None:
-            self.outbox.restart(snapshot.output_count if snapshot is not None else 0)
+            self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _blamed("on_start"):
             self._service.on_start(None if snapshot is None else snapshot.state)
 
@@ -167,6 +167,7 @@ class ServiceMachine:
             output_count=self.outbox.output_count if self.outbox is not None else 0,
             timers=self._timers.entries(),
             state=state,
+            output_digest=self.outbox.digest if self.outbox is not None else b"",
         )
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
@@ -181,8 +182,10 @@ class ServiceMachine:
                 f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_RECORD} come from one record"
             )
         names = [name for name, _ in headers]
-        if len(set(names)) != len(names) or any(map(is_reserved, names)):
-            raise ServiceFailedError("an output's header names are unique and not empty, and Lift-* is reserved")
+        if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
+            raise ServiceFailedError(
+                f"an output's header names are unique and not empty; Lift-* and {EXPECTED_HEADER} are reserved"
+            )
         source.index += 1
         self.outbox.add(output)
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from liftpy.errors import CorruptionError, FolderLockedError, StorageError
+from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.service.snapshot import Identity, Snapshot, decode
 
 logger = logging.getLogger("liftpy.service")
@@ -74,11 +74,11 @@ class SnapshotStore:
                 return snapshot
         return None
 
-    def save(self, snapshot: Snapshot, emitted_end: int) -> None:
+    def save(self, snapshot: Snapshot, compared_end: int) -> None:
         """Store a snapshot durably; then drop old ones.
 
-        Kept are the newest few, and the newest one at or below ``emitted_end`` outputs: what a LEADER replays from when
-        outputs have to be produced again.
+        Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
+        light; what a LEADER replays from when outputs have to be produced again.
         """
         data = snapshot.encode()
         if len(data) > self._max_bytes:
@@ -86,7 +86,7 @@ class SnapshotStore:
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
             self._replace(path, data)
-            self._drop_old(emitted_end)
+            self._drop_old(compared_end)
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
@@ -98,9 +98,9 @@ class SnapshotStore:
         temporary.rename(path)
         _flush_names(self.folder)
 
-    def _drop_old(self, emitted_end: int) -> None:
+    def _drop_old(self, compared_end: int) -> None:
         old = self.positions()[: -self._kept]
-        needed = self.newest(lambda s: s.output_count <= emitted_end) if old else None
+        needed = self.newest(lambda s: s.output_count <= compared_end) if old else None
         for position in old:
             if needed is None or position != needed.position:
                 self._path(position).unlink()
@@ -111,6 +111,16 @@ class SnapshotStore:
             if found > position:
                 logger.warning("snapshot %d is past the log, which ends at %d: dropped", found, position)
                 self._path(found).unlink(missing_ok=True)
+
+    def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
+        """Never begin from these again; they stay as ``.diverged``, for whoever looks for the cause."""
+        for position in self.positions():
+            path = self._path(position)
+            with _storage_errors("set aside", path), contextlib.suppress(CorruptionError, UnknownFormatError):
+                if diverged(decode(path.read_bytes(), self._identity)):
+                    logger.error("%s holds a state that has diverged: set aside", path)
+                    path.rename(path.with_suffix(".diverged"))
+                    _flush_names(self.folder)
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:020d}{_SUFFIX}"

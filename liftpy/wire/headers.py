@@ -19,8 +19,10 @@ ACK = "Lift-Ack"
 TOMBSTONE = "Lift-Tombstone"
 OUTPUT_ID = "Lift-Output"
 OUTPUT_NUMBER = "Lift-Output-Number"
+OUTPUT_DIGEST = "Lift-Output-Digest"
+OUTPUT_SERVICE = "Lift-Output-Service"
 _RESERVED = "lift-"
-_OF_OUTPUTS = frozenset({OUTPUT_ID, OUTPUT_NUMBER})
+_OF_OUTPUTS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE})
 
 
 def is_reserved(name: str) -> bool:

@@ -360,6 +360,7 @@ async def test_three_that_all_believe_to_lead_write_every_output_once(bench: Ben
     await bench.create(stream_name)
     settings = ServiceSettings("any", "in", "n1", tmp_path, output_stream=stream_name, emit_window=64)
     failed: list[Exception] = []
+    ended: Callable[[], None] = lambda: None  # noqa: E731
     tasks, connections = [], []
     for _ in range(3):
         outbox = Outbox("u/0")
@@ -369,7 +370,9 @@ async def test_three_that_all_believe_to_lead_write_every_output_once(bench: Ben
         connections.append(connection)
         transport = Transport(connection)
         client = Client(transport, Subjects(), owns_connection=False)
-        tasks.append(asyncio.create_task(Emitter(client, transport, settings, outbox, lambda: True, failed.append).run()))
+        tasks.append(
+            asyncio.create_task(Emitter(client, transport, settings, outbox, lambda: True, failed.append, ended, ended).run())
+        )
 
     async def all_written() -> bool:
         return (await bench.client.bounds(stream_name)).end_offset >= total

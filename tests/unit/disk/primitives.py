@@ -323,7 +323,7 @@ IDENTITY = Identity("counter", "orders", "u1", 0)
 def stores_snapshots(recorder: Recorder, folder: Path) -> None:
     store = SnapshotStore(folder / "services", IDENTITY, kept=2, max_bytes=1 << 20)
     for position in (10, 20, 30, 40):
-        store.save(_snapshot(position), emitted_end=position)
+        store.save(_snapshot(position), compared_end=position)
         recorder.promise(position)
 
 

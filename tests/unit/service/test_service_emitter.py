@@ -47,7 +47,8 @@ class Partition:
                 0,
                 message.key or None,
                 message.value,
-                tuple((h.name, h.value) for h in message.headers),
+                tuple((h.name, h.value) for h in message.headers)
+                + tuple((name, value.encode()) for name, value in (headers or {}).items()),
                 "",
                 None,
                 1,
@@ -97,8 +98,18 @@ class Sender:
         self.failed: list[LiftError] = []
         settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out", emit_poll_s=0.01, emit_window=16)
         anything: Any = partition
-        self.emitter = Emitter(anything, anything, settings, self.outbox, lambda: self.leads, self.failed.append)
+        self.emitter = Emitter(
+            anything, anything, settings, self.outbox, lambda: self.leads, self.failed.append, self._disprove, self._know
+        )
         self.values = values
+        self.disproven = 0
+        self.known = 0
+
+    def _know(self) -> None:
+        self.known += 1
+
+    def _disprove(self) -> None:
+        self.disproven += 1
 
     def produce(self, end: int) -> None:
         for number in range(self.outbox.output_count, end):
@@ -218,3 +229,70 @@ async def test_an_ack_of_another_stream_does_not_pass_for_ours(start: Any, monke
     await until(lambda: sender.outbox.emitted_end == 20)
     assert ([r.value for r in partition.log], sender.failed) == ([b"v%d" % number for number in range(20)], [])
     assert len(lost) == 7
+
+
+async def written_by_another(start: Any, partition: Partition, count: int, values: str = "v") -> Outbox:
+    sender = start(Sender(partition, values=values))
+    sender.produce(count)
+    await until(lambda: len(partition.log) == count and sender.outbox.emitted_end == count)
+    sender.leads = False
+    outbox: Outbox = sender.outbox
+    return outbox
+
+
+@pytest.mark.parametrize("values", ["v", "w"])
+async def test_what_a_snapshot_began_with_is_proven_by_one_read_before_anything_is_sent(start: Any, values: str) -> None:
+    partition = Partition()
+    await written_by_another(start, partition, 20)
+    copy = Outbox("u/0")
+    for number in range(12):
+        copy.add(Output(number, 7 + number, 0, f"{values}{number}".encode(), None, ()))
+    again = Sender(partition)
+    again.outbox.restart(12, copy.digest)
+    again.produce(25)  # 12 and on: as the right service
+    start(again)
+    if values == "v":
+        await until(lambda: len(partition.log) == 25)
+        assert (again.known, again.disproven, again.outbox.compared_end) == (1, 0, 25)
+    else:
+        await until(lambda: again.disproven)
+        assert (again.known, len(partition.log), again.failed) == (0, 20, [])
+        assert "SERVICE_DIVERGED" in again.emitter.problem
+
+
+async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an unclean election of it; a leader that has just begun says less for a moment, so it waits."""
+    monkeypatch.setattr("liftpy.service.emitter._LOST_AFTER_S", 0.05)
+    partition = Partition()
+    sender = start(Sender(partition))
+    sender.produce(20)
+    await until(lambda: sender.outbox.emitted_end == 20)
+    del partition.log[15:]
+    sender.emitter.look_again()
+    await until(lambda: sender.outbox.must_rewind)  # 15 to 19 are kept no more
+    assert sender.outbox.emitted_end == 15
+    sender.outbox.restart(0)
+    sender.produce(23)
+    await until(lambda: len(partition.log) == 23)
+    assert [r.value for r in partition.log] == [b"v%d" % number for number in range(23)]
+    assert not sender.failed
+
+
+async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = Partition()
+    monkeypatch.setattr(
+        partition, "append", lambda *_: frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
+    )
+    sender = Sender(partition)
+    waits: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        waits.append(delay_s)
+        await real(0)
+
+    monkeypatch.setattr("liftpy.service.emitter.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    start(sender)
+    sender.produce(3)
+    await until(lambda: len(waits) >= 4)
+    assert waits[:4] == [0.002, 0.004, 0.008, 0.01]  # up to emit_poll_s

@@ -81,15 +81,15 @@ class FakeLog:
 class Node:
     """A feeder with its machine, as the host would have it."""
 
-    def __init__(self, log: FakeLog, data: Path, **bounds: int) -> None:
+    def __init__(self, log: FakeLog, data: Path, kept: int = 2, **bounds: int) -> None:
         self.log = log
         self.machine: ServiceMachine
         self.services: list[Sum] = []
         self.role, self.epoch, self.stops = Role.FOLLOWER, 1, 0
         self.settings = ServiceSettings("sum", "in", "n1", data, snapshot_every=EVERY, step_s=0.001)
-        self.store = SnapshotStore(data, WHO, kept=2, max_bytes=1 << 20)
+        self.store = SnapshotStore(data, WHO, kept=kept, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0", **bounds)
-        self.outbox.written(0)
+        self.outbox.known = True  # that nothing is written
         reader: Any = log
         self.feeder = Feeder(
             reader, WHO, self.settings, self.store, self.outbox, self._make, None, self._started, self._stop_reached
@@ -284,6 +284,46 @@ async def test_a_follower_does_not_wait_and_as_leader_produces_what_it_dropped_a
             await asyncio.sleep(0.002)
     assert [o.value for o in node.outbox.take(33, 3)] == [b"v33", b"v34", b"v35"]
     assert len(node.services) == 2
+    await node.close()
+
+
+async def test_a_disproven_state_is_never_begun_from_again(log: FakeLog, tmp_path: Path) -> None:
+    """And neither is what was made of it meanwhile; the earlier state is, and brings the right one about."""
+    node = Node(log, tmp_path, kept=5)
+    log.append(25)
+    await node.start()
+    await node.at(25)
+    await node.stored(10, 20)
+    await node.close()
+    again = Node(log, tmp_path, kept=5)
+    await again.start()
+    assert again.machine.position == 20
+    log.append(10)
+    await again.at(35)
+    await again.stored(10, 20, 30)
+    begun: list[int] = []
+    told = again.feeder._started
+    again.feeder._started = lambda machine, snapshot: (begun.append(machine.position), told(machine, snapshot))[1]
+    again.feeder.disproven()
+    async with asyncio.timeout(5):
+        while not begun:
+            await asyncio.sleep(0.002)
+    await again.at(35)
+    await again.stored(10, 20, 30)
+    assert begun == [10]
+    assert sorted(path.stem.lstrip("0") for path in again.store.folder.glob("*.diverged")) == ["20", "30"]
+    await again.close()
+
+
+async def test_after_a_divergence_only_states_that_were_compared_are_begun_from(log: FakeLog, tmp_path: Path) -> None:
+    node = Node(log, tmp_path)
+    log.append(25)
+    await node.start()
+    await node.at(25)
+    await node.stored(10, 20)
+    node.outbox.compared_end = 15
+    node.feeder.set_aside_diverged()
+    assert node.store.positions() == [10]
     await node.close()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.outbox import extended
 from liftpy.wire.batch import Record
 
 WHO = Identity("ledger", "s", "uid1", 0)
@@ -193,6 +194,7 @@ def test_a_snapshot_that_is_not_bytes_is_refused() -> None:
 def test_a_leader_whose_outputs_do_not_leave_applies_no_more_and_a_follower_drops_the_oldest() -> None:
     service = Journal()
     outbox = Outbox("uid1/0", max_records=3)
+    outbox.known = True
     machine = ServiceMachine(service, WHO, snapshot_every=1000, outbox=outbox)
     machine.start(None)
     machine.change_role(Role.LEADER, 1)
@@ -214,7 +216,16 @@ def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they
     assert machine.skip_to(5) == []
 
 
-@pytest.mark.parametrize("headers", [[("a", b""), ("a", b"")], [("Lift-Output", b"x")], [("Lift-Key", b"1")], [("", b"")]])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("a", b""), ("a", b"")],
+        [("Lift-Output", b"x")],
+        [("Lift-Key", b"1")],
+        [("", b"")],
+        [("Nats-Expected-Last-Sequence", b"1")],
+    ],
+)
 def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list[tuple[str, bytes]]) -> None:
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=headers)  # type: ignore[method-assign]
@@ -225,8 +236,18 @@ def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list
 def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_catches_everything() -> None:
     _, machine = started()
     assert machine.outbox is not None
+    digest = extended(b"", "uid1/0/0/0", None, b"theirs", ()).hex().encode()
     machine.outbox.learned(
-        Record(0, 0, None, b"theirs", (("Lift-Output", b"uid1/0/0/0"), ("Lift-Output-Number", b"0")), "", None, 1)
+        Record(
+            0,
+            0,
+            None,
+            b"theirs",
+            (("Lift-Output", b"uid1/0/0/0"), ("Lift-Output-Digest", digest), ("Lift-Output-Number", b"0")),
+            "",
+            None,
+            1,
+        )
     )
     with pytest.raises(DivergedError, match="output 0"):
         machine.apply([record(0, b"e:ours")])

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from liftpy.service import DivergedError, Outbox, OutputConflictError
-from liftpy.service.outbox import ID_HEADER, NUMBER_HEADER, Output
+from liftpy.service.outbox import MAX_SAMPLES, DisprovenError, Output
 from liftpy.wire.batch import Record
+from liftpy.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 
 
 def output(number: int, value: bytes = b"v") -> Output:
     return Output(number, 10 + number, 0, value, None, ())
 
 
-def written(number: int, *, value: bytes = b"v", source: str = "u/0", said: int | None = None) -> Record:
-    headers = (
-        (ID_HEADER, f"{source}/{10 + number}/0".encode()),
-        (NUMBER_HEADER, b"%d" % (number if said is None else said)),
-    )
-    return Record(number, 0, None, value, headers, "", None, 1)
+def written(number: int, *, value: bytes = b"v", source: str = "u/0", said: int | None = None, **more: bytes) -> Record:
+    """Output ``number`` as it was written by a version without digests, or with ``digest`` and ``service``."""
+    headers = [
+        (OUTPUT_ID, f"{source}/{10 + number}/0".encode()),
+        (OUTPUT_NUMBER, b"%d" % (number if said is None else said)),
+    ]
+    headers += [({"digest": OUTPUT_DIGEST, "service": OUTPUT_SERVICE}[name], content) for name, content in more.items()]
+    return Record(number, 0, None, value, tuple(headers), "", None, 1)
+
+
+def as_written(outbox: Outbox, kept: Output) -> Record:
+    return Record(kept.number, 0, kept.key, kept.value, tuple(outbox.headers_of(kept)), "", None, 1)
+
+
+def stream_of(count: int, value: Callable[[int], bytes] = lambda _: b"v", **settings: str) -> list[Record]:
+    """What a LEADER has written of ``count`` outputs."""
+    outbox = Outbox("u/0", **settings)  # type: ignore[arg-type]
+    for number in range(count):
+        outbox.add(output(number, value(number)))
+    return [as_written(outbox, kept) for kept in outbox.take(0, count)]
 
 
 def filled(count: int, **bounds: int) -> Outbox:
     outbox = Outbox("u/0", **bounds)
+    outbox.known = True
     for number in range(count):
         outbox.add(output(number))
     return outbox
@@ -59,6 +76,7 @@ def test_a_leader_is_full_at_the_bounds_and_a_follower_drops_the_oldest_and_must
 
 def test_outputs_that_were_written_before_they_were_produced_are_not_kept() -> None:
     outbox = Outbox("u/0")
+    outbox.known = True
     outbox.written(3)
     for number in range(5):
         outbox.add(output(number))
@@ -111,7 +129,7 @@ def test_any_senders_in_any_order_write_every_output_once_in_order(seed: int) ->
                 in_flight.pop(rng.randrange(len(in_flight)))
             case _:  # reads along
                 for number in range(sender.emitted_end, len(log)):
-                    sender.learned(written(number, value=log[number].value))
+                    sender.learned(as_written(sender, log[number]))
         if len(log) == total:
             break
     assert numbers(log) == list(range(total))
@@ -119,21 +137,135 @@ def test_any_senders_in_any_order_write_every_output_once_in_order(seed: int) ->
 
 def test_outputs_read_before_they_are_produced_are_compared_when_they_are() -> None:
     outbox = Outbox("u/0")
-    outbox.learned(written(0))
-    outbox.learned(written(1, value=b"theirs"))
+    for record in stream_of(2, lambda number: b"v" if number == 0 else b"theirs"):
+        outbox.learned(record)
     outbox.add(output(0))
-    assert outbox.diverged == ""
+    assert (outbox.diverged, outbox.compared_end) == ("", 1)
     outbox.add(output(1, b"ours"))
-    assert "output 1 differs" in outbox.diverged
+    assert "output 1, or one before it, differs" in outbox.diverged
+    assert (outbox.compared_end, outbox.take(1, 9)) == (1, [])
 
 
 def test_after_a_cut_what_was_written_is_read_and_compared_again() -> None:
     outbox = filled(6)
-    for number in range(5):
-        outbox.learned(written(number))
-    outbox.restart(2)
+    stream = stream_of(5)
+    for record in stream:
+        outbox.learned(record)
+    assert outbox.compared_end == 5
+    outbox.restart(2, digest_of(stream[1]))
     outbox.compare_again()
-    assert outbox.emitted_end == 2
-    outbox.learned(written(2))
+    assert (outbox.emitted_end, outbox.known, outbox.compared_end) == (2, False, 2)
+    outbox.learned(stream[2])
     outbox.add(output(2, b"of other records"))
-    assert "output 2 differs" in outbox.diverged
+    assert "output 2, or one before it, differs" in outbox.diverged
+
+
+def digest_of(record: Record) -> bytes:
+    return bytes.fromhex(dict(record.headers)[OUTPUT_DIGEST].decode())
+
+
+@pytest.mark.parametrize("what", ["value", "key", "header", "number of headers", "an earlier one"])
+def test_whatever_differs_in_an_output_is_noticed(what: str) -> None:
+    stream = stream_of(4, lambda number: b"other" if (what, number) == ("an earlier one", 1) else b"v")
+    outbox = Outbox("u/0")
+    last = {
+        "value": output(3, b"other"),
+        "key": Output(3, 13, 0, b"v", b"", ()),  # an empty key is not "no key"
+        "header": Output(3, 13, 0, b"v", None, (("a", b"1"),)),
+        "number of headers": Output(3, 13, 0, b"v", None, (("a", b""), ("b", b""))),
+        "an earlier one": output(3),
+    }[what]
+    for number in range(3):
+        outbox.add(output(number))
+    outbox.add(last)
+    outbox.written(3)  # so that only the last one is looked at
+    with pytest.raises(DivergedError):
+        outbox.learned(stream[3])
+    assert outbox.compared_end == 0
+
+
+def test_a_follower_far_behind_compares_everything_with_a_few_digests() -> None:
+    total = 20 * MAX_SAMPLES
+    for wrong in (None, 3, total // 2, total - 1):
+        outbox = Outbox("u/0", max_records=10)
+        for record in stream_of(total):
+            outbox.learned(record)
+        for number in range(total):
+            outbox.add(output(number, b"other" if number == wrong else b"v"))
+            outbox.trim()
+        assert bool(outbox.diverged) == (wrong is not None), wrong
+        assert outbox.compared_end == total if wrong is None else outbox.compared_end <= wrong
+
+
+def test_one_read_proves_a_snapshots_outputs_or_disproves_them() -> None:
+    stream = stream_of(8)
+    right, wrong = Outbox("u/0"), Outbox("u/0")
+    right.restart(5, digest_of(stream[4]))
+    wrong.restart(5, digest_of(stream_of(8, lambda number: b"w" if number == 2 else b"v")[4]))
+    for outbox in (right, wrong):
+        assert [outbox.proof_at(*bounds) for bounds in ((0, 8), (4, 5), (5, 8), (0, 4))] == [4, 4, None, None]
+    right.prove(stream[4])
+    assert (right.proof_at(0, 8), right.compared_end) == (None, 5)
+    with pytest.raises(DisprovenError):
+        wrong.prove(stream[4])
+    assert wrong.proof_at(0, 8) == 4
+    # Retention has dropped that record: the first one that is still there proves as much.
+    wrong.starts_at(6, 8)
+    for record in stream[6:]:
+        wrong.learned(record)
+    wrong.add(output(5))
+    assert not wrong.diverged
+    wrong.add(output(6))
+    assert wrong.diverged
+
+
+def test_a_snapshot_ahead_of_what_is_written_is_proven_when_it_is_written() -> None:
+    stream = stream_of(8)
+    outbox = Outbox("u/0")
+    outbox.restart(5, b"\1" * 16)
+    outbox.starts_at(0, 3)
+    for record in stream[3:4]:
+        outbox.learned(record)
+    with pytest.raises(DisprovenError):
+        outbox.learned(stream[4])
+
+
+def test_outputs_of_a_leader_with_another_past_are_refused_by_whoever_reads_both() -> None:
+    ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
+    outbox = Outbox("u/0")
+    outbox.learned(ours[0])
+    with pytest.raises(DivergedError, match="had emitted other outputs"):
+        outbox.learned(theirs[1])
+
+
+def test_two_services_on_one_output_are_told_apart_and_nobody_is_blamed() -> None:
+    outbox = Outbox("u/0", service="bank")
+    outbox.learned(stream_of(1, service="bank")[0])
+    with pytest.raises(OutputConflictError, match="an output stream of its own"):
+        outbox.learned(stream_of(2, service="audit")[1])
+
+
+def test_nothing_is_missing_before_the_end_of_the_output_stream_is_known() -> None:
+    outbox = Outbox("u/0")
+    outbox.restart(10, b"\1" * 16)
+    assert not outbox.must_rewind
+    outbox.starts_at(0, 10)
+    outbox.known = True
+    assert not outbox.must_rewind
+    outbox.lost(9)  # the output stream was cut
+    assert (outbox.must_rewind, outbox.emitted_end) == (True, 9)
+
+
+@pytest.mark.parametrize("digest", [b"zz", b"ab", b"\xff", b"00" * 17])
+def test_a_digest_that_can_not_be_read_is_a_conflict(digest: bytes) -> None:
+    with pytest.raises(OutputConflictError, match="digest"):
+        filled(3).learned(written(0, digest=digest))
+
+
+def test_outputs_written_before_there_were_digests_are_compared_by_their_contents() -> None:
+    outbox = filled(3)
+    outbox.learned(written(0))
+    outbox.learned(written(1))
+    assert outbox.compared_end == 2
+    with pytest.raises(DivergedError):
+        outbox.learned(written(2, value=b"other"))

@@ -8,7 +8,7 @@ from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownF
 from liftpy.service.snapshot import Identity, Snapshot, decode
 
 WHO = Identity("bank", "orders", "u7", 2)
-WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state")
+WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)))
 
 
 @pytest.mark.parametrize("snapshot", [WHOLE, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
@@ -32,8 +32,11 @@ def test_every_cut_and_every_flipped_byte_is_refused() -> None:
 
 def test_another_version_and_another_owner_are_refused() -> None:
     newer = bytearray(WHOLE.encode())
-    newer[8] = 2
+    newer[8] = 3
     with pytest.raises(UnknownFormatError):
+        decode(bytes(newer), WHO)
+    newer[8] = 1  # had no digest: nothing could be proven by it
+    with pytest.raises(CorruptionError, match="replayed"):
         decode(bytes(newer), WHO)
     for other in (Identity("bank", "orders", "u8", 2), Identity("bank", "orders", "u7", 1), Identity("b", "orders", "u7", 2)):
         with pytest.raises(CorruptionError, match="not of"):

@@ -25,7 +25,7 @@ def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
     first = store(tmp_path)
     assert first.newest() is None
     for position in (10, 20, 30):
-        first.save(snapshot(position), emitted_end=100)
+        first.save(snapshot(position), compared_end=100)
     second = store(tmp_path)
     assert second.newest() == snapshot(30)
     assert second.positions() == [20, 30]
@@ -44,9 +44,9 @@ def test_a_service_over_a_partition_is_one_process(tmp_path: Path) -> None:
 def test_the_snapshot_below_the_outputs_that_are_not_written_is_kept(tmp_path: Path) -> None:
     found = store(tmp_path)
     for position in range(10, 100, 10):
-        found.save(snapshot(position, outputs=position), emitted_end=25)
+        found.save(snapshot(position, outputs=position), compared_end=25)
     assert found.positions() == [20, 80, 90]
-    found.save(snapshot(100, outputs=100), emitted_end=95)
+    found.save(snapshot(100, outputs=100), compared_end=95)
     assert found.positions() == [90, 100]
 
 
