@@ -1,8 +1,8 @@
 """One of a node's NATS connections for data: nats-py for the handshake, credentials and reconnects; our own way in and out.
 
 Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
-is sent is given to the transport, which writes once for all of a turn of the event loop, and what comes is parsed where it
-arrives (``receiving.py``). This is the one module (with that one and the parsers) that names private parts of nats-py;
+is sent is given to the transport, in few writes for all of a turn of the event loop (``outlet.py``), and what comes is parsed where
+it arrives (``receiving.py``). This is the one module (with that one and the parsers) that names private parts of nats-py;
 ``check_nats_py`` refuses to run where they are missing.
 
 Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
@@ -26,6 +26,7 @@ from liftpy.client.parser import Denied, StrictConnection
 from liftpy.client.urls import shown, shown_address
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
+from sidecar.bus.outlet import Buffer, Outlet
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.bus.receiving import Receiver, receive
 from sidecar.settings import NodeSettings
@@ -48,8 +49,6 @@ _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
 )  # fmt: skip
-
-Buffer = bytes | bytearray | memoryview
 
 
 def check_nats_py() -> None:
@@ -92,6 +91,8 @@ class BusConnection(StrictConnection):
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
         """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads and writes."""
+        self._outlet: Outlet | None = None
+        """Of the same."""
         self._taking = False
         """A read is being parsed, in the callback that brought it."""
         self._behind: list[Callable[[], None]] = []
@@ -142,8 +143,10 @@ class BusConnection(StrictConnection):
     @property
     def unsent_bytes(self) -> int:
         """What waits to be sent, here and in asyncio's buffer."""
-        receiver = self._receiver
-        return self._pending_data_size + (receiver.transport.get_write_buffer_size() if receiver is not None else 0)
+        receiver, outlet = self._receiver, self._outlet
+        if receiver is None or outlet is None:
+            return self._pending_data_size
+        return self._pending_data_size + outlet.waiting_bytes + receiver.transport.get_write_buffer_size()
 
     @property
     def _is_up(self) -> bool:
@@ -152,10 +155,11 @@ class BusConnection(StrictConnection):
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
         """To the transport, behind what waits for nats-py's flusher if anything does."""
-        receiver = self._receiver
-        if receiver is not None and not self._pending and self._is_up:
-            receiver.transport.writelines(pieces)
+        outlet = self._outlet
+        if outlet is not None and not self._pending and self._is_up:
+            outlet.write(pieces, size_bytes)
             return
+        self._let_go()
         self._pending.extend(pieces)  # type: ignore[arg-type]  # nats-py joins them, whatever they are
         self._pending_data_size += size_bytes + 1
         self._kick()
@@ -189,13 +193,14 @@ class BusConnection(StrictConnection):
     async def _read_loop(self) -> None:
         """As the strict one's, for what ``_take`` leaves."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
         try:
             await super()._read_loop()
         finally:
             if receiver is not None:
                 receiver.stop()
             if self._receiver is receiver:
-                self._receiver = None
+                self._receiver = self._outlet = None
 
     async def _read(self) -> bytes:
         return await (self._receiver.read() if self._receiver is not None else super()._read())
@@ -213,7 +218,12 @@ class BusConnection(StrictConnection):
             behind, self._behind = self._behind, []
             for callback in behind:
                 _call(callback)
+            self._let_go()
         return None if is_done else b""
+
+    def _let_go(self) -> None:
+        if self._outlet is not None:
+            self._outlet.let_go()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """From a sink: call ``callback`` behind the last message of this read, so that what came together is taken together. Where a
@@ -274,6 +284,7 @@ class BusConnection(StrictConnection):
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""
+        self._let_go()
         for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
@@ -297,6 +308,7 @@ class BusConnection(StrictConnection):
 
     async def stop(self) -> None:
         """Close it for good."""
+        self._let_go()
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:

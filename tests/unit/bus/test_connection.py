@@ -14,6 +14,7 @@ import nats
 import pytest
 
 from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.outlet import TOGETHER_BYTES
 from sidecar.dev.embedded import NatsServer
 from sidecar.settings import NodeSettings
 from tests.unit.bus.fake_server import FakeServer
@@ -234,6 +235,55 @@ async def test_what_is_to_follow_a_read_follows_all_of_it(bus: BusConnection) ->
     await until(lambda: told == ["later"], "the next turn")
 
 
+async def test_what_a_read_brings_about_leaves_in_few_writes_before_the_next_read(
+    bus: BusConnection, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus.listen("few.asked", lambda s, r, payload, h: bus.send("few.answered", (payload,)) or None)
+    answers: list[bytes] = []
+    other = await open_bus(NodeSettings("n2", Path("unused"), nats=(server.url,)), lambda: BusConnection("other"))
+    other.listen("few.answered", lambda s, r, payload, h: answers.append(payload))
+    await other.settled(5)
+    await bus.settled(5)
+    assert bus._outlet is not None
+    writes, reads = [0], [0]
+    monkeypatch.setattr(bus._outlet, "_transport", _Counted(bus._outlet._transport, writes))
+    take = bus._take
+
+    def counted(data: bytes) -> bytes | None:
+        reads[0] += 1
+        return take(data)
+
+    assert bus._receiver is not None
+    monkeypatch.setattr(bus._receiver, "_take", counted)
+    asked = [b"%d" % number for number in range(2000)]
+    for word in asked:
+        other.send("few.asked", (word,))
+    await until(lambda: len(answers) == len(asked), "every answer")
+    assert answers == asked
+    bytes_of_all = sum(len(b"PUB few.answered  4\r\n%b\r\n" % word) for word in asked)
+    assert writes[0] <= 2 * reads[0] + bytes_of_all // TOGETHER_BYTES + 1
+    await other.close()
+
+
+class _Counted(asyncio.WriteTransport):
+    """Counts what is written to a transport."""
+
+    def __init__(self, transport: asyncio.WriteTransport, writes: list[int]) -> None:
+        super().__init__()
+        self._to, self._writes = transport, writes
+
+    def write(self, data: Any) -> None:
+        self._writes[0] += 1
+        self._to.write(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self._writes[0] += 1
+        self._to.writelines(list_of_data)
+
+    def is_closing(self) -> bool:
+        return self._to.is_closing()
+
+
 async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -> None:
     """nats-py's own commands go by its flusher."""
     got: list[bytes] = []
@@ -245,6 +295,14 @@ async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -
         bus.send("order.x", [b"%d" % (number + 2)])
     await until(lambda: len(got) == 30, "all")
     assert got == [b"%d" % number for number in range(30)]
+    got.clear()
+    bus._kick()  # the flusher wakes up in this turn: before what waits for the turn's end
+    for word in (b"at once", b"waits"):
+        bus.send("order.x", [word])
+    await bus.publish("order.x", b"by the flusher")
+    bus.send("order.x", [b"behind it"])
+    await until(lambda: len(got) == 4, "all four")
+    assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
 async def test_nothing_is_sent_on_a_connection_that_is_going_down(bus: BusConnection) -> None:

@@ -1,0 +1,57 @@
+"""Outlet: what a connection writes in one turn of the event loop leaves in few writes.
+
+A transport writes to the socket at once, message by message. Where a turn has one message, that is right. Where it has hundreds (an
+election of thousands of partitions: each asks, is asked and answers) each write wakes the server, which reads it alone and passes it on
+alone, and so it goes on at the other end. So the first message of a turn leaves at once, and those that follow it wait for each other:
+until the read that brings them about is over, until there are TOGETHER_BYTES of them, or until the turn ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+TOGETHER_BYTES = 16 * 1024
+"""So much waits at most. A message of this size waits for nobody, and nobody for what was sent before it."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Outlet:
+    """Of one transport, until that one's end; what waits then is as lost as what the transport held."""
+
+    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._waiting: list[bytes] = []
+        self.waiting_bytes = 0
+        self._has_written = False
+        """In this turn of the loop."""
+
+    def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
+        """Send ``pieces``, of some ``size_bytes`` together; those of a message that waits are copied."""
+        if not self._has_written:
+            self._has_written = True
+            self._loop.call_soon(self._turn_ends)
+            self._transport.writelines(pieces)
+        elif size_bytes >= TOGETHER_BYTES:
+            self.let_go()
+            self._transport.writelines(pieces)
+        else:
+            message = b"".join(pieces)
+            self._waiting.append(message)
+            self.waiting_bytes += len(message)
+            if self.waiting_bytes >= TOGETHER_BYTES:
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Write what waits."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(waiting))
+
+    def _turn_ends(self) -> None:
+        self._has_written = False
+        self.let_go()

@@ -1,0 +1,95 @@
+"""The outlet of a connection: few writes a turn, in order, the first at once, bounded, nothing kept for another turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sidecar.bus.outlet import TOGETHER_BYTES, Outlet
+
+
+class Transport(asyncio.WriteTransport):
+    """Notes each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closing = False
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.writes.append(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+def outlet() -> tuple[Outlet, Transport]:
+    transport = Transport()
+    return Outlet(transport, asyncio.get_running_loop()), transport
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_the_first_message_of_a_turn_leaves_at_once_and_the_others_together_at_its_end() -> None:
+    out, transport = outlet()
+    for number in range(100):
+        out.write((b"%d" % number, b" "), 3)
+    assert transport.writes == [b"0 "]
+    await turn()
+    assert transport.writes == [b"0 ", b"".join(b"%d " % number for number in range(1, 100))]
+    assert out.waiting_bytes == 0
+    out.write((b"next turn",), 9)
+    assert transport.writes[2:] == [b"next turn"]
+
+
+async def test_what_is_let_go_leaves_and_the_next_of_the_turn_waits_again() -> None:
+    out, transport = outlet()
+    for word in (b"a", b"b", b"c"):
+        out.write((word,), 1)
+    out.let_go()
+    out.let_go()
+    out.write((b"d",), 1)
+    assert transport.writes == [b"a", b"bc"]
+    assert out.waiting_bytes == 1
+    await turn()
+    assert transport.writes == [b"a", b"bc", b"d"]
+
+
+async def test_no_more_waits_than_the_bound_and_what_is_large_waits_for_nobody() -> None:
+    out, transport = outlet()
+    out.write((b"first",), 5)
+    piece = b"x" * (TOGETHER_BYTES // 4)
+    for _ in range(8):
+        out.write((piece,), len(piece))
+        assert out.waiting_bytes < TOGETHER_BYTES
+    assert [len(write) for write in transport.writes] == [5, TOGETHER_BYTES, TOGETHER_BYTES]
+    out.write((b"small",), 5)
+    out.write((b"y" * TOGETHER_BYTES,), TOGETHER_BYTES)
+    assert transport.writes[3:] == [b"small", b"y" * TOGETHER_BYTES]
+
+
+async def test_what_waits_is_a_copy() -> None:
+    out, transport = outlet()
+    buffer = bytearray(b"first")
+    out.write((buffer,), 5)
+    buffer[:] = b"later"
+    out.write((memoryview(buffer),), 5)
+    buffer[:] = b"spoil"
+    await turn()
+    assert transport.writes == [b"first", b"later"]
+
+
+async def test_nothing_is_written_to_a_transport_that_closes() -> None:
+    out, transport = outlet()
+    out.write((b"a",), 1)
+    out.write((b"b",), 1)
+    transport.closing = True
+    await turn()
+    assert transport.writes == [b"a"]
+    assert out.waiting_bytes == 0
