@@ -1,0 +1,1 @@
+"""Exhaustive search of small clusters: ``python -m tests.model``."""

@@ -1,0 +1,91 @@
+"""What is searched: the bounds of each model, by name, and the bugs that each was seen to find.
+
+``SMALL``: seconds, by depth where that is needed; the suite searches them all. ``FULL``: what the command searches, the smaller
+ones first. A mutant patches shipped code and names the small bound that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.model import mutants
+from tests.model.replica import Budget, ReplicaModel
+from tests.model.search import Bounds, Outcome, Search
+from tests.simulation.mutants.catalogue import MUTANTS as KNOWN
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A model within bounds. ``depth`` 0: until every state was seen."""
+
+    model: Callable[[], Any]
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug, and the bound that shows it."""
+
+    name: str
+    bound: str
+    patches: Callable[[], list[Any]]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.patches():
+                stack.enter_context(change)
+            yield
+
+
+def search(bound: Bound, bounds: Bounds | None = None, on_level: Any = None) -> Outcome:
+    """Search one bound; the model is made anew, so that it remembers no step of other code."""
+    within = bounds or Bounds()
+    return Search(bound.model(), Bounds(within.states, bound.depth, within.seconds), on_level).run()
+
+
+def _known(name: str, bound: str) -> Mutant:
+    return Mutant(name, bound, next(mutant.patches for mutant in KNOWN if mutant.name == name))
+
+
+def _replica(in_flight: int, settled: int = 0, depth: int = 0, **budget: int) -> Bound:
+    nothing = {"crashes": 0, "lags": 0, "expands": 0, "fences": 0, "unanswered": 0}
+    return Bound(lambda: ReplicaModel(Budget(**{**nothing, **budget}), in_flight, settled=settled), depth)
+
+
+_POWER_CUT = {"settled": 1, "publishes": 1, "leader_epochs": 2, "crashes": 1}
+_SESSION_ENDS = {"settled": 1, "publishes": 1, "leader_epochs": 2, "fences": 1}
+_ISR_CHANGES = {"settled": 1, "publishes": 2, "leader_epochs": 1, "lags": 1, "expands": 1, "unanswered": 1}
+_REPLICA_SMALL = {
+    "one publish": _replica(2, publishes=1, leader_epochs=1),
+    "a power cut": _replica(1, depth=9, **_POWER_CUT),
+    "a session ends": _replica(1, depth=9, **_SESSION_ENDS),
+    "the ISR changes": _replica(1, depth=10, **_ISR_CHANGES),
+}
+_REPLICA_FULL = {
+    "one publish": _replica(3, publishes=2, leader_epochs=1),
+    "a power cut, one message": _replica(1, **_POWER_CUT),
+    "a session ends, one message": _replica(1, **_SESSION_ENDS),
+    "the ISR changes, one message": _replica(1, **_ISR_CHANGES),
+    "a power cut": _replica(3, **_POWER_CUT),
+    "a session ends": _replica(3, **_SESSION_ENDS),
+    "the ISR changes": _replica(3, **_ISR_CHANGES),
+    "all": _replica(3, publishes=2, leader_epochs=3, crashes=1, lags=1, expands=1, fences=1, unanswered=1),
+}
+
+SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL}
+FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL}
+MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
+    "replica": (
+        _known("truncate by HW", "a power cut"),
+        _known("truncate by HW when nobody answers", "a power cut"),
+        _known("ack before flush on a follower", "one publish"),
+        _known("ack before flush on the leader", "one publish"),
+        _known("no maximal ISR", "the ISR changes"),
+        Mutant("a follower that lags joins the ISR", "the ISR changes", mutants.joins_before_it_has_caught_up),
+        Mutant("two lead in one epoch", "a power cut", mutants.two_lead_in_one_epoch),
+    )
+}

@@ -1,0 +1,519 @@
+"""One node of the replica model: the shipped ``Replica``, a disk that is a tuple of records, and the shell between them.
+
+A cell is never changed: a step copies it (``structure.py``), lets the copy take the event, and carries out the effects. What a
+step does depends on nothing but the cell and the event, so each is taken once and remembered: there are far fewer of them than
+states of the cluster.
+
+Time stands still. A deadline that is set may be reached at any moment, in any order, however far away it is: what holds here
+holds for every clock. So times are put back to NOW after each step. That leaves out what is about time alone (leases, quiet
+fetches, wake-ups, slow disks; the lease model and the simulator look at those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from liftpy.config import AckPolicy, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.errors import InvariantError
+from liftpy.ids import PartitionKey
+from liftpy.invariants import check
+from liftpy.log.epochs import EpochCache
+from liftpy.log.horizon import Horizon
+from liftpy.partition import HeldPartition, PartitionState
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.backoff import Backoff
+from liftpy.replica.candidate import CandidateRole
+from liftpy.replica.deadlines import Deadlines
+from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.follower import FollowerRole, Following
+from liftpy.replica.intake import Intake, NodeIntake
+from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.leader import LeaderRole
+from liftpy.replica.lease import Lease
+from liftpy.replica.local_log import LocalLog
+from liftpy.replica.progress import Progress
+from liftpy.replica.replica import Replica
+from liftpy.replica.role import Role, Shared
+from liftpy.replica.slow_flushes import SlowFlushes
+from liftpy.replica.succession import Succession
+from liftpy.replica.waiters import Waiter, Waiters
+from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
+from tests.model.search import Broken
+from tests.model.structure import Interned, Names, Structure
+
+NOW = 1
+_LONG_AGO = -(10**18)
+KEY = PartitionKey("s", "u", 0)
+CONFIG = ReplicationConfig(quiet_rounds=1 << 20)
+Record = tuple[int, int]
+"""(LeaderEpoch, number of the publish)."""
+Message = tuple[Any, ...]
+"""(kind, from, to, ...); the first five kinds have a request id in the fourth place."""
+REQUESTS, ANSWERS = ("fetch", "query"), ("fetched", "answered", "refused")
+
+
+@dataclass(slots=True)
+class Cell:
+    """A node. ``replica`` None: no process runs."""
+
+    name: str
+    replica: Replica | None
+    log: tuple[Record, ...]
+    durable: int
+    """Exclusive: records below it survive a power cut."""
+    persisted: int = 0
+    """LeaderEpoch that was promised, durably."""
+    checkpoint: int = -1
+    """Of HW, inclusive: what the next process finds."""
+    incarnation: int = 1
+    serves: bool = False
+    """Whether it listens on ``.replicate`` and ``.offset``."""
+    kept: tuple[tuple[str, int], ...] = ()
+    """(replica, request id) of fetches that may be answered again."""
+
+
+class Stepped(NamedTuple):
+    """``cell``: the number of what it became. ``sent``: messages; to '*': to all that listen. ``raised``: HW rose."""
+
+    cell: int
+    sent: tuple[Message, ...]
+    raised: bool
+    acked: int
+    """Inclusive: acknowledged ALL up to here, by this step; -1: nothing."""
+
+
+STRUCTURE = Structure(
+    state=(
+        Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchService, Progress,
+        Waiters, Intake, NodeIntake, SlowFlushes, Role, WaitingRole, FailedRole, StoppedRole, FollowerRole, CandidateRole,
+        LeaderRole,
+    ),
+    values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),
+)  # fmt: skip
+
+
+def scan(log: tuple[Record, ...]) -> tuple[tuple[int, int], ...]:
+    """(LeaderEpoch, offset of its first record) as they stand in the log."""
+    return tuple((epoch, i) for i, (epoch, _) in enumerate(log) if not i or log[i - 1][0] != epoch)
+
+
+def in_name_order(state: PartitionState) -> PartitionState:
+    """With the replicas in the order of their names, as every state of a model has them."""
+    return replace(
+        state,
+        replicas=tuple(sorted(state.replicas)),
+        isr=tuple(sorted(state.isr)),
+        incomplete=tuple(sorted(state.incomplete)),
+        complete=tuple(sorted(state.complete)),
+    )
+
+
+_KINDS = (ev.Deadline.FETCH, ev.Deadline.REQUEST, ev.Deadline.ISR_CHANGE, ev.Deadline.PROMOTION)
+"""Those that the model lets end; of the others it says itself when."""
+
+
+def put_back_times(replica: Replica) -> None:
+    """Everything has happened just now, and may be due just now; what will not be looked at any more is forgotten."""
+    shared, role = replica._shared, replica._role
+    shared.backoff._state = shared.backoff._failures = 0
+    shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
+    shared.succession = Succession(shared.node_id, 0)
+    if isinstance(role, FollowerRole):
+        role._heard_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
+        if role.following is not Following.IDLE:
+            role._idle_request_id = 0
+        if role.following is not Following.RECONCILING:
+            role._asked_epoch, role._asks_for_horizon = 0, False
+        if role.following is not Following.FLUSHING:
+            role._leader_high_watermark = -1
+        return
+    if not isinstance(role, LeaderRole | CandidateRole):
+        return
+    for progress in role.service.followers.values():
+        progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
+        progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
+        progress.doubted_ns = None
+        # It may have been at the log end for a moment: who joins the ISR must be safe without that.
+        progress.was_caught_up = progress.position is not None
+        progress.mark_end_offset, progress.log_end_offset_at_last_fetch = -1, 0
+    if isinstance(role, LeaderRole):
+        role.isr_change.retry_at_ns = 0
+        role._stays_until_ns, role._waiting_end_offset, role._waiting_ns = 0, -1, 0
+        role._acked_leader_through = shared.log.flushed_newest_offset
+
+
+class Cells:
+    """All cells that were ever met, by number, and what steps do to them."""
+
+    def __init__(self) -> None:
+        self._cells = Interned()
+        self._steps: dict[tuple[int, Hashable], Stepped | Broken] = {}
+        self._renamed: dict[tuple[int, Hashable], int] = {}
+        self._options: dict[int, tuple[tuple[Any, ...], ...]] = {}
+        self._ids: dict[int, tuple[tuple[str, int], ...]] = {}
+        self._sketches: dict[int, int] = {}
+        self._known_sketches = Interned()
+
+    def __getitem__(self, number: int) -> Cell:
+        return self._cells[number]  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def add(self, cell: Cell) -> int:
+        """Its number; equal cells have one."""
+        return self._cells.number(STRUCTURE.form(cell), cell)
+
+    def step(self, number: int, event: tuple[Any, ...]) -> Stepped | Broken:
+        """What ``event`` makes of a cell."""
+        found = self._steps.get((number, event))
+        if found is None:
+            cell = STRUCTURE.copy(self[number])
+            try:
+                found = Shell(cell).take(event, self)
+            except InvariantError as error:
+                found = Broken(f"{cell.name}: {error}")
+            self._steps[number, event] = found
+        return found
+
+    # ---- names and ids -----------------------------------------------------------------------------------------------
+    def renamed(self, number: int, names: Names, key: Hashable) -> int:
+        """The same cell in a cluster whose nodes have other names. ``key`` stands for ``names``."""
+        found = self._renamed.get((number, key))
+        if found is None:
+            cell = STRUCTURE.copy(self[number], names)
+            cell.kept = tuple(sorted(cell.kept))
+            if cell.replica is not None:
+                held = cell.replica._shared.held
+                cell.replica._shared.held = replace(held, state=in_name_order(held.state))
+            found = self._renamed[number, key] = self.add(cell)
+        return found
+
+    def sketch(self, number: int) -> int:
+        """What can be said of a cell without any name: cells with other sketches are other cells."""
+        found = self._sketches.get(number)
+        if found is None:
+            cell = self[number]
+            role = ("", "", 0) if cell.replica is None else (cell.replica.role, cell.replica.phase, cell.replica.leader_epoch)
+            sketch = (role, cell.log, cell.durable, cell.persisted, cell.checkpoint, cell.incarnation, cell.serves)
+            found = self._sketches[number] = self._known_sketches.number(sketch)
+        return found
+
+    def request_ids(self, number: int) -> tuple[tuple[str, int], ...]:
+        """(whose, request id) of every id that the cell knows."""
+        found = self._ids.get(number)
+        if found is None:
+            cell, ids = self[number], set(self[number].kept)
+            if cell.replica is not None:
+                role = cell.replica._role
+                ids.add((cell.name, cell.replica._shared.next_request_id))
+                if isinstance(role, FollowerRole):
+                    ids |= {(cell.name, role._request_id), (cell.name, role._idle_request_id)}
+                elif isinstance(role, LeaderRole | CandidateRole):
+                    ids |= {(name, progress.last_request_id) for name, progress in role.service.followers.items()}
+            found = self._ids[number] = tuple(pair for pair in ids if pair[1])
+        return found
+
+    def renumbered(self, number: int, numbers: dict[str, dict[int, int]], key: Hashable) -> int:
+        """The same cell with other request ids, in the same order."""
+        found = self._renamed.get((number, key))
+        if found is None:
+            cell = STRUCTURE.copy(self[number])
+            cell.kept = tuple((name, numbers[name][rid]) for name, rid in cell.kept)
+            if cell.replica is not None:
+                role, own = cell.replica._role, {0: 0, **numbers[cell.name]}
+                cell.replica._shared.next_request_id = own[cell.replica._shared.next_request_id]
+                if isinstance(role, FollowerRole):
+                    role._request_id, role._idle_request_id = own[role._request_id], own[role._idle_request_id]
+                elif isinstance(role, LeaderRole | CandidateRole):
+                    for name, progress in role.service.followers.items():
+                        progress.last_request_id = {0: 0, **numbers[name]}[progress.last_request_id]
+            found = self._renamed[number, key] = self.add(cell)
+        return found
+
+    def forgetting(self, number: int, ids: frozenset[tuple[str, int]]) -> int:
+        """Without these (whose, request id): neither will ever come again, nor be answered."""
+        found = self._renamed.get((number, ids))
+        if found is None:
+            cell = STRUCTURE.copy(self[number])
+            role = cell.replica._role if cell.replica is not None else None
+            service = role.service if isinstance(role, LeaderRole | CandidateRole) else None
+            for name, rid in cell.kept:
+                if (name, rid) in ids and service is not None:
+                    service.waiters.forget(name)
+            cell.kept = tuple(pair for pair in cell.kept if pair not in ids)
+            for name, progress in service.followers.items() if service is not None else ():
+                if (name, progress.last_request_id) in ids:
+                    progress.last_request_id = 0
+            found = self._renamed[number, ids] = self.add(cell)
+        return found
+
+    # ---- what may happen to it ---------------------------------------------------------------------------------------
+    def options(self, number: int) -> tuple[tuple[Any, ...], ...]:
+        """Events that need nothing but the cell."""
+        found = self._options.get(number)
+        if found is None:
+            found = self._options[number] = tuple(_options(self[number]))
+        return found
+
+
+def _options(cell: Cell) -> list[tuple[Any, ...]]:
+    replica = cell.replica
+    if replica is None:
+        return [("restart",)]
+    deadlines, found = replica._shared.deadlines, []
+    found += [("flush", end) for end in range(cell.durable + 1, len(cell.log) + 1)]
+    if replica.takes_publishes() and replica.phase == "LEADER_READY":
+        found.append(("publish",))
+    if deadlines.is_set(ev.Deadline.REQUEST):
+        found.append(("timeout", replica._role._request_id))  # type: ignore[attr-defined]
+    elif deadlines.is_set(ev.Deadline.FETCH):
+        found.append(("wake",))
+    role = replica._role
+    if isinstance(role, LeaderRole):
+        found += [("lags", name) for name in sorted(role.service.followers) if name in replica.state.isr]
+        if deadlines.is_set(ev.Deadline.ISR_CHANGE):
+            found.append(("unanswered",))
+    elif isinstance(role, CandidateRole) and deadlines.is_set(ev.Deadline.PROMOTION):
+        found.append(("report again",))
+    for kept in range(cell.durable, len(cell.log) + 1):
+        found += [("crash", kept, checkpoint) for checkpoint in sorted({-1, replica.high_watermark})]
+    return found
+
+
+class Shell:
+    """Carries out what a step of one cell asks for."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.sent: list[Message] = []
+        self.acked = -1
+        self._asker: tuple[str, int] = ("", 0)
+        self._fetched: tuple[Record, ...] = ()
+        self._number = 0
+
+    def take(self, event: tuple[Any, ...], cells: Cells) -> Stepped:
+        cell = self.cell
+        before = cell.replica.high_watermark if cell.replica is not None else -1
+        getattr(self, "_" + event[0].replace(" ", "_"))(*event[1:])
+        if cell.replica is not None:
+            after, log = cell.replica.high_watermark, cell.replica.log
+            check(event[0] == "restart" or after >= before, "D8", cell.name, "HW falls to", after)
+            check(after < cell.durable, "D7", cell.name, "HW", after, "is not flushed, the disk ends at", cell.durable)
+            check(log.epochs.entries == scan(cell.log), "D13", cell.name, log.epochs.entries, "but", scan(cell.log))
+            check(log.log_end_offset == len(cell.log), "D15", cell.name, log.log_end_offset, "but", len(cell.log))
+            raised = after > before
+        else:
+            raised = False
+        return Stepped(cells.add(cell), tuple(self.sent), raised, self.acked)
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        replica = self.cell.replica
+        assert replica is not None
+        effects = replica.step(event, NOW)
+        put_back_times(replica)
+        for effect in effects:
+            act = _ACTS.get(type(effect))
+            if act is not None:
+                act(self, effect)
+
+    def _flush(self, end: int) -> None:
+        self.cell.durable = end
+        self.feed(ev.LogFlushed(end))
+
+    def _publish(self, number: int) -> None:
+        self._number = number
+        self.feed(ev.PublishesReceived(1, 1, 100, 0))
+
+    def _timeout(self, request_id: int) -> None:
+        """The back-off behind it is left out: nothing can be seen of it from outside."""
+        self.feed(ev.DeadlineReached(ev.Deadline.REQUEST))
+        self._wake()
+
+    def _wake(self) -> None:
+        self.feed(ev.DeadlineReached(ev.Deadline.FETCH))
+
+    def _lags(self, follower: str) -> None:
+        assert self.cell.replica is not None
+        self.cell.replica._role.service.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
+        self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
+        self.feed(ev.DeadlineReached(ev.Deadline.LAG))
+
+    def _unanswered(self) -> None:
+        self.feed(ev.DeadlineReached(ev.Deadline.ISR_CHANGE))
+
+    def _report_again(self) -> None:
+        self.feed(ev.DeadlineReached(ev.Deadline.PROMOTION))
+
+    def _learn(self, held: HeldPartition, live: tuple[tuple[str, int], ...]) -> None:
+        self.feed(ev.PartitionChanged(held, dict(live)))
+
+    def _crash(self, kept: int, checkpoint: int) -> None:
+        cell = self.cell
+        cell.log, cell.durable, cell.checkpoint = cell.log[:kept], kept, min(checkpoint, kept - 1)
+        cell.replica, cell.serves, cell.kept = None, False, ()
+
+    def _restart(self, incarnation: int, request_id: int, held: HeldPartition, live: tuple[tuple[str, int], ...]) -> None:
+        cell = self.cell
+        cell.incarnation = incarnation
+        replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
+        replica._shared.lease = Lease(1 << 62)
+        replica._shared.lease.heard(NOW)
+        put_back_times(replica)
+        self.feed(ev.LogOpened(0, len(cell.log), cell.checkpoint, scan(cell.log), cell.persisted))
+        cell.checkpoint = -1
+        replica._shared.next_request_id = request_id
+        self._learn(held, live)
+
+    def _deliver(self, message: Message) -> None:
+        getattr(self, f"_{message[0]}_came")(*message)
+
+    def _fetch_came(
+        self, _: str, src: str, dst: str, rid: int, offset: int, offset_epoch: int, epoch: int, incarnation: int
+    ) -> None:
+        self._asker = src, rid
+        self.feed(
+            ev.FetchReceived(
+                token=1, replica=src, offset=offset, leader_epoch=epoch, offset_epoch=offset_epoch, incarnation=incarnation,
+                request_id=rid, max_bytes=0, stream_uid=KEY.uid, awaits_more=True,
+            )
+        )  # fmt: skip
+
+    def _query_came(self, _: str, src: str, dst: str, rid: int, asked_epoch: int, epoch: int) -> None:
+        self._asker = src, rid
+        self.feed(ev.EpochOffsetReceived(1, src, asked_epoch, epoch, KEY.uid))
+
+    def _fetched_came(
+        self, _: str, src: str, dst: str, rid: int, epoch: int, hw: int, base: int, records: tuple[Record, ...]
+    ) -> None:
+        self._fetched = records
+        spans = tuple(ev.BatchSpan(base + i, base + i, written) for i, (written, _) in enumerate(records))
+        self.feed(ev.FetchAnswered(1, rid, epoch, hw, spans))
+
+    def _answered_came(self, _: str, src: str, dst: str, rid: int, epoch: int, last_offset: int, current: int) -> None:
+        self.feed(ev.EpochOffsetAnswered(rid, epoch, last_offset, current, 0))
+
+    def _refused_came(self, _: str, src: str, dst: str, rid: int, reason: str, epoch: int) -> None:
+        self.feed(ev.FetchRefused(rid, ev.RefusalReason[reason], epoch, 0))
+        if self.cell.replica is not None and self.cell.replica._shared.deadlines.is_set(ev.Deadline.FETCH):
+            self._wake()  # as after a time-out: the back-off is left out
+
+    def _isr_answer_came(self, _: str, src: str, dst: str, epoch: int) -> None:
+        self.feed(ev.IsrChangeAnswered(epoch, False))
+
+    # ---- effects -----------------------------------------------------------------------------------------------------
+    def append_batch(self, effect: do.AppendBatch) -> None:
+        check(effect.base_offset == len(self.cell.log), "D15", effect, "at", len(self.cell.log))
+        check(self.cell.replica is not None and self.cell.replica.role == "LEADER", "C1", self.cell.name, "appends")
+        self.cell.log = (*self.cell.log, (effect.leader_epoch, self._number))
+
+    def append_fetched(self, effect: do.AppendFetched) -> None:
+        self.cell.log = self.cell.log + self._fetched
+        check(effect.last_offset == len(self.cell.log) - 1, "D15", effect, "but the log ends at", len(self.cell.log))
+
+    def truncate_log(self, effect: do.TruncateLog) -> None:
+        cell = self.cell
+        check(cell.replica is not None and cell.replica.role != "LEADER", "D25", cell.name, effect)
+        cell.log, cell.durable = cell.log[: effect.end_offset], min(cell.durable, effect.end_offset)
+        self.feed(ev.LogTruncated(effect.end_offset))
+
+    def reset_log(self, effect: do.ResetLog) -> None:
+        self.cell.log, self.cell.durable = (), 0
+        self.feed(ev.LogTruncated(effect.start_offset))
+
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        self.cell.persisted = effect.leader_epoch
+        self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
+
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self.feed(ev.ReplayFinished(effect.end_offset))
+
+    def start_serving(self, effect: do.StartServing) -> None:
+        self.cell.serves = True
+
+    def close_subject(self, effect: do.CloseSubject) -> None:
+        self.cell.serves, self.cell.kept = False, ()
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        if effect.policy is AckPolicy.ALL:
+            self.acked = max(self.acked, effect.through_offset)
+
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        cell = self.cell
+        check(effect.offset < cell.durable, "D6", cell.name, "acknowledges", effect.offset, "flushed is", cell.durable)
+        request = effect.request_id, effect.offset, effect.offset_epoch, effect.leader_epoch, cell.incarnation
+        self.sent.append(("fetch", cell.name, "*", *request))
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self.sent.append(("query", self.cell.name, "*", effect.request_id, effect.asked_epoch, effect.current_epoch))
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        name, rid = self._asker
+        self.cell.kept = tuple(pair for pair in self.cell.kept if pair[0] != name)
+        if effect.kept_for:
+            self.cell.kept = tuple(sorted((*self.cell.kept, (name, rid))))
+        self._send_records(name, rid, effect.from_offset, effect.leader_epoch)
+
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        for name, rid in self.cell.kept:
+            if name == effect.replica:
+                self.cell.kept = tuple(pair for pair in self.cell.kept if pair[0] != name)
+                self._send_records(name, rid, effect.from_offset, effect.leader_epoch)
+
+    def _send_records(self, name: str, rid: int, from_offset: int, epoch: int) -> None:
+        assert self.cell.replica is not None
+        records = self.cell.log[from_offset:]
+        base = from_offset if records else 0
+        self.sent.append(("fetched", self.cell.name, name, rid, epoch, self.cell.replica.high_watermark, base, records))
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        name, rid = self._asker
+        self.sent.append(("answered", self.cell.name, name, rid, effect.leader_epoch, effect.last_offset, effect.current_epoch))
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        name, rid = self._asker
+        self.sent.append(("refused", self.cell.name, name, rid, effect.reason.name, effect.leader_epoch))
+
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
+        asked = tuple(sorted(effect.isr)), effect.leader_epoch, effect.epoch, effect.incarnations, tuple(sorted(effect.lost))
+        self.sent.append(("isr", self.cell.name, "M", *asked))
+
+    def report_leader(self, effect: do.ReportLeader) -> None:
+        told = effect.leader, effect.leader_epoch, effect.last_epoch, effect.newest_offset, effect.high_watermark
+        check(effect.newest_offset < self.cell.durable, "D6", self.cell.name, "reports", effect.newest_offset)
+        self.sent.append(("report", self.cell.name, "M", self.cell.incarnation, *told, effect.leader_lacks))
+
+    def report_promotion(self, effect: do.ReportPromotion) -> None:
+        if effect.finished:
+            self.sent.append(("promoted", self.cell.name, "M", self.cell.incarnation, effect.leader_epoch, effect.epoch))
+
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+        raise AssertionError("quiet fetches are not in this model")
+
+
+_ACTS: dict[type, Any] = {
+    do.AppendBatch: Shell.append_batch,
+    do.AppendFetched: Shell.append_fetched,
+    do.TruncateLog: Shell.truncate_log,
+    do.ResetLog: Shell.reset_log,
+    do.PersistLeaderEpoch: Shell.persist_leader_epoch,
+    do.ReplayLog: Shell.replay_log,
+    do.StartServing: Shell.start_serving,
+    do.CloseSubject: Shell.close_subject,
+    do.SendAcks: Shell.send_acks,
+    do.SendFetch: Shell.send_fetch,
+    do.SendEpochQuery: Shell.send_epoch_query,
+    do.SendFetchResponse: Shell.send_fetch_response,
+    do.AnswerWaiter: Shell.answer_waiter,
+    do.SendEpochAnswer: Shell.send_epoch_answer,
+    do.SendFetchRefusal: Shell.send_fetch_refusal,
+    do.ProposeIsr: Shell.propose_isr,
+    do.ReportLeader: Shell.report_leader,
+    do.ReportPromotion: Shell.report_promotion,
+    do.WaitQuietly: Shell.wait_quietly,
+}
+"""Every other effect wakes somebody, tells somebody what the next request tells it, or is for people."""

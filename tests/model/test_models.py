@@ -1,0 +1,115 @@
+"""The models on small bounds, and that each of them finds bugs; the searcher itself on toy graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import pytest
+
+from tests.model.catalogue import MUTANTS, SMALL, search
+from tests.model.search import Bounds, Broken, Search
+from tests.model.structure import Structure
+
+_SMALL = [(model, name) for model, bounds in SMALL.items() for name in bounds]
+_MUTANTS = [(model, mutant) for model, mutants in MUTANTS.items() for mutant in mutants]
+
+
+class Counter:
+    """From 0: plus 1, or times 2, up to ``end``; ``broken`` is no state."""
+
+    def __init__(self, end: int, broken: int = -1) -> None:
+        self.end, self.broken = end, broken
+
+    def first(self) -> int:
+        return 0
+
+    def steps(self, state: int) -> Iterable[tuple[Hashable, int | Broken]]:
+        for what, reached in (("+1", state + 1), ("*2", state * 2)):
+            if reached <= self.end:
+                yield what, Broken(f"{reached} is reached") if reached == self.broken else reached
+
+    def told(self, state: int, action: Hashable) -> str:
+        return f"{state} {action}"
+
+    def shown(self, state: int) -> str:
+        return str(state)
+
+
+def test_every_state_is_seen_once_and_every_edge_counted() -> None:
+    outcome = Search(Counter(10)).run()
+    assert outcome.exhausted
+    assert (outcome.states, outcome.edges) == (11, 10 + 6)
+    assert outcome.depth == 5  # 0 1 2 4 8 9, and 10 by 5
+
+
+def test_the_first_trace_is_a_shortest_one() -> None:
+    outcome = Search(Counter(100, broken=12)).run()
+    assert outcome.trace is not None
+    assert [told for told, _ in outcome.trace.steps] == ["0 +1", "1 +1", "2 +1", "3 *2", "6 *2"]
+    assert outcome.trace.why == "12 is reached"
+    assert "12 is reached" in str(outcome.trace)
+    assert not outcome.exhausted
+
+
+@pytest.mark.parametrize(("bounds", "stopped"), [(Bounds(states=5), "5 states"), (Bounds(depth=3), "depth 3")])
+def test_a_bound_that_ends_a_search_is_named(bounds: Bounds, stopped: str) -> None:
+    outcome = Search(Counter(1000), bounds).run()
+    assert outcome.stopped == stopped
+    assert not outcome.exhausted
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.items = [1]
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.one = _Shared()
+        self.other = self.one
+
+
+def test_a_copy_shares_nothing_and_keeps_what_is_one_object() -> None:
+    structure, owner = Structure(state=(_Owner, _Shared), values=()), _Owner()
+    copied = structure.copy(owner)
+    assert copied.one is copied.other
+    copied.one.items.append(2)
+    assert owner.one.items == [1]
+    assert structure.form(owner) == structure.form(structure.copy(owner)) != structure.form(copied)
+    apart = _Owner()
+    apart.other = _Shared()
+    assert structure.form(apart) != structure.form(owner)
+
+
+def test_a_class_that_nobody_has_spoken_of_is_an_error() -> None:
+    structure, owner = Structure(state=(_Owner,), values=()), _Owner()
+    with pytest.raises(TypeError, match="neither state nor value"):
+        structure.copy(owner)
+    with pytest.raises(TypeError, match="neither state nor value"):
+        structure.form(owner)
+
+
+@pytest.mark.parametrize(("model", "name"), _SMALL, ids=lambda part: part)
+def test_small_bound(model: str, name: str) -> None:
+    bound = SMALL[model][name]
+    outcome = search(bound)
+    assert outcome.trace is None, outcome.trace
+    assert outcome.exhausted or outcome.stopped == f"depth {bound.depth}"
+    assert outcome.states > 50, "it does not move"
+
+
+@pytest.mark.parametrize(("model", "mutant"), _MUTANTS, ids=lambda part: part if isinstance(part, str) else part.name)
+def test_a_bug_is_found(model: str, mutant) -> None:  # type: ignore[no-untyped-def]
+    with mutant.applied():
+        outcome = search(SMALL[model][mutant.bound])
+    assert outcome.trace is not None, f"{outcome}"
+    assert str(outcome.trace)
+
+
+def test_a_model_commits_cuts_and_changes_the_isr() -> None:
+    """What a model never does it can't find a bug in."""
+    from tests.model.replica import Budget, ReplicaModel
+
+    model = ReplicaModel(Budget(publishes=2, leader_epochs=2, crashes=1, unanswered=0), in_flight=1, settled=1)
+    Search(model, Bounds(states=30_000)).run()
+    assert set(model.counted) == {"HW rises", "a log is cut", "ISR grows", "ISR shrinks"}, model.counted
