@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,18 +152,19 @@ async def test_every_field_of_an_effect_arrives_where_it_is_carried_out(kind: ty
     assert calls, "nobody did anything"
 
 
-def test_of_what_was_fetched_only_what_was_decided_is_appended() -> None:
+@pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
+def test_of_what_was_fetched_only_what_was_decided_is_appended(last_offset: int, taken: int) -> None:
     runner, calls, _ = executor()
     data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
     from liftpy.wire.batch import split_batches
 
     batches = split_batches(data)
     runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=batches)
-    runner.execute(do.AppendFetched(token=1, last_offset=8, leader_high_watermark=6, leader_epoch=4))
+    runner.execute(do.AppendFetched(token=1, last_offset=last_offset, leader_high_watermark=6, leader_epoch=4))
     name, args, more = calls[0]
     assert name == "log.append_batches"
-    assert [batch.base_offset for batch in args[1]] == [5, 7]
-    assert len(args[0]) == sum(len(batch.view) for batch in batches[:2])
+    assert [batch.base_offset for batch in args[1]] == [5, 7, 9][:taken]
+    assert len(args[0]) == sum(len(batch.view) for batch in batches[:taken])
     assert more == {"compacted": Horizon(7, 4)}, "all that the leader's compaction can have seen: up to HW, inclusive"
     assert calls[-1][0] == "flusher.appended"
     assert runner._t.fetches.fetched == {}
@@ -305,25 +307,31 @@ async def test_an_interval_is_as_long_as_it_says_and_begins_again(
     await flusher.close()
 
 
-async def test_a_flush_that_a_cut_has_settled_is_not_completed_again(pool: concurrent.futures.ThreadPoolExecutor) -> None:
-    config = StreamConfig()
-    log, _ = Log.open(MemoryStorage(), config)
+async def test_the_late_end_of_a_flush_that_a_cut_has_settled_completes_no_other(
+    pool: concurrent.futures.ThreadPoolExecutor,
+) -> None:
+    gate, config = threading.Event(), StreamConfig()
+    gate.set()
+    log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
     flushed: list[int] = []
     flusher = Flusher(log, config.flush, pool, Clocked(), flushed.append, pytest.fail)
+    log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    flusher.appended()
+    flusher.settle()  # the end of its thread is still on its way to the loop
+    gate.clear()
+    log.append(build_batch([b"y"], base_offset=1, leader_epoch=1))
+    flusher.appended()
+    began = asyncio.get_running_loop().time()
     for _ in range(20):
-        log.append(build_batch([b"x"], base_offset=log.log_end_offset, leader_epoch=1))
-        flusher.appended()
-        flusher.settle()  # in the same turn: the end of the thread is still on its way to the loop
-        log.append(build_batch([b"y"], base_offset=log.log_end_offset, leader_epoch=1))
-        flusher.appended()
-        await asyncio.sleep(0)
-    await until(lambda: flushed and flushed[-1] == log.log_end_offset)
+        await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began < 5, "the loop stood still"
+    assert flushed == [1]
+    gate.set()
+    await until(lambda: flushed == [1, 2])
     await flusher.close()
 
 
 async def test_a_close_waits_for_what_is_under_way(pool: concurrent.futures.ThreadPoolExecutor) -> None:
-    import threading
-
     gate, config = threading.Event(), StreamConfig()
     log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
     flusher = Flusher(log, config.flush, pool, Clocked(), lambda _: None, pytest.fail)
