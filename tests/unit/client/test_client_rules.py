@@ -1,0 +1,379 @@
+"""What applications are promised at the edge: places, times, ranges, answers, headers, each at its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import itertools
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.addressing import Addressing
+from liftpy.client.answers import Answers
+from liftpy.client.client import Client, _partition_of
+from liftpy.client.credentials import Credentials
+from liftpy.client.outgoing import Address, enveloped, plain
+from liftpy.client.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
+from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.client.transport import Transport, _not_swallowed
+from liftpy.client.window import Window
+from liftpy.config import AckPolicy
+from liftpy.errors import ConfigError, LiftError, NotAllowedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.subjects import Subjects
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)
+
+
+# ---- places and times ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("start", "offset"), [("earliest", 5), ("latest", 9), ("new", 10), (5, 5), (9, 9), (10, 10), (4, None), (11, None)]
+)
+def test_where_reading_begins(start: Any, offset: int | None) -> None:
+    if offset is None:
+        with pytest.raises(OffsetOutOfRangeError):
+            start_offset(start, BOUNDS)
+    else:
+        assert start_offset(start, BOUNDS) == offset
+    empty = Bounds("u", "n1", "n1", 1, 5, 4)
+    assert (start_offset("latest", empty), start_offset("new", empty), start_offset("earliest", empty)) == (5, 5, 5)
+
+
+@pytest.mark.parametrize(("until", "end"), [("end", 10), (7, 8), (0, 1), (-1, 0), (None, None), (NOW, None)])
+def test_where_reading_ends(until: Any, end: int | None) -> None:
+    assert end_offset(until, BOUNDS) == end
+    with pytest.raises(ConfigError):
+        end_offset(-2, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
+)
+def test_times_from_now(text: str, seconds: float) -> None:
+    for parse in (parse_start, parse_until):
+        assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
+
+
+def test_times_without_a_zone_are_utc() -> None:
+    assert timestamp_ns(datetime(1970, 1, 2)) == 86_400 * 10**9
+    east = datetime(1970, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=5)))
+    assert timestamp_ns(east) == (86_400 - 5 * 3600) * 10**9
+    assert timestamp_ns(datetime(2026, 1, 1, 0, 0, 0, 123_457, tzinfo=UTC)) % 10**9 == 123_457_000
+    assert timestamp_ns(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1000
+
+
+# ---- slices and progress -------------------------------------------------------------------------------------------------------
+def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
+    return parse_batch(build_batch([b"v%d" % n for n in range(count)], base_offset=base, leader_epoch=3, **more))
+
+
+@pytest.mark.parametrize("start", range(8, 16))
+@pytest.mark.parametrize("end", [None, *range(8, 16)])
+def test_a_slice_is_what_is_asked_for(start: int, end: int | None) -> None:
+    found = BatchSlice.between(batch(), start, end)
+    wanted = [offset for offset in range(10, 14) if offset >= start and (end is None or offset < end)]
+    assert (found.offsets().tolist() if found else []) == wanted
+    if found:
+        assert found.values() == [b"v%d" % (offset - 10) for offset in wanted]
+        assert [record.offset for record in found.records()] == wanted
+    assert BatchSlice.between(batch(control=True), start, end) is None
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "count", "end"), [(0, 0, 10), (10, 0, 10), (11, 1, 11), (20, 1, 11), (21, 2, 12), (99, 4, None)]
+)
+def test_a_slice_before_a_time(time_ns: int, count: int, end: int | None) -> None:
+    piece = BatchSlice.between(batch(timestamps_ns=[10, 20, 30, 30]), 0, None)
+    assert piece is not None
+    before, found = piece.before(time_ns)
+    assert (before.record_count if before else 0, found) == (count, end)
+
+
+def answer(body: bytes, **head: Any) -> bytes:
+    given = {"node": "n1", "leader": "n1", "streamUid": "u1", "highWatermark": 100, "nextOffset": 0, "leaderEpoch": 3}
+    made = client_pb2.ReadResponse(**(given | head))
+    return frames.read_response_header(made, (body,)) + body
+
+
+def reading(at: int = 10, **more: Any) -> ReadProgress:
+    return ReadProgress("s", 0, at, uid="u1", **more)
+
+
+def test_what_an_answer_may_hold() -> None:
+    good = bytes(batch().view)
+    assert [piece.first_offset for piece in reading().accept(answer(good))] == [10]
+    assert reading(at=10).accept(answer(good, highWatermark=13))
+    for at, head in ((10, {"highWatermark": 12}), (9, {}), (8, {}), (10, {"streamUid": "u2"})):
+        with pytest.raises((ProtocolError, NotFoundError)):
+            reading(at).accept(answer(good, **head))
+    assert reading(8).accept(answer(good, compacted=True)), "a compacted log has holes"
+    with pytest.raises(ProtocolError, match="LeaderEpoch"):
+        reading(leader_epoch=4).accept(answer(good))
+    progress = reading(leader_epoch=3)
+    progress.accept(answer(good, highWatermark=13))
+    assert (progress.next_offset, progress.leader_epoch, progress.last_offset) == (14, 3, 13)
+    with pytest.raises(LiftError, match="nothing at 14"):
+        progress.accept(answer(b"", highWatermark=14))
+    progress.accept(answer(b"", highWatermark=13))
+
+
+def test_hw_as_a_reader_knows_it_never_falls() -> None:
+    progress = reading()
+    progress.accept(answer(bytes(batch().view), highWatermark=50))
+    with pytest.raises(LiftError, match="50 is committed"):
+        progress.accept(answer(b"", highWatermark=13))
+    assert progress.high_watermark == 50
+    assert progress.request(1, 1).minHighWatermark == 13
+    assert reading(end_offset=12, floor_high_watermark=70).request(1, 1).minHighWatermark == 70
+
+
+def test_an_answer_does_not_decompress_to_more_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"".join(build_batch([b"x" * 1000], base_offset=n, leader_epoch=3) for n in (10, 11, 12))
+    one = batch(1).header.body_size_bytes
+    del one
+    size = parse_batch(body).header.body_size_bytes
+    for bound, taken in ((3 * size, 3), (3 * size - 1, 2), (2 * size - 1, 1), (1, 1)):
+        monkeypatch.setattr("liftpy.client.progress.MAX_DECOMPRESSED_BYTES", bound)
+        progress = reading()
+        assert len(progress.accept(answer(body))) == taken
+        assert progress.next_offset == 10 + taken
+
+
+# ---- publishing ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
+@pytest.mark.parametrize("value", [None, b"", b"v"])
+def test_an_envelope_tells_nothing_from_empty(key: bytes | None, keyed: bool, value: bytes | None) -> None:
+    message = frames.decode(enveloped("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
+    assert (message.keyed, message.tombstone, message.key, message.value) == (keyed, value is None, key or b"", value or b"")
+    assert (message.stream, message.partition, message.streamUid, message.offset) == ("s", 2, "u", -1)
+    assert message.ackPolicy == client_pb2.LEADER
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", " a", "a ", "\ta"])
+def test_headers_that_nats_would_change_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError):
+        plain(b"x", {"name": value})
+    assert plain(b"x", {"name": "a b"})[1] == {"name": "a b"}
+    for wrong in ("na me", "na:me", "nä", ""):
+        with pytest.raises(ConfigError):
+            plain(b"x", {wrong: "a"})
+
+
+def test_a_value_that_begins_as_an_envelope_goes_in_one() -> None:
+    for value in (envelope.MAGIC, envelope.MAGIC + b"more"):
+        with pytest.raises(ConfigError):
+            plain(value, None)
+    assert plain(envelope.MAGIC[:3], None)[0] == envelope.MAGIC[:3]
+
+
+async def test_a_window_is_kept_in_number_and_bytes() -> None:
+    window = Window(3, 100)
+    assert [window.try_enter(size) for size in (40, 40, 40)] == [True, True, False]
+    assert (window.count, window.size_bytes) == (2, 80)
+    waiting = [asyncio.create_task(window.enter(size)) for size in (30, 1)]
+    await asyncio.sleep(0)
+    assert not window.try_enter(1), "nobody overtakes"
+    window.leave(40)
+    await asyncio.gather(*waiting)
+    assert (window.count, window.size_bytes) == (3, 71)
+    assert not window.try_enter(1)
+    for size in (40, 30, 1):
+        window.leave(size)
+    assert window.try_enter(1000), "one that is larger than all goes alone"
+    assert not window.try_enter(1)
+
+
+# ---- answers and addresses -----------------------------------------------------------------------------------------------------
+class Message:
+    def __init__(self, subject: str) -> None:
+        self.subject, self.data, self.headers = subject, b"x", None
+
+
+async def test_an_answer_is_to_its_request_and_the_first_one_counts() -> None:
+    answers = Answers()
+    answers.begin("_INBOX.a", None)
+    one, reply, first = answers.expect("s.one")
+    two, other, second = answers.expect("s.two")
+    for subject in ("_INBOX.a.x", "_INBOX.a.999", "_INBOX.a.٣", "_INBOX.a."):
+        await answers.arrived(Message(subject))
+    assert not first.done()
+    sent = Message(reply)
+    await answers.arrived(sent)
+    await answers.arrived(Message(reply))
+    assert first.result() is sent
+    answers.refused(True, "s.two")
+    assert isinstance(second.exception(), NotAllowedError)
+    answers.forget(one)
+    answers.forget(two)
+    assert answers.waiting_count == 0
+    assert answers.is_open
+    third = answers.expect("s.three")[2]
+    answers.refused(True, "s.two")
+    assert not third.done(), "it is about another subject"
+    answers.refused(False, "_INBOX.a.*")
+    assert isinstance(third.exception(), NotAllowedError)
+    assert not answers.is_open, "the next request tries again"
+    del other
+
+
+async def test_doubts_about_an_address_wait_ever_longer_and_each_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks, moved = [100.0], [], []
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    address = Address("a")
+
+    async def find() -> Address:
+        looks.append(now[0])
+        return address
+
+    places = Addressing(Address("a"), find, lambda: moved.append(1), lambda error: None)
+    for _ in range(4000):
+        places.doubt()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        now[0] += 0.01
+    gaps = [round(b - a, 1) for a, b in itertools.pairwise(looks)]
+    assert gaps == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    address = Address("b")
+    now[0] += 100
+    places.doubt()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (places.address, moved) == (Address("b"), [1])
+    places.sure()
+    assert places._wait_s == 0.5
+
+
+# ---- the client ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
+def test_a_partition_that_is_not_there_is_said_so(partition: int, there: bool) -> None:
+    stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"))
+    if there:
+        assert _partition_of(stream, partition) == "abc"[partition]
+    else:
+        with pytest.raises(NotFoundError, match="0 to 2"):
+            _partition_of(stream, partition)
+
+
+def a_client() -> Any:
+    connection: Any = SimpleNamespace(max_payload=1 << 20)
+    return Client(Transport(connection), Subjects(), owns_connection=False)
+
+
+async def test_a_status_of_many_pages_is_one() -> None:
+    client, asked = a_client(), []
+    pages = [{"partitions": [{"stream": "s", "partition": n}], "more": n < 2} for n in range(3)]
+
+    async def page(node: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        asked.append(question)
+        return pages[len(asked) - 1]
+
+    client._status_page = page
+    status = await client.node_status("n1")
+    assert [p["partition"] for p in status["partitions"]] == [0, 1, 2]
+    assert status["more"] is False
+    assert asked[1:] == [b'{"after": ["s", 0]}', b'{"after": ["s", 1]}']
+
+
+async def test_two_publishes_at_once_share_a_publisher() -> None:
+    client, made = a_client(), []
+
+    async def publisher(stream: str, partition: int) -> object:
+        await asyncio.sleep(0)
+        made.append((stream, partition))
+        return object()
+
+    client.publisher = publisher
+    one, two = await asyncio.gather(client._own_publisher("s", 0), client._own_publisher("s", 0))
+    assert one is two
+    assert made == [("s", 0)]
+
+
+async def test_a_stream_that_is_deleted_is_not_known_any_more_and_one_that_is_new_is_asked_for_twice() -> None:
+    client, asked = a_client(), []
+    client._streams["s"] = object()
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    async def stream(name: str, *, linearizable: bool = False) -> str:
+        asked.append(linearizable)
+        if not linearizable:
+            raise NotFoundError("not here")
+        return "found"
+
+    client._admin = SimpleNamespace(delete_stream=nothing, stream=stream)
+    await client.delete_stream("s")
+    assert client._streams == {}
+    assert await client._describe("s") == "found"
+    assert asked == [False, True]
+    for start, end in ((-1, 5), (6, 5)):
+        with pytest.raises(ConfigError):
+            client.read_range("s", 0, start, end)
+
+
+async def test_a_client_is_used_on_its_own_loop() -> None:
+    transport = a_client()._transport
+    transport.must_be_usable()
+
+    def elsewhere() -> str:
+        async def use() -> None:
+            transport.must_be_usable()
+
+        try:
+            asyncio.run(use())
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert "event loop" in await asyncio.to_thread(elsewhere)
+
+
+async def test_a_cancellation_that_a_library_swallows_is_not_lost() -> None:
+    async def swallows() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "as if nothing had happened"
+        return "done"
+
+    task = asyncio.create_task(_not_swallowed(swallows()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# ---- the edge ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "wrong",
+    [{"creds_file": "a", "token": "b"}, {"user": "a", "password": "b", "token": "c"}, {"user": "a"}, {"password": "b"},
+     {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
+     {"principal": "read"}],
+)  # fmt: skip
+def test_credentials_that_contradict_each_other(wrong: dict[str, str]) -> None:
+    with pytest.raises(LiftError):
+        Credentials(**wrong)
+
+
+def test_what_a_pattern_remembers_has_a_bound() -> None:
+    pattern = Pattern("a.*.>")
+    for number in range(3 * _REMEMBERED_SUBJECTS):
+        assert pattern.matches(b"a.b.%d" % number)
+        assert len(pattern.known) <= _REMEMBERED_SUBJECTS
+    assert not pattern.matches(b"a.b")
+    assert not pattern.matches(b"x.b.c")
+
+
+@pytest.mark.parametrize(("digits", "size"), [(b"0", 0), (b"%d" % LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
+                                              (b"%d" % (LARGEST_MESSAGE_BYTES + 1), -1),
+                                              (b"", -1), (b"-1", -1), (b"1e3", -1), (b"9" * 10, -1)])  # fmt: skip
+def test_sizes_on_a_line_have_a_bound(digits: bytes, size: int) -> None:
+    assert size_of(digits) == size

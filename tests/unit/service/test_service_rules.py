@@ -1,0 +1,249 @@
+"""Whom a service obeys, and what an answer to an output says: every field of an order, a refusal and an ack [A9, R9]."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.positions import Bounds
+from liftpy.errors import DataLossError, FencedError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
+from liftpy.service import OutputConflictError, Role
+from liftpy.service.emitter import Emitter, NotWrittenError
+from liftpy.service.feeding import Feeder
+from liftpy.service.host import ServiceHost
+from liftpy.service.log_timers import LogTimers
+from liftpy.service.outbox import Outbox, Output
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import service_pb2 as pb
+
+
+# ---- orders ------------------------------------------------------------------------------------------------------------------
+class Transport:
+    def __init__(self) -> None:
+        self.connection = SimpleNamespace(new_inbox=lambda: "_INBOX.x")
+
+
+@pytest.fixture
+async def host() -> ServiceHost:
+    settings = ServiceSettings("sum", "in", "n1", Path("/nowhere"))
+    made: Any = ServiceHost(lambda: None, settings, Transport())  # type: ignore[arg-type,return-value]
+    made.told = []
+    made.machine = SimpleNamespace(role=Role.FOLLOWER, position=5, identity="sum", outbox=None)
+
+    def change_role(role: Role, epoch: int) -> bool:
+        changed = made.machine.role is not role
+        made.machine.role = role
+        return changed
+
+    made.machine.change_role = change_role
+    made._feeder = SimpleNamespace(
+        ask_again=lambda: made.told.append("ask again"), verify=lambda at: made.told.append(("verify", at)),
+        cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)), problem="",
+    )  # fmt: skip
+    made._acknowledge = lambda: made.told.append("acknowledged")
+    return made
+
+
+def order(host: ServiceHost, **more: Any) -> pb.JoinLog:
+    given = {"instance": host._instance, "ackId": 5, "streamUid": "u1", "role": pb.SERVICE_LEADER, "leaseMs": 60_000,
+             "stopPosition": -1,
+             "logEndOffset": -1, "leaderEpoch": 3}  # fmt: skip
+    return pb.JoinLog(**(given | more))
+
+
+async def test_only_newer_orders_to_this_instance_are_obeyed(host: Any) -> None:
+    host._ordered(order(host, instance=host._instance + 1))
+    assert host.told == []
+    assert host.machine.role is Role.FOLLOWER
+    host._ordered(order(host))
+    assert host.machine.role is Role.LEADER
+    host._ordered(order(host, ackId=4, role=pb.SERVICE_FOLLOWER))
+    assert host.machine.role is Role.LEADER, "an older order came late"
+    host._ordered(order(host, ackId=6, role=pb.SERVICE_FOLLOWER))
+    assert host.machine.role is Role.FOLLOWER
+    with pytest.raises(NotFoundError):
+        host._ordered(order(host, ackId=7, streamUid="u2"))
+
+
+@pytest.mark.parametrize(("heard_ago_s", "leads"), [(0.0, True), (0.15, True), (0.25, False), (100.0, False)])
+async def test_a_leader_leads_as_long_as_its_lease(
+    host: Any, heard_ago_s: float, leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host._order, host._heard_s = order(host, leaseMs=200), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + heard_ago_s)
+    host._obey()
+    assert host._leads() is leads
+
+
+@pytest.mark.parametrize(("log_end", "stop", "told"), [(-1, -1, None), (5, 9, None), (4, 9, 4), (0, 0, 0)])
+async def test_an_order_says_where_to_stop_and_that_the_log_was_cut(
+    host: Any, log_end: int, stop: int, told: int | None
+) -> None:
+    host._ordered(order(host, logEndOffset=log_end, stopPosition=stop, role=pb.SERVICE_FOLLOWER))
+    assert [at for what, at in (entry for entry in host.told if len(entry) == 2) if what == "cut"] == (
+        [] if told is None else [told]
+    )
+    assert ("stop", None if stop < 0 else stop) in host.told
+    assert host.told[-1] == "acknowledged"
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [(pb.ServiceRefusal.REPLACED, FencedError), (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
+     (pb.ServiceRefusal.MALFORMED, ProtocolError),
+     (pb.ServiceRefusal.TOO_MANY, None), (pb.ServiceRefusal.NO_SUCH_PARTITION, None)],
+)  # fmt: skip
+async def test_a_refusal_ends_what_can_not_go_on(host: Any, reason: Any, error: type[LiftError] | None) -> None:
+    host._refused(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
+    assert host.problem == ""
+    refusal = pb.ServiceRefusal(reason=reason, instance=host._instance, detail="why")
+    if error is None:
+        host._refused(refusal)
+        assert host.problem == "why"
+    else:
+        with pytest.raises(error):
+            host._refused(refusal)
+
+
+# ---- outputs -----------------------------------------------------------------------------------------------------------------
+def emitter(answer: client_pb2.Ack | None = None, uid: str = "o1", end: int = 0) -> tuple[Any, list[Any]]:
+    asked: list[Any] = []
+
+    async def request(subject: str, payload: bytes, timeout_s: float, headers: Any) -> bytes:
+        asked.append((subject, frames.decode(payload, client_pb2.Message), headers))
+        return frames.encode(answer)  # type: ignore[arg-type]
+
+    async def bounds(stream: str, partition: int) -> Bounds:
+        return Bounds(uid, "n1", "n1", 1, 0, end - 1)
+
+    settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out")
+    client: Any = SimpleNamespace(bounds=bounds, request=request)
+    nothing: Any = lambda *_: None  # noqa: E731
+    made: Any = Emitter(client, client, settings, Outbox("u/0"), lambda: True, nothing, nothing, nothing)
+    made._subject, made._uid = "out.here", "o1"
+    return made, asked
+
+
+RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({}, None), ({"streamUid": ""}, None), ({"streamUid": "o2"}, NotWrittenError), ({"stream": "x"}, NotWrittenError),
+     ({"partition": 1}, NotWrittenError), ({"offset": 4}, OutputConflictError), ({"offset": 2}, OutputConflictError),
+     ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, NotWrittenError)],
+)  # fmt: skip
+async def test_an_output_is_written_where_its_own_stream_says_so(wrong: dict[str, Any], error: type[LiftError] | None) -> None:
+    made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))
+    output = Output(3, 9, 0, b"value", b"key", (("a", b"b"),))
+    if error is None:
+        await made._write(output)
+    else:
+        with pytest.raises(error):
+            await made._write(output)
+    subject, message, _ = asked[0]
+    assert (subject, message.offset, message.value, message.key, message.streamUid) == ("out.here", 3, b"value", b"key", "o1")
+
+
+@pytest.mark.parametrize(("number", "expects"), [(0, True), (1, False)])
+async def test_the_first_output_expects_an_empty_stream(number: int, expects: bool) -> None:
+    made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": number})))
+    await made._write(Output(number, 9, 0, b"v", None, ()))
+    assert asked[0][2] == ({"Nats-Expected-Last-Sequence": "0"} if expects else None)
+
+
+async def test_an_output_stream_that_was_made_again_is_another() -> None:
+    made, _ = emitter(uid="o2")
+    with pytest.raises(OutputConflictError):
+        await made._learn()
+
+
+# ---- feeding -----------------------------------------------------------------------------------------------------------------
+def feeder(position: int = 10) -> Any:
+    made: Any = Feeder.__new__(Feeder)
+    made.told = []
+    made._machine = SimpleNamespace(position=position, last_epoch=4)
+    made._identity, made._stop_position, made._told, made._verifying = "sum/in/u1/0", None, False, False
+    made.cut_at = lambda at: made.told.append(("cut", at))
+    made._align = lambda: made.told.append("aligned")
+    made._stop_reached = lambda: made.told.append("stopped")
+    made._progress = SimpleNamespace(next_offset=position)
+    return made
+
+
+class Ended:
+    def __init__(self, error: LiftError) -> None:
+        self.error = error
+
+    def result(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(("end", "told"), [(8, ("cut", 8)), (9, ("cut", 9)), (10, "aligned"), (11, "aligned")])
+def test_a_cut_below_the_state_takes_it_back(end: int, told: Any) -> None:
+    made = feeder(10)
+    assert made._result(Ended(LogTruncatedError("cut", end))) is None
+    assert made.told == [told]
+
+
+@pytest.mark.parametrize(("epoch", "kept"), [(4, [10, 11]), (3, []), (5, [])])
+def test_the_record_before_the_state_is_of_its_epoch(epoch: int, kept: list[int]) -> None:
+    made = feeder(10)
+    made._verifying = True
+    records = [SimpleNamespace(offset=offset, leader_epoch=epoch) for offset in (9, 10, 11)]
+    assert [record.offset for record in made._verified(iter(records))] == kept
+    assert made.told == ([] if kept else [("cut", 9)])
+
+
+def test_a_stop_is_told_once() -> None:
+    made = feeder(10)
+    for stop, count in ((11, 0), (10, 1), (10, 1)):
+        made._stop_position = stop
+        made._tell_if_stopped()
+        made._tell_if_stopped()
+        assert made.told.count("stopped") == count
+
+
+@pytest.mark.parametrize(("log_start", "lost"), [(0, False), (9, False), (10, False), (11, True)])
+async def test_a_state_needs_all_that_comes_after_it(log_start: int, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = feeder()
+    made._log_start_offset = 0
+    made._store = SimpleNamespace(newest=lambda wanted: SimpleNamespace(position=10, output_count=0))
+    made._factory = lambda: (_ for _ in ()).throw(RuntimeError("far enough"))
+    made._settings = made._outbox = None
+    with pytest.raises(DataLossError if lost else RuntimeError):
+        await made.restart(log_start)
+
+
+# ---- timers ------------------------------------------------------------------------------------------------------------------
+def popped(timers: LogTimers, now_ns: int) -> Iterator[tuple[int, str]]:
+    while (due := timers.pop_due(now_ns)) is not None:
+        yield due
+
+
+def test_timers_are_a_table_of_names() -> None:
+    draw, timers, table = random.Random(1), LogTimers(), dict[str, int]()
+    for now_ns in range(3000):
+        name = f"t{draw.randrange(8)}"
+        if draw.random() < 0.6:
+            at_ns = now_ns + draw.randrange(40)
+            timers.set(name, at_ns)
+            table[name] = at_ns
+        else:
+            timers.cancel(name)
+            table.pop(name, None)
+        if draw.random() < 0.1:
+            due = sorted((at, name) for name, at in table.items() if at <= now_ns)
+            assert list(popped(timers, now_ns)) == due
+            for _, name in due:
+                del table[name]
+        assert timers.entries() == tuple(sorted((at, name) for name, at in table.items()))
+        assert len(timers._heap) <= 64 + 2 * 8 + 2, "what was cancelled takes no space"
