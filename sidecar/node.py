@@ -21,6 +21,7 @@ from typing import Any
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
+from liftpy.cluster.starts import stopped_cleanly
 from liftpy.ids import PartitionKey
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.intake import NodeIntake
@@ -351,7 +352,9 @@ class Node:
             await self._links.close()
         await self.status.close()
         self._timers.close()
-        if self._identity is not None and clean and not self._repairs:
+        opened = self.partitions is not None
+        clean = stopped_cleanly(failed=self._failure is not None, opened=opened, logs_are_clean=clean, repairs=self._repairs)
+        if self._identity is not None and clean:
             self._identity.end_cleanly()
         if self._folder is not None:
             self._folder.close()

@@ -62,7 +62,6 @@ UNREFERENCED = {
 WIDE_CONSTRUCTORS = {
     "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
     "liftpy.service.feeding.Feeder": "9: what a feed is made of",
-    "sidecar.metadata.member.RaftMember": "12: three things in one, to be taken apart",
     "sidecar.partition.services.PartitionServices": "9: made in one place, by a worker",
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }

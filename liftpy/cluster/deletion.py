@@ -10,8 +10,37 @@ answer says that the image is wrong; no answer says nothing, and is asked for ag
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.ids import PartitionKey
 from liftpy.wire._pb import cluster_pb2 as pb
+
+
+class Departures:
+    """Which partitions went from a node by a change that its image has shown. One that the image merely does not know stays: it may be
+    older than what is held, or of another cluster [M11]."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._deleted_uids: set[str] = set()
+
+    def seen(self, deleted: Iterable[StreamImage]) -> None:
+        """The image has shown that these streams are deleted."""
+        self._deleted_uids.update(stream.uid for stream in deleted)
+
+    def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
+        """Whether ``key`` is not held here any more, as far as ``image`` and those before it say."""
+        return key.uid in self._deleted_uids or self._moved_away(key, image)
+
+    def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
+        """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
+        found = image.find(key.stream, key.uid, key.partition)
+        return found is not None and self._node_id not in found[1].replicas
+
+    def denied(self, key: PartitionKey) -> None:
+        """The controllers say that the stream is there: the image was wrong."""
+        self._deleted_uids.discard(key.uid)
 
 
 def question(key: PartitionKey) -> pb.ControlRequest:

@@ -198,12 +198,15 @@ class MetadataDuties:
             response.operationId, response.index = request.operationId, image.index
         return response
 
-    def logged(self, operation_id: bytes) -> None:
-        """The operation was put into the log: if it is asked for again before it is applied, the log answers."""
+    def logged(self, operation_id: bytes) -> bool:
+        """The operation is put into the log: if it is asked for again before it is applied, the log answers. Whether it is for the
+        first time: else an earlier entry of it may be there."""
+        is_first = operation_id not in self._in_log
         self._in_log.add(operation_id)
+        return is_first
 
     def not_logged(self, operation_id: bytes) -> None:
-        """It did not get there."""
+        """It did not get there, and no earlier entry of it did."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:

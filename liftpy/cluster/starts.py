@@ -58,6 +58,13 @@ class FolderStarts:
         request.earlierNonces[:] = self.earlier
 
 
+def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs: bool) -> bool:
+    """Whether a process that ends may leave the clean-stop marker [S9]: asked when nothing will be written any more. ``failed``:
+    something that must not be gone on with happened, at whatever moment; ``opened``: it got so far that it held its partitions;
+    ``logs_are_clean``: each log was flushed and closed without an error; ``repairs``: it ends so that recovery looks at a damage."""
+    return opened and logs_are_clean and not failed and not repairs
+
+
 class Descent(Enum):
     """How a process that registers relates to the one that has registered last."""
 

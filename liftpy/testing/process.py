@@ -16,6 +16,7 @@ from liftpy.cluster import accusations
 from liftpy.cluster.accusations import Said
 from liftpy.cluster.diff import diff
 from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
@@ -112,8 +113,7 @@ class Process:
         self._data_path_is_up = True
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
-        self._granted: list[tuple[int, int]] = []
-        """(image index, sent_ns) of granted leases that wait for the image."""
+        self._heartbeats = AnsweredHeartbeats()
 
     # ---- the door ------------------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
@@ -265,7 +265,7 @@ class Process:
                 continue
             replica.feed(ev.PartitionChanged(stream.held(partition), live))
             replica.reads.advanced()
-        self._leases_run()
+        self._extend(self._heartbeats.image_seen(image.index))
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = f"{stream.name}-{stream.uid}-{partition.partition}"
@@ -310,16 +310,12 @@ class Process:
 
     def _heard(self, granted: bool, index: int, sent_ns: int) -> None:
         if granted:
-            self._granted.append((index, sent_ns))
-            self._leases_run()
+            self._extend(self._heartbeats.answered(sent_ns, index, self.image.index))
 
-    def _leases_run(self) -> None:
-        due = [sent_ns for index, sent_ns in self._granted if index <= self.image.index]
-        if not due:
-            return
-        self._granted = [entry for entry in self._granted if entry[0] > self.image.index]
-        for replica in self.replicas.values():
-            replica.feed(ev.MetadataHeard(max(due)))
+    def _extend(self, sent_ns: int) -> None:
+        if sent_ns:
+            for replica in self.replicas.values():
+                replica.feed(ev.MetadataHeard(sent_ns))
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.subject_index import begins_under
@@ -25,7 +26,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.ending import end_tasks
-from sidecar.metadata.forwarding import DecideHere, error_response
+from sidecar.metadata.forwarding import DecideHere
 from sidecar.tasks import spawn
 
 _TIMEOUT_S = 2.0

@@ -16,7 +16,6 @@ from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -29,13 +28,12 @@ from sidecar.metadata.group import Watcher
 from sidecar.metadata.outgoing import Outgoing
 from sidecar.tasks import spawn, unexpected
 
-_HEAD_EVERY_NS = NS_PER_S // 2
 _REQUEST_TIMEOUT_S = 1.0
 _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """A controller's end: keeps what was applied; while it leads, publishes it. Any controller answers who asks."""
+    """A controller's end: publishes what it is told to. Any controller answers who asks, from what ``producer`` holds."""
 
     def __init__(
         self,
@@ -43,34 +41,25 @@ class FeedPublisher:
         subjects: Subjects,
         outgoing: Outgoing,
         may_answer: Callable[[bytes], bool],
+        producer: FeedProducer,
         image: Callable[[], ClusterImage],
     ) -> None:
-        self.producer = FeedProducer()
+        self.producer = producer
         self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
         self._may_answer = may_answer
         self._image = image
-        self._head_at_ns = 0
 
     async def start(self) -> None:
         """Answer requests for what was missed."""
         subject = self._subjects.feed_snapshot()
         await self._connection.subscribe(subject, queue=subject, cb=self._asked)
 
-    def lead(self) -> None:
-        """This controller publishes from now on."""
-        self.producer.lead()
-
-    def publish(self, now_ns: int) -> None:
-        """Put on the feed what is new, and now and then where its head is."""
-        entries = self.producer.take()
-        if not entries and now_ns - self._head_at_ns >= _HEAD_EVERY_NS:
-            entries = [self.producer.head()]
-        for entry in entries:
-            self._head_at_ns = now_ns
-            self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
+    def put(self, entry: pb.FeedEntry) -> None:
+        """Publish an entry, behind those before it."""
+        self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
 
     async def _asked(self, message: Any) -> None:
         if not message.reply or not self._may_answer(message.reply.encode()):

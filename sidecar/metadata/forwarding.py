@@ -1,32 +1,24 @@
-"""Forwarding: any node proposes; the request reaches whoever leads, under one operation id, until a deadline."""
+"""Forwarder: any node proposes; the request reaches whoever leads (``liftpy.cluster.forwarding``)."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
+from liftpy.cluster.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.tasks import attended
 
-ATTEMPT_S = 1.0
-_PAUSE_S = 0.05
-_AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
-
 DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
-
-
-def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
-    """An answer that says why there is none."""
-    return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
 class Forwarder:
@@ -51,33 +43,30 @@ class Forwarder:
         """Repeat ``request`` until somebody has decided it or the time is over. ``here``: decides if this node leads."""
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
-        deadline = time.monotonic() + timeout_s
-        response = error_response(request, pb.ControlResponse.UNAVAILABLE, "no metadata leader answered")
-        maybe_applied = False
-        while (left_s := deadline - time.monotonic()) > 0:
-            given = await here(request, left_s) if here is not None else None
-            response = given if given is not None else await self._ask(request, min(left_s, ATTEMPT_S))
-            if response.error not in _AGAIN:
-                return response
-            maybe_applied = maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
-            await asyncio.sleep(min(_PAUSE_S, max(deadline - time.monotonic(), 0)))
-        if maybe_applied:
-            response.error = pb.ControlResponse.OUTCOME_UNKNOWN
-        return response
+        way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))
+        while not way.decided and (left_ns := way.left_ns(clock.now_ns())):
+            given = await here(request, left_ns / NS_PER_S) if here is not None else None
+            if given is not None:
+                way.answered(given)
+            else:
+                await self._ask(way, min(left_ns, ATTEMPT_NS) / NS_PER_S)
+            if not way.decided:
+                await asyncio.sleep(way.pause_ns(clock.now_ns()) / NS_PER_S)
+        return way.response
 
-    async def _ask(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        asking = attended(self._connection.request(self._subject, frames.sealed(request), timeout=timeout_s))
+    async def _ask(self, way: Forwarding, timeout_s: float) -> None:
+        asking = attended(self._connection.request(self._subject, frames.sealed(way.request), timeout=timeout_s))
         changing = attended(self._changed.wait())
         try:
             await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader changed meanwhile")
-            return frames.decode(asking.result().data, pb.ControlResponse)
+            if asking.done():
+                way.answered(frames.decode(asking.result().data, pb.ControlResponse))
+            else:
+                way.unanswered("the metadata leader changed meanwhile", sent=True)
         except (nats.errors.NoRespondersError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
-            return error_response(request, pb.ControlResponse.UNAVAILABLE, "no controller can be reached")
+            way.unanswered("no controller can be reached", sent=False)
         except (nats.errors.Error, TimeoutError, LiftError) as error:
-            detail = f"no answer from the metadata leader: {type(error).__name__}"
-            return error_response(request, pb.ControlResponse.OUTCOME_UNKNOWN, detail)
+            way.unanswered(f"no answer from the metadata leader: {type(error).__name__}", sent=True)
         finally:
             asking.cancel()
             changing.cancel()

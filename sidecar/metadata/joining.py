@@ -23,6 +23,7 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group import Group
 from sidecar.metadata.member import RaftMember
+from sidecar.metadata.opening import MemberFolder
 from sidecar.settings import NodeSettings
 
 logger = logging.getLogger("liftpy.group")
@@ -65,16 +66,13 @@ class GroupLink:
         watch_denials(self._connection, rights.denied)
         if settings.is_controller:
             self._group = RaftMember(
-                settings.node_id,
-                settings.controllers,
-                self._folder.raft,
+                MemberFolder(settings.node_id, settings.controllers, self._folder.raft, settings.bootstrap_majority),
                 self._connection,
                 self._subjects,
                 settings.replication,
                 fatal,
                 self._inboxes.allows,
                 elections=settings.elections,
-                bootstrap_majority=settings.bootstrap_majority,
             )
         else:
             self._group = FeedSubscriber(settings.node_id, self._connection, self._subjects)

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
 from liftpy.cluster.predecessor import DEFAULT_WAIT_S
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import FencedError, LiftError
@@ -33,9 +33,6 @@ _REGISTER_RETRY_S = 0.2
 _TAKEN_RETRY_S = 0.05
 _ANNOUNCE_EVERY = 25
 _IMAGE_WAIT_S = 0.02
-_MAX_WAITING = 64
-"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
-_FINAL = (pb.ControlResponse.INVALID, pb.ControlResponse.STALE)
 
 
 class Membership:
@@ -49,8 +46,7 @@ class Membership:
         self._heard = heard
         self._fatal = fatal
         self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
-        """(when it was sent, index of the image that the answer was made on) of heartbeats that do not count yet."""
+        self._heartbeats = AnsweredHeartbeats()
         self._changed = asyncio.Event()
         self._seen_index = group.image.index
         """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
@@ -84,15 +80,16 @@ class Membership:
         taken_until: float | None = None
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
-            if response.error == pb.ControlResponse.OK:
+            came_to = registered(response)
+            if came_to is Registered.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
                     logger.warning("registered, but %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
-            if response.error in _FINAL:
+            if came_to is Registered.REFUSED:
                 raise LiftError(f"the metadata group refuses this node: {response.detail}")
-            if response.error == pb.ControlResponse.EXISTS:
+            if came_to is Registered.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
                 # it is still stopping. This one has asked the bus for it: who is there now does not go.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
@@ -110,9 +107,7 @@ class Membership:
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._seen_index = new.index
         self._changed.set()
-        sent_ns = 0
-        while self._waiting and self._waiting[0][1] <= new.index:
-            sent_ns, _ = self._waiting.popleft()
+        sent_ns = self._heartbeats.image_seen(new.index)
         if sent_ns:  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
             asyncio.get_running_loop().call_soon(self._heard, sent_ns)
 
@@ -148,11 +143,9 @@ class Membership:
         if self._end_heartbeats is None:
             return
         if response.error == pb.ControlResponse.OK:
-            if self._seen_index >= response.index:
-                self._waiting.clear()
-                self._heard(sent_ns)
-            else:
-                self._waiting.append((sent_ns, response.index))
+            counts_ns = self._heartbeats.answered(sent_ns, response.index, self._seen_index)
+            if counts_ns:
+                self._heard(counts_ns)
         elif response.error == pb.ControlResponse.FENCED:
             own = self._group.image.nodes.get(self._settings.node_id)
             if own is not None and own.incarnation > self.incarnation:

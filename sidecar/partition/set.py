@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import nats.errors
 
+from liftpy.cluster.deletion import Departures
 from liftpy.cluster.diff import diff
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import NS_PER_S
@@ -69,8 +70,7 @@ class Partitions:
         """Workers that are being stopped."""
         self._changed_meanwhile: set[PartitionKey] = set()
         """Of the busy ones: their state in the image has changed."""
-        self._deleted_uids: set[str] = set()
-        """Streams whose deletion was seen; their folders may go."""
+        self._departures = Departures(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._heard: MetadataHeard | None = None
         """The last answered heartbeat."""
@@ -116,7 +116,7 @@ class Partitions:
         nodes_changed = bool(change.nodes)
         if nodes_changed:
             self._live = _incarnations(new)
-        self._deleted_uids.update(stream.uid for stream in change.deleted)
+        self._departures.seen(change.deleted)
         self._changed.add(c.key for c in change.for_node(self._node_id))
         if nodes_changed:
             self._changed.add(self._workers)
@@ -235,21 +235,16 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone = key.uid in self._deleted_uids or self._moved_away(key)
+        gone = self._departures.gone(key, self._image)
         if gone and not self._stopping and not await self._node.deletions.allowed(key):
             gone = False
-            self._deleted_uids.discard(key.uid)
+            self._departures.denied(key)
         if gone:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
             self._garbage.closed()
-
-    def _moved_away(self, key: PartitionKey) -> bool:
-        """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
-        found = self._image.find(key.stream, key.uid, key.partition)
-        return found is not None and self._node_id not in found[1].replicas
 
     def _tell(self, worker: PartitionWorker) -> None:
         found = self._wanted(worker.key)

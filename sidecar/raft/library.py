@@ -21,11 +21,12 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
+from liftpy.cluster.member import Outcome
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
 
-__all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "settings"]
+__all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "outcome_of", "settings"]
 
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
@@ -89,6 +90,17 @@ class _NoPickle:
         raise ProtocolError("nothing is pickled here")
 
     load = dump
+
+
+_NEVER_LOGGED = (FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.DISCARDED, FAIL_REASON.NOT_LEADER)
+"""It was not put into the log, or another entry was committed in its place. Whatever else the library says may be a loss or not."""
+
+
+def outcome_of(answer: bytes | None, reason: int) -> Outcome:
+    """What became of a command, by what the library told of it."""
+    if reason in _NEVER_LOGGED:
+        return Outcome.NEVER
+    return Outcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else Outcome.UNKNOWN
 
 
 def _refuse(*_: Any) -> None:

@@ -19,6 +19,7 @@ from sidecar.dev.embedded import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.member import RaftMember
+from sidecar.metadata.opening import MemberFolder
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0
@@ -53,16 +54,12 @@ class Controllers:
             self.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, inbox_prefix=Subjects("t").inbox(name)
         )
         member = RaftMember(
-            name,
-            self.names,
-            self.folder / name,
+            MemberFolder(name, self.names, self.folder / name, self.bootstrap_majority, self.compact_after),
             connection,
             Subjects("t"),
             ReplicationConfig(),
             self.failures.append,
             lambda reply: reply.startswith(b"_INBOX."),
-            bootstrap_majority=self.bootstrap_majority,
-            compact_after_entries=self.compact_after,
         )
         self.running[name] = member, connection
         async with asyncio.timeout(DEADLINE_S):
@@ -327,9 +324,9 @@ async def test_a_journal_that_cannot_be_flushed_stops_the_member(url: str, tmp_p
     def fail() -> None:
         raise StorageError("no space left on device")
 
-    group["a"]._journal.sync = fail  # type: ignore[method-assign]
+    group["a"]._log.journal.sync = fail  # type: ignore[method-assign]
     response = await group["a"].propose(register("a"), timeout_s=0.5)
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert [str(failure) for failure in group.failures] == ["no space left on device"]
-    del group["a"]._journal.sync
+    del group["a"]._log.journal.sync
     await group.stop()

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
+from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.starts import Descent
 from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
@@ -35,7 +36,6 @@ from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
 from liftpy.replica.role import Shared
 from liftpy.testing.messages import FetchResponse
-from liftpy.testing.process import Process
 from liftpy.testing.sim_replica import SimReplica
 
 Patches = list[Any]
@@ -390,12 +390,7 @@ def no_lease() -> Patches:
 
 
 def lease_on_an_old_image() -> Patches:
-    def run(self: Process) -> None:
-        self._granted = [(-1, sent_ns) for _, sent_ns in self._granted]
-        real(self)
-
-    real = Process._leases_run
-    return [method(Process, "_leases_run", run)]
+    return [method(AnsweredHeartbeats, "answered", lambda self, sent_ns, index, seen_index: sent_ns)]
 
 
 def negative_ack_without_a_lease() -> Patches:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import connect
+from liftpy.cluster.member import LookFor
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
@@ -22,7 +23,7 @@ from sidecar.bus.absence import Probes
 from sidecar.dev.embedded import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.heartbeats import Heartbeats
-from sidecar.metadata.presence import Presence
+from sidecar.metadata.orders import Orders
 from sidecar.node import Node
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
@@ -169,7 +170,7 @@ async def test_a_storage_error_of_one_partition_is_expected(
 ONE_SHOTS: dict[str, tuple[type, str]] = {
     "proposals": (Proposals, "_send"),
     "asking for": (Probes, "_ask"),
-    "looking for": (Presence, "_ask"),
+    "looking for": (Orders, "_look_for"),
     "following the feed": (FeedSubscriber, "_ask_for_what_is_missing"),
 }
 
@@ -196,8 +197,9 @@ async def test_what_is_asked_in_the_background_fails_loudly(
         Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr("a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
-    elif owner is Presence:
-        Presence(bus, Subjects(), lambda _: None).look(lambda: ["n2"])
+    elif owner is Orders:
+        none: Any = None
+        Orders(bus, Subjects(), none, none, none, none, none)._do(LookFor("n2"))
     else:
         starting = attended(FeedSubscriber("n1", bus, Subjects()).start())
         await turns(lambda: failures)

@@ -16,6 +16,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.member import RaftMember
+from sidecar.metadata.opening import MemberFolder
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import FAIL_REASON, check_library
 from sidecar.raft.probation import MARKER
@@ -158,4 +159,5 @@ def our_net(folder: Path, ids: str = "abc", seed: int = 1, **more: Any) -> Itera
 def bare_member(folder: Path) -> RaftMember:
     """A controller on ``folder``, opened but not started: it has no connection."""
     nothing: Any = None
-    return RaftMember("a", ("a", "b", "c"), folder, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)
+    opened = MemberFolder("a", ("a", "b", "c"), folder)
+    return RaftMember(opened, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)

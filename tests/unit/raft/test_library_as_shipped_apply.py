@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.member import Order
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
@@ -122,10 +123,10 @@ async def test_ours_silence_ends_at_the_deadline_and_is_called_by_its_name(tmp_p
     member = bare_member(tmp_path)
     member._driver.stopped = True  # nothing is ever applied
     request = pb.ControlRequest(barrier=pb.Barrier())
-    response = await member._order(request, 0.01)
+    response = await member._orders.order(Order(request, timeout_ns=10_000_000))
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert response.operationId == request.operationId != b""
-    member._journal.close()
+    member._log.journal.close()
 
 
 # ---- 9: a leader that is alone ------------------------------------------------------------------------------------------

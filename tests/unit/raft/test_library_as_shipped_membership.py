@@ -99,12 +99,12 @@ def test_ours_a_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
 
 async def test_ours_an_empty_folder_is_on_probation_and_a_lost_journal_refuses_to_start(tmp_path: Path) -> None:
     member = bare_member(tmp_path)
-    assert member._core.on_probation
-    member._journal.close()
+    assert member._log.core.on_probation
+    member._log.journal.close()
     (tmp_path / "member").write_text("a\n")  # it has been a voting member
     member = bare_member(tmp_path)
-    assert not member._core.on_probation
-    member._journal.abandon()
+    assert not member._log.core.on_probation
+    member._log.journal.abandon()
     (tmp_path / "journal").unlink()
     with pytest.raises(CorruptionError, match="under a new node id"):
         bare_member(tmp_path)

@@ -40,4 +40,4 @@ async def test_a_tick_that_comes_late_is_counted_and_one_in_time_is_not(
     assert shown["liftpy_metadata_tick_lateness_secondsmax"] == pytest.approx(0.3, abs=0.001)
     assert shown["liftpy_metadata_late_ticks_total"] == 1
     assert values(list(NodeCollector(unused)._ticks({}))) == {"liftpy_metadata_late_ticks_total": 0}
-    member._journal.abandon()
+    member._log.journal.abandon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.metadata.leaderless import LONG_NS, Leaderless
+from liftpy.cluster.leaderless import LONG_NS, Leaderless
 
 TICK_NS = 20_000_000
 

@@ -1,0 +1,318 @@
+"""What a member of the metadata group decides beside the log, in both shells (asyncio, simulator). Pure: (now, event) -> decisions.
+
+The log below is Raft's; ``GroupLog`` is what a decision may know of it. On every tick that is flushed the shell calls ``tick`` and
+does what it says; it asks ``request`` about each control request before anything is logged. What goes into the log is an ``Order``:
+``entry`` gives the bytes, ``ended`` turns what became of them into the answer, and never calls a loss what may still be applied.
+
+A leader's duties begin once a barrier of its own term is applied here, so that it decides on everything committed before [M12]; they
+end with the leadership, and before a successor is asked for: that one waits for no election time-out, and so for no lease.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.draft import Rules
+from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.forwarding import error_response
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.leaderless import Leaderless
+from liftpy.cluster.pages import describer
+from liftpy.cluster.requests import kind_of
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+
+DUTY_TIMEOUT_NS = 2 * NS_PER_S
+MAX_DUTY_ORDERS = 64
+"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
+LOOK_EVERY_NS = NS_PER_S // 10
+MAX_LOOKS = 64
+"""Nodes that are asked for at the same time; the others' turn comes later."""
+MAX_QUESTIONS = 256
+"""Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
+HEAD_EVERY_NS = NS_PER_S // 2
+"""How often the feed says where its head is while nothing happens."""
+_NEW = "the metadata leader has only just been elected"
+
+
+class GroupLog(Protocol):
+    """The group's log as this member knows it at this moment."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+
+    @property
+    def term(self) -> int:
+        """The Raft term."""
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """As applied here."""
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment, monotonic, a majority had not voted for anybody else [D22]."""
+
+
+class Outcome(Enum):
+    """What became of an entry, as far as this member can know."""
+
+    APPLIED = "applied"
+    NEVER = "it is not in the log, and never will be"
+    UNKNOWN = "it may be applied at any time"
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A request that has to go into the log. The shell: ``entry``, propose, ``ended``; each once."""
+
+    request: pb.ControlRequest
+    timeout_ns: int = DUTY_TIMEOUT_NS
+    here: pb.ControlResponse | None = None
+    """Items of a batch that were answered without the log."""
+    takes_over: int = -1
+    """The barrier with which the duties of that term begin."""
+    own: bool = False
+    """Of the leader's duties: nobody waits for the answer."""
+    is_first: bool = False
+    """The operation was not in the log before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Have a barrier committed and applied here; say ``caught_up`` in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookFor:
+    """Ask the bus whether anybody listens for the node; say ``looked_for`` in the end."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Put the entry on the feed, behind those before it."""
+
+    entry: pb.FeedEntry
+
+
+Decision = Order | CatchUp | LookFor | Question | Publish
+"""``Question``: ask the node; say ``answered`` in the end."""
+
+
+class MetadataMember:
+    """``log``: of this member. ``feed``: is told what was applied by who applies it. ``new_id`` draws an operation id. ``now_ns`` is
+    monotonic everywhere."""
+
+    def __init__(
+        self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
+    ) -> None:
+        self._duties = MetadataDuties(config, rules)
+        self._log = log
+        self._feed = feed
+        self._new_id = new_id
+        self._leaderless = Leaderless()
+        self._image = log.image
+        """As the duties know it."""
+        self._term = -1
+        """In which the duties have begun, -1 while they have not."""
+        self._taking_over = -1
+        """Term of the barrier that is under way."""
+        self._leaving = False
+        """It stops, and takes no duties any more."""
+        self._catching_up = True
+        """A barrier is being asked for; a start does so first."""
+        self._own_orders = 0
+        self._looking: set[str] = set()
+        self._look_at_ns = 0
+        self._asking: set[Question] = set()
+        self._head_at_ns = 0
+
+    @property
+    def in_office(self) -> bool:
+        """Whether the leader's duties have begun."""
+        return self._term >= 0
+
+    @property
+    def counters(self) -> Counter[str]:
+        """See ``MetadataDuties``."""
+        return Counter(self._duties.counters)
+
+    # ---- the leadership ------------------------------------------------------------------------------------------------
+    def resign(self) -> None:
+        """Grant no lease and propose nothing as the leader any more: the leadership is lost, or is about to be handed over."""
+        self._term = self._taking_over = -1
+        self._duties.resign()
+
+    def leave(self) -> None:
+        """This member stops soon: it takes no duties any more."""
+        self._leaving = True
+
+    def catching_up(self) -> None:
+        """``CatchUp`` is being done."""
+        self._catching_up = True
+
+    def caught_up(self) -> None:
+        """``CatchUp`` is done, or given up."""
+        self._catching_up = False
+
+    # ---- every tick ----------------------------------------------------------------------------------------------------
+    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
+        """After each tick that is flushed. ``votes``: this member is not on probation; ``online``: the bus can be reached."""
+        self._leaderless.ticked(self._log.leader_id != "", now_ns)
+        decided: list[Decision] = []
+        if not (votes or self._catching_up or self._leaving):
+            self._catching_up = True
+            decided.append(CatchUp())
+        if not self._log.leads:
+            if self.in_office:
+                self.resign()
+        elif self._term != self._log.term:
+            decided += self._take_over()
+        else:
+            decided += self._in_office(now_ns, online)
+        return decided
+
+    def _take_over(self) -> list[Decision]:
+        """Order the barrier behind which everything that was committed before is applied here."""
+        if self.in_office:
+            self.resign()
+        if self._leaving or self._taking_over == self._log.term:
+            return []
+        self._taking_over = self._log.term
+        return [Order(pb.ControlRequest(barrier=pb.Barrier()), takes_over=self._log.term)]
+
+    def _in_office(self, now_ns: int, online: bool) -> list[Decision]:
+        decided: list[Decision] = []
+        image = self._log.image
+        if image is not self._image:
+            self._image = image
+            self._duties.image_changed(image, now_ns)
+        deadline_ns = self._duties.next_deadline_ns()
+        if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
+            for request in self._duties.due(now_ns):
+                self._own_orders += 1
+                decided.append(Order(request, own=True))
+        if online:
+            decided += self._looks(now_ns)
+        for question in self._duties.questions():
+            if online and len(self._asking) < MAX_QUESTIONS:
+                self._asking.add(question)
+                decided.append(question)
+        decided += self._published(now_ns)
+        return decided
+
+    def _looks(self, now_ns: int) -> list[Decision]:
+        """One request per late node and ``LOOK_EVERY_NS``, and none while all heartbeats come in time."""
+        if now_ns < self._look_at_ns:
+            return []
+        self._look_at_ns = now_ns + LOOK_EVERY_NS
+        late = [node_id for node_id in self._duties.overdue(now_ns) if node_id not in self._looking]
+        late = late[: MAX_LOOKS - len(self._looking)]
+        self._looking.update(late)
+        return [LookFor(node_id) for node_id in late]
+
+    def _published(self, now_ns: int) -> list[Decision]:
+        entries = self._feed.take()
+        if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
+            entries = [self._feed.head()]
+        if entries:
+            self._head_at_ns = now_ns
+        return [Publish(entry) for entry in entries]
+
+    def looked_for(self, node_id: str, *, absent: bool) -> None:
+        """``LookFor`` is done. ``absent``: the bus has said that nobody listens; any answer and any silence is False."""
+        self._looking.discard(node_id)
+        if absent:
+            self._duties.gone(node_id)
+
+    def answered(self, question: Question, said: Said | None) -> None:
+        """A question is done; None: nothing can be made of it."""
+        self._asking.discard(question)
+        if said is not None:
+            self._duties.testified(question, said)
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
+        """The leader's answer, or what has to be ordered first; None on any other member."""
+        log = self._log
+        if not log.leads:
+            return None
+        if not self.in_office or self._term != log.term:
+            if request.HasField("batch") or kind_of(request).looked_at_first:
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
+            return Order(request, timeout_ns)
+        if request.HasField("batch"):
+            here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
+            return here if rest is None else Order(rest, timeout_ns, here)
+        answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
+        return Order(request, timeout_ns) if answer is None else answer
+
+    def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
+        sight of the leader, or woken up: what it knows may be old, and others know better."""
+        description = describer(request)
+        if not self._leaderless.for_long or description is None or request.linearizable:
+            return None
+        response = description(self._log.image)
+        response.operationId, response.index = request.operationId, self._log.image.index
+        return response
+
+    # ---- orders --------------------------------------------------------------------------------------------------------
+    def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
+        """What goes into the log, or why it can't. ``time_ns``: wall clock; ``max_bytes``: of an entry, exclusive."""
+        request = order.request
+        if not request.operationId:
+            request.operationId = self._new_id()
+        request.timeNs = time_ns
+        command = request.SerializeToString()
+        if len(command) >= max_bytes:
+            self._is_over(order)
+            return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
+        if not kind_of(request).read_only:
+            order.is_first = self._duties.logged(request.operationId)
+        return command
+
+    def ended(self, order: Order, outcome: Outcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+        """The answer to an order whose entry came to ``outcome``; ``answer``: of the state machine, if it was applied."""
+        self._is_over(order)
+        response = self._response(order, outcome, answer)
+        log = self._log
+        if order.takes_over >= 0 and response.error == pb.ControlResponse.OK:
+            still = log.leads and log.term == order.takes_over and not self._leaving
+            if still and not self.in_office:
+                self._term, self._image = log.term, log.image
+                self._duties.lead(log.image, now_ns, log.term)
+                self._feed.lead()
+        return response if order.here is None else joined(order.here, response)
+
+    def _is_over(self, order: Order) -> None:
+        self._own_orders -= order.own
+        if order.takes_over == self._taking_over:
+            self._taking_over = -1
+
+    def _response(self, order: Order, outcome: Outcome, answer: bytes | None) -> pb.ControlResponse:
+        request = order.request
+        match outcome:
+            case Outcome.APPLIED if answer is not None:
+                return frames.parse(answer, pb.ControlResponse)
+            case Outcome.NEVER:
+                if order.is_first:  # else an entry of the same operation, ordered before, may still be in the log
+                    self._duties.not_logged(request.operationId)
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")
+            case _:
+                return error_response(
+                    request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader does not know what came of it"
+                )

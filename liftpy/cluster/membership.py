@@ -1,0 +1,60 @@
+"""What a node makes of the metadata leader's answers: when a heartbeat extends its leases, and what came of a registration. Pure.
+
+An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a node
+that was paused must first see what it has lost [D22].
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from liftpy.wire._pb import cluster_pb2 as pb
+
+MAX_WAITING = 64
+"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
+
+
+class Registered(Enum):
+    """What an answer to a registration means."""
+
+    TAKEN_IN = "this process is the node now"
+    TAKEN = "another process runs in its place: ask again for as long as one may need to end"
+    REFUSED = "the group never takes it"
+    AGAIN = "nothing is decided: ask again under the same operation id"
+
+
+def registered(response: pb.ControlResponse) -> Registered:
+    """Judge the answer to a RegisterNode."""
+    match response.error:
+        case pb.ControlResponse.OK:
+            return Registered.TAKEN_IN
+        case pb.ControlResponse.EXISTS:
+            return Registered.TAKEN
+        case pb.ControlResponse.INVALID | pb.ControlResponse.STALE:
+            return Registered.REFUSED
+    return Registered.AGAIN
+
+
+class AnsweredHeartbeats:
+    """Those whose answers were made on an image that is not seen here yet. Both methods return when the heartbeat that extends the
+    leases was sent, monotonic ns; 0: none does."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=MAX_WAITING)
+        """(when it was sent, index of the image that the answer was made on)."""
+
+    def answered(self, sent_ns: int, index: int, seen_index: int) -> int:
+        """A lease was granted on the image ``index``; here the newest one that everybody was shown is ``seen_index``."""
+        if seen_index >= index:
+            self._waiting.clear()
+            return sent_ns
+        self._waiting.append((sent_ns, index))
+        return 0
+
+    def image_seen(self, index: int) -> int:
+        """Everybody here was shown the image ``index``."""
+        sent_ns = 0
+        while self._waiting and self._waiting[0][1] <= index:
+            sent_ns, _ = self._waiting.popleft()
+        return sent_ns

@@ -1,0 +1,215 @@
+"""MemberLog: one member's share of the group's log, opened as one: folder, journal, library, state machine, probation.
+
+Both shells open it, asyncio's (``member.py``) and the simulator's. It refuses what a member must not go on with: a journal or a
+snapshot that is lost or damaged. It satisfies ``GroupLog``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import CorruptionError
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar import clock as clocks
+from sidecar.disk.files import make_folder
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import Node, RaftCore, settings
+from sidecar.raft.probation import Probation
+from sidecar.raft.sessions import Peer
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.transport import SessionTransport
+
+COMPACT_AFTER_ENTRIES = 10_000
+
+
+def _draw() -> int:
+    return random.SystemRandom().getrandbits(63)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFolder:
+    """What a member is opened from. ``folder``: the node's ``raft`` folder; ``bootstrap_majority``: the operator's word that
+    controllers which are missing at the first start have never been members; ``flush`` False is for benchmarks only."""
+
+    node_id: str
+    members: tuple[str, ...]
+    folder: Path
+    bootstrap_majority: bool = False
+    compact_after_entries: int = COMPACT_AFTER_ENTRIES
+    flush: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a member takes from the machine; a simulator gives its own."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    """s."""
+    now_ns: Callable[[], int] = clocks.now_ns
+    """Monotonic, too."""
+    draw: Callable[[], int] = _draw
+    """63 random bits."""
+
+
+class MemberLog:
+    """``fsm`` is told each committed entry, ``feed`` what it did; ``state_changed(old, new)``: the library's states of a leadership.
+    Raises CorruptionError and StorageError."""
+
+    def __init__(
+        self,
+        opened: MemberFolder,
+        fsm: ClusterFsm,
+        feed: FeedProducer,
+        state_changed: Callable[[int, int], None],
+        surroundings: Surroundings = Surroundings(),  # it can't be changed
+    ) -> None:
+        node_id, members, around = opened.node_id, opened.members, surroundings
+        self.node_id = node_id
+        self.members = members
+        self.fsm = fsm
+        self._feed = feed
+        self._folder = opened.folder
+        make_folder(opened.folder)
+        self.probation = Probation(opened.folder, members, majority=opened.bootstrap_majority, draw=around.draw)
+        self.journal = self._open_journal(opened.flush)
+        self.probation.opened(self.journal)
+        dump = self._checked_dump()
+        self.transport = SessionTransport(node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns)
+        conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
+        self.core = RaftCore(node_id, members, conf, self.transport, self)
+        self.transport.attach(self.core, self.probation)
+        self.probation.attach(self.core, tuple(self.peers.values()))
+
+    # ---- opening -------------------------------------------------------------------------------------------------------
+    def _open_journal(self, flush: bool) -> GroupJournal:
+        path = self._folder / "journal"
+        if self.probation.has_been_member and not (path.exists() and path.stat().st_size):
+            raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
+        return GroupJournal(path, flush=flush)
+
+    def _checked_dump(self) -> Path:
+        dump = self._folder / "snapshot"
+        if dump.exists():
+            decode_snapshot_file(dump.read_bytes())  # refuse it now: the library would swallow the error and go on without
+        elif len(self.journal) and self._first_index() > 1:
+            raise CorruptionError(f"{self._folder} has lost its snapshot: {self._what_to_do()}")
+        return dump
+
+    def _what_to_do(self) -> str:
+        if len(self.members) == 1:
+            return (
+                "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
+                "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
+            )
+        return "this node must join under a new node id"
+
+    def _first_index(self) -> int:
+        first = self.journal[0]
+        assert isinstance(first, tuple)
+        return first[1]
+
+    # ---- the state machine ---------------------------------------------------------------------------------------------
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Called by the library for each committed entry, in order."""
+        answer = self.fsm.apply(entry, index)
+        self._feed.applied(index, self.fsm.last_records)
+        return answer
+
+    def _save(self, name: str, state: Any) -> None:
+        last, previous, nodes = state
+        ids = tuple(sorted(node.id for node in nodes))
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self.fsm.snapshot()))
+
+    def _load(self, name: str) -> Any:
+        snapshot = load_snapshot_file(Path(name))
+        self.fsm.restore(snapshot.image)
+        trim_journal(self.journal, snapshot.previous, snapshot.last)
+        self._feed.restored(self.fsm.image.index)
+        return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
+
+    # ---- GroupLog ------------------------------------------------------------------------------------------------------
+    @property
+    def leads(self) -> bool:
+        """Whether this member believes that it leads; another may have been elected meanwhile."""
+        return self.core.leads
+
+    @property
+    def term(self) -> int:
+        """The Raft term."""
+        return int(self.core.raftCurrentTerm)
+
+    @property
+    def leader_id(self) -> str:
+        """Node id of the leader as known here, '' when there is none."""
+        return self.core.leader_id
+
+    @property
+    def image(self) -> ClusterImage:
+        """As applied here."""
+        return self.fsm.image
+
+    def confirmed_ns(self) -> int:
+        """Leader: until this moment a majority had not voted for anybody else [D22]."""
+        return self.transport.confirmed_ns()
+
+    # ---- what others ask -----------------------------------------------------------------------------------------------
+    @property
+    def applied_index(self) -> int:
+        """Of the last entry that was applied here; 1 with none."""
+        return int(self.core.raftLastApplied)
+
+    @property
+    def peers(self) -> dict[str, Peer]:
+        """The other members, by node id."""
+        return self.transport.sessions.peers
+
+    def waits_for(self) -> str:
+        """What a start that goes on waits for, for people."""
+        if not self.probation.over:
+            return self.probation.waits_for()
+        if self.leader_id:
+            return f"waits for {self.leader_id}, which leads the metadata group, to commit with a majority"
+        away = ", ".join(peer.node_id for peer in self.peers.values() if not peer.up) or "nobody"
+        return f"waits for a leader of the metadata group; not connected: {away}"
+
+    def status(self) -> list[pb.ControllerStatus]:
+        """The members; terms and lags of others are known to the leader only."""
+        core = self.core
+        members = []
+        for node_id in self.members:
+            own = node_id == self.node_id
+            match = core.log.last_index if own else core.match_index(node_id)
+            known = own or core.leads
+            members.append(
+                pb.ControllerStatus(
+                    nodeId=node_id,
+                    leader=node_id == core.leader_id,
+                    term=core.raftCurrentTerm,
+                    commitIndex=core.raftCommitIndex if own else min(match, core.raftCommitIndex),
+                    appliedIndex=core.raftLastApplied if own else self.transport.applied[node_id] if core.leads else 0,
+                    lag=max(core.log.last_index - match, 0) if known else 0,
+                    connected=own or self.peers[node_id].up,
+                )
+            )
+        return members
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The journal in memory and on disk, and what is done (for repetitions)."""
+        operations = self.fsm.image.operations
+        return {
+            "journal_entries": len(self.journal),
+            "journal_bytes": self.journal.entry_bytes,
+            "journal_file_bytes": self.journal.file_bytes,
+            "window_operations": len(operations),
+            "window_bytes": operations.size_bytes,
+            "compactions": self.core.compactions,
+        }

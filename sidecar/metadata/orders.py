@@ -1,0 +1,106 @@
+"""Orders: does what a member of the metadata group decides (``liftpy.cluster.member``), and waits for what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nats.aio.client import Client
+
+from liftpy.cluster.accusations import Question
+from liftpy.cluster.member import CatchUp, Decision, LookFor, MetadataMember, Order, Outcome, Publish
+from liftpy.cluster.stepping_aside import who_steps_aside
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.bus.absence import is_absent
+from sidecar.ending import end_tasks
+from sidecar.metadata.feed import FeedPublisher
+from sidecar.metadata.opening import MemberLog
+from sidecar.metadata.questions import ask_accused, ask_to_step_aside
+from sidecar.raft.driver import Driver
+from sidecar.raft.library import MAX_APPEND_BYTES, outcome_of
+from sidecar.tasks import spawn
+
+
+class Orders:
+    """Of one controller. ``catch_up``: what ``CatchUp`` asks for; it says itself when it is done."""
+
+    def __init__(
+        self,
+        connection: Client,
+        subjects: Subjects,
+        member: MetadataMember,
+        log: MemberLog,
+        driver: Driver,
+        feed: FeedPublisher,
+        catch_up: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._member = member
+        self._log = log
+        self._driver = driver
+        self._feed = feed
+        self._catch_up = catch_up
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def look(self) -> None:
+        """After each tick that is flushed: have done what the member decides now."""
+        online = self._connection.is_connected
+        for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
+            self._do(decision)
+
+    def _do(self, decision: Decision) -> None:
+        match decision:
+            case Publish():
+                self._feed.put(decision.entry)
+            case Order():
+                self._spawn(self.order(decision), "an order to the metadata group")
+            case LookFor():
+                self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
+            case Question():
+                self._spawn(self._ask(decision), f"asking {decision.node}")
+            case CatchUp():
+                self._spawn(self._catch_up(), "catching up with the metadata group")
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        task = spawn(work, what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Have nothing more done."""
+        await end_tasks(self._tasks)
+
+    async def _look_for(self, node_id: str) -> None:
+        self._member.looked_for(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
+
+    async def _ask(self, question: Question) -> None:
+        self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
+
+    async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
+        """The leader's answer; None on another member."""
+        if self._driver.stopped:
+            return None
+        decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
+        return await self.order(decided) if isinstance(decided, Order) else decided
+
+    async def order(self, order: Order) -> pb.ControlResponse:
+        """Put the order's request into the log, and wait until it is applied here."""
+        asked = who_steps_aside(self._log.image, order.request)
+        if asked is not None:
+            await ask_to_step_aside(self._connection, self._subjects, *asked)
+        entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
+        if not isinstance(entry, bytes):
+            return entry
+        outcome, answer = Outcome.UNKNOWN, None
+        try:
+            answer, reason = await asyncio.wait_for(self._driver.propose(entry), order.timeout_ns / NS_PER_S)
+            outcome = outcome_of(answer, reason)
+        except TimeoutError:
+            pass
+        return self._member.ended(order, outcome, answer, clock.now_ns())

@@ -1,0 +1,51 @@
+"""Forwarding: what is asked again, for how long, and when nobody may say that nothing came of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.forwarding import PAUSE_NS, Forwarding
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+
+E = pb.ControlResponse
+END_NS = 10 * NS_PER_S
+
+
+def way() -> Forwarding:
+    return Forwarding(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
+
+
+def test_it_is_tried_until_its_time_is_over() -> None:
+    made = way()
+    assert made.left_ns(0) == END_NS
+    assert made.pause_ns(0) == PAUSE_NS
+    assert made.pause_ns(END_NS - 1) == 1
+    assert made.left_ns(END_NS) == made.left_ns(END_NS + 5) == 0
+    assert made.response.error == E.UNAVAILABLE, "nobody was asked"
+    assert made.response.operationId == b"o" * 16
+
+
+@pytest.mark.parametrize("error", [E.OK, E.STALE, E.INVALID, E.EXISTS, E.NOT_FOUND, E.FENCED])
+def test_a_decision_is_the_end_of_it(error: pb.ControlResponse.Error) -> None:
+    made = way()
+    made.unanswered("no answer", sent=True)
+    assert made.answered(E(error=error))
+    assert made.decided
+    assert made.response.error == error
+
+
+@pytest.mark.parametrize("error", [E.UNAVAILABLE, E.OUTCOME_UNKNOWN, E.NOT_METADATA_LEADER])
+def test_no_decision_is_asked_for_again(error: pb.ControlResponse.Error) -> None:
+    made = way()
+    assert not made.answered(E(error=error))
+    assert not made.decided
+
+
+def test_once_it_may_have_been_logged_nobody_says_that_nothing_came_of_it() -> None:
+    made = way()
+    made.unanswered("no controller can be reached", sent=False)
+    assert made.response.error == E.UNAVAILABLE
+    made.unanswered("no answer", sent=True)
+    made.unanswered("no controller can be reached", sent=False)
+    assert made.response.error == E.OUTCOME_UNKNOWN

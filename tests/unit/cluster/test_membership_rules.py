@@ -1,0 +1,56 @@
+"""What a node makes of the metadata leader's answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.deletion import Departures
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.membership import MAX_WAITING, AnsweredHeartbeats, Registered, registered
+from liftpy.cluster.starts import stopped_cleanly
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+
+E = pb.ControlResponse
+
+
+def test_an_answer_on_an_image_that_is_not_seen_here_counts_later_and_from_when_it_was_asked_for() -> None:
+    heartbeats = AnsweredHeartbeats()
+    assert heartbeats.answered(100, 7, 7) == 100
+    assert heartbeats.answered(200, 9, 7) == 0
+    assert heartbeats.answered(300, 10, 7) == 0
+    assert heartbeats.image_seen(8) == 0
+    assert heartbeats.image_seen(9) == 200
+    assert heartbeats.image_seen(12) == 300
+    assert heartbeats.image_seen(13) == 0
+
+
+def test_answers_that_wait_are_bounded_and_forgotten_with_a_newer_one_that_counts() -> None:
+    heartbeats = AnsweredHeartbeats()
+    for number in range(MAX_WAITING + 10):
+        heartbeats.answered(1 + number, 9, 7)
+    assert len(heartbeats._waiting) == MAX_WAITING
+    assert heartbeats.answered(1000, 7, 7) == 1000
+    assert heartbeats.image_seen(9) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (E.OK, Registered.TAKEN_IN), (E.EXISTS, Registered.TAKEN), (E.INVALID, Registered.REFUSED),
+        (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
+    ],
+)  # fmt: skip
+def test_what_came_of_a_registration(error: pb.ControlResponse.Error, meaning: Registered) -> None:
+    assert registered(E(error=error)) is meaning
+
+
+def test_a_clean_stop_is_one_of_a_process_that_had_opened_all_and_met_no_error() -> None:
+    right = {"failed": False, "opened": True, "logs_are_clean": True, "repairs": False}
+    assert stopped_cleanly(**right)
+    assert not any(stopped_cleanly(**{**right, name: not value}) for name, value in right.items())
+
+
+def test_what_the_image_merely_does_not_know_has_not_gone() -> None:
+    key = PartitionKey("s", "uid", 0)
+    assert not Departures("n1").gone(key, ClusterImage())

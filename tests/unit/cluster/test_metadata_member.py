@@ -1,0 +1,298 @@
+"""MetadataMember: when a leader's duties begin and end, what it has done on a tick, and what becomes of an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.member import (
+    HEAD_EVERY_NS,
+    LOOK_EVERY_NS,
+    MAX_DUTY_ORDERS,
+    MAX_LOOKS,
+    MAX_QUESTIONS,
+    CatchUp,
+    Decision,
+    LookFor,
+    MetadataMember,
+    Order,
+    Outcome,
+    Publish,
+)
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+
+MAX_BYTES = 1 << 20
+
+
+@dataclass
+class Log:
+    """What is known of the group's log; ``fsm`` applies at once what is committed."""
+
+    leads: bool = False
+    term: int = 1
+    leader_id: str = "n1"
+    now_ns: int = 100 * NS_PER_S
+    fsm: ClusterFsm = field(default_factory=ClusterFsm)
+    feed: FeedProducer = field(default_factory=FeedProducer)
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.fsm.image
+
+    def confirmed_ns(self) -> int:
+        return self.now_ns
+
+    def apply(self, entry: bytes) -> bytes:
+        index = self.image.index + 1
+        answer = self.fsm.apply(entry, index)
+        self.feed.applied(index, self.fsm.last_records)
+        return answer
+
+
+class Member:
+    """A MetadataMember and what its shell does."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.ids = 0
+        self.member = MetadataMember(ReplicationConfig(), self.log.fsm.rules, self.log, self.log.feed, self.new_id)
+        self.member.caught_up()
+
+    def new_id(self) -> bytes:
+        self.ids += 1
+        return self.ids.to_bytes(16)
+
+    def tick(self, *, votes: bool = True, online: bool = True, later_ns: int = 0) -> list[Decision]:
+        self.log.now_ns += later_ns
+        return self.member.tick(self.log.now_ns, votes=votes, online=online)
+
+    def do(self, order: Order) -> pb.ControlResponse:
+        entry = self.member.entry(order, 1, MAX_BYTES)
+        assert isinstance(entry, bytes)
+        return self.member.ended(order, Outcome.APPLIED, self.log.apply(entry), self.log.now_ns)
+
+    def lead(self) -> None:
+        """Elected, and in office."""
+        self.log.leads = True
+        [order] = self.tick()
+        assert isinstance(order, Order)
+        assert self.do(order).error == pb.ControlResponse.OK
+        assert self.member.in_office
+
+    def ask(self, request: pb.ControlRequest) -> pb.ControlResponse | Order | None:
+        return self.member.request(request, NS_PER_S, self.log.now_ns)
+
+    def register(self, count: int) -> None:
+        for number in range(count):
+            answer = self.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=f"d{number}")))
+            assert isinstance(answer, Order)
+            assert self.do(answer).node.incarnation
+        self.tick()
+
+
+def heartbeat(number: int = 0) -> pb.ControlRequest:
+    return pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=f"d{number}", incarnation=number + 1))
+
+
+def test_the_duties_begin_behind_a_barrier_of_the_own_term() -> None:
+    made = Member()
+    assert made.tick() == []
+    assert made.ask(heartbeat()) is None, "who does not lead answers nothing"
+    made.log.leads = True
+    [order] = made.tick()
+    assert isinstance(order, Order)
+    assert order.request.HasField("barrier")
+    assert order.takes_over == 1
+    assert made.tick() == [], "one at a time"
+    refused = made.ask(heartbeat())
+    assert isinstance(refused, pb.ControlResponse)
+    assert refused.error == pb.ControlResponse.UNAVAILABLE
+    made.do(order)
+    answered = made.ask(heartbeat())
+    assert isinstance(answered, pb.ControlResponse)
+    assert answered.error == pb.ControlResponse.NOT_FOUND, "judged by the sessions"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NEVER, Outcome.UNKNOWN])
+def test_a_barrier_that_is_not_known_to_be_applied_begins_nothing_and_is_asked_for_again(outcome: Outcome) -> None:
+    made = Member()
+    made.log.leads = True
+    [order] = made.tick()
+    assert isinstance(order, Order)
+    made.member.entry(order, 1, MAX_BYTES)
+    made.member.ended(order, outcome, None, made.log.now_ns)
+    assert not made.member.in_office
+    [again] = made.tick()
+    assert isinstance(again, Order)
+    assert again.takes_over == 1
+
+
+def test_the_barrier_of_a_term_that_is_over_begins_nothing() -> None:
+    made = Member()
+    made.log.leads = True
+    [order] = made.tick()
+    assert isinstance(order, Order)
+    made.log.term = 5
+    made.do(order)
+    assert not made.member.in_office
+    [again] = made.tick()
+    assert isinstance(again, Order)
+    assert again.takes_over == 5
+
+
+def test_a_leader_that_leaves_takes_no_duties_and_one_that_resigned_grants_nothing() -> None:
+    made = Member()
+    made.lead()
+    made.register(1)
+    granted = made.ask(heartbeat())
+    assert isinstance(granted, pb.ControlResponse)
+    assert granted.error == pb.ControlResponse.OK
+    made.member.leave()
+    made.member.resign()
+    denied = made.ask(heartbeat())
+    assert isinstance(denied, pb.ControlResponse)
+    assert denied.error == pb.ControlResponse.UNAVAILABLE
+    assert made.tick() == [], "and takes them up again never"
+
+
+def test_a_leadership_that_was_lost_unseen_between_two_ticks_begins_anew() -> None:
+    made = Member()
+    made.lead()
+    made.log.term = 3
+    denied = made.ask(heartbeat())
+    assert isinstance(denied, pb.ControlResponse)
+    assert denied.error == pb.ControlResponse.UNAVAILABLE
+    [order] = made.tick()
+    assert isinstance(order, Order)
+    assert order.takes_over == 3
+
+
+def test_probation_asks_for_one_barrier_at_a_time() -> None:
+    made = Member()
+    assert made.tick(votes=False) == [CatchUp()]
+    assert made.tick(votes=False) == []
+    made.member.caught_up()
+    assert made.tick(votes=False) == [CatchUp()], "that its folder went back is found out at any time"
+    made.member.caught_up()
+    made.member.leave()
+    assert made.tick(votes=False) == []
+
+
+def test_late_nodes_are_asked_for_now_and_then_each_once_and_not_all_at_once() -> None:
+    made = Member()
+    made.lead()
+    made.register(MAX_LOOKS + 6)
+    made.ask(heartbeat())
+    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)], "nobody is late"
+    assert not [d for d in made.tick(later_ns=NS_PER_S, online=False) if isinstance(d, LookFor)]
+    looks = [d for d in made.tick() if isinstance(d, LookFor)]
+    assert len(looks) == MAX_LOOKS
+    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS // 2) if isinstance(d, LookFor)]
+    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)], "as many are under way"
+    for look in looks[:2]:
+        made.member.looked_for(look.node_id, absent=False)
+    again = [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)]
+    assert len(again) == 2
+
+
+def test_only_a_node_that_is_absent_loses_its_session_before_its_time() -> None:
+    for absent in (False, True):
+        made = Member()
+        made.lead()
+        made.register(2)
+        made.ask(heartbeat())
+        made.ask(heartbeat(1))
+        made.tick(later_ns=NS_PER_S)
+        made.member.looked_for("d1", absent=absent)
+        fenced = [d for d in made.tick(later_ns=6 * NS_PER_S // 10) if isinstance(d, Order) and d.request.HasField("fenceNode")]
+        assert [order.request.fenceNode.nodeId for order in fenced] == (["d1"] if absent else [])
+
+
+def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Member()
+    made.lead()
+    questions = [Question(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
+    said: list[tuple[Question, Said]] = []
+    monkeypatch.setattr(made.member._duties, "testified", lambda *told: said.append(told))
+    monkeypatch.setattr(made.member._duties, "questions", lambda: questions)
+    assert [d for d in made.tick() if isinstance(d, Question)] == questions[:MAX_QUESTIONS]
+    made.member.answered(questions[0], None)
+    made.member.answered(questions[1], Said.SERVES)
+    assert said == [(questions[1], Said.SERVES)], "silence is no testimony"
+    monkeypatch.setattr(made.member._duties, "questions", lambda: questions[MAX_QUESTIONS:])
+    assert [d for d in made.tick() if isinstance(d, Question)] == questions[MAX_QUESTIONS:]
+
+
+def test_own_orders_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Member()
+    made.lead()
+    monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
+    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_ORDERS)]
+    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    orders = [d for d in made.tick() if isinstance(d, Order)]
+    assert len(orders) == MAX_DUTY_ORDERS
+    assert not [d for d in made.tick() if isinstance(d, Order)]
+    made.member.entry(orders[0], 1, MAX_BYTES)
+    made.member.ended(orders[0], Outcome.UNKNOWN, None, made.log.now_ns)
+    assert [d for d in made.tick() if isinstance(d, Order)]
+
+
+def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> None:
+    made = Member()
+    made.lead()
+    made.tick()
+    order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
+    assert isinstance(order, Order)
+    made.do(order)
+    [publish] = [d for d in made.tick() if isinstance(d, Publish)]
+    assert publish.entry.index == made.log.image.index
+    assert len(publish.entry.records)
+    assert not [d for d in made.tick(later_ns=HEAD_EVERY_NS - 1) if isinstance(d, Publish)]
+    [head] = [d for d in made.tick(later_ns=1) if isinstance(d, Publish)]
+    assert head.entry.index == head.entry.previousIndex == made.log.image.index
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [(Outcome.NEVER, pb.ControlResponse.UNAVAILABLE), (Outcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
+)
+def test_only_what_never_gets_into_the_log_is_refused(outcome: Outcome, error: pb.ControlResponse.Error) -> None:
+    made = Member()
+    made.lead()
+    order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
+    assert isinstance(order, Order)
+    made.member.entry(order, 1, MAX_BYTES)
+    assert made.member.ended(order, outcome, None, made.log.now_ns).error == error
+
+
+def test_an_operation_whose_first_entry_may_still_come_is_answered_by_the_log_alone() -> None:
+    """Its second attempt was refused by a full queue: it would be told that it changes nothing, and its first entry did."""
+    made = Member()
+    made.lead()
+    delete = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"), operationId=b"d" * 16)
+    alone = made.ask(delete)
+    assert isinstance(alone, pb.ControlResponse), "there is no such stream: the log need not be asked"
+    first = Order(delete)
+    made.member.entry(first, 1, MAX_BYTES)
+    made.member.ended(first, Outcome.UNKNOWN, None, made.log.now_ns)
+    second = made.ask(delete)
+    assert isinstance(second, Order)
+    made.member.entry(second, 1, MAX_BYTES)
+    made.member.ended(second, Outcome.NEVER, None, made.log.now_ns)
+    assert isinstance(made.ask(delete), Order), "the first entry is still on its way"
+
+
+def test_a_request_that_is_too_large_is_refused_and_not_logged() -> None:
+    made = Member()
+    made.lead()
+    order = Order(pb.ControlRequest(createStream=pb.CreateStream(name="s" * 300)))
+    refused = made.member.entry(order, 1, 300)
+    assert isinstance(refused, pb.ControlResponse)
+    assert refused.error == pb.ControlResponse.INVALID

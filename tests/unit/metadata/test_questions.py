@@ -1,0 +1,61 @@
+"""What a controller asks nodes over the bus: where it goes, and what comes back is one of three things, or nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.accusations import Question, Said
+from liftpy.ids import PartitionKey
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata.questions import ask_accused, ask_to_step_aside
+
+QUESTION = Question(PartitionKey("orders", "uid-1", 2), 7, "n2")
+
+
+class Bus:
+    is_connected = True
+
+    def __init__(self, answer: bytes | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append((subject, payload))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return SimpleNamespace(data=self.answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "testimony"),
+    [
+        (frames.encode(replication_pb2.LeaderTestimony(serves=True)), Said.SERVES),
+        (frames.encode(replication_pb2.LeaderTestimony()), Said.DOES_NOT),
+        (nats.errors.NoRespondersError(), Said.ABSENT),
+        (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
+    ],
+)  # fmt: skip
+async def test_what_an_accused_is_asked_and_what_it_comes_to(answer: bytes | Exception, testimony: Said | None) -> None:
+    bus: Any = Bus(answer)
+    assert await ask_accused(bus, Subjects(), QUESTION) is testimony
+    [(subject, payload)] = bus.asked
+    asked = frames.decode(payload, replication_pb2.LeaderQuestion)
+    assert (subject, asked.stream, asked.streamUid, asked.partition, asked.leaderEpoch) == (
+        "liftpy.notify.n2", "orders", "uid-1", 2, 7,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [b"yes", TimeoutError(), nats.errors.NoRespondersError()])
+async def test_who_is_to_step_aside_is_asked_once_and_need_not_answer(answer: bytes | Exception) -> None:
+    bus: Any = Bus(answer)
+    request = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=2, leaderEpoch=7)
+    await ask_to_step_aside(bus, Subjects(), "n2", request)
+    [(subject, payload)] = bus.asked
+    assert subject == "liftpy.notify.n2"
+    assert frames.decode(payload, replication_pb2.StepAside) == request
