@@ -48,6 +48,7 @@ from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
 from sidecar.partition.deletions import Deletions
+from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import Asker, QuietTalk
@@ -371,6 +372,7 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
     """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised, unless it was
     a momentary failure of the disk."""
     retain_freed_memory()
+    look_seldom()
     node = Node(settings)
     loop = asyncio.get_running_loop()
 

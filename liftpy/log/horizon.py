@@ -54,9 +54,10 @@ def decode_horizon(data: bytes | None) -> Horizon | None:
 class CompactionHorizon:
     """The horizon of one log, and the file that holds it."""
 
-    def __init__(self, storage: Storage, segments: Sequence[Segment]) -> None:
+    def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
+        """``file``: what the ``compaction-horizon`` file holds, None where there is none."""
         self._storage = storage
-        stored = decode_horizon(storage.load(HORIZON_NAME))
+        stored = decode_horizon(file)
         self.value = stored if stored is not None else inferred(segments)
         if segments[-1].next_offset == segments[0].base_offset:
             self.value = NEVER  # an empty log lacks nothing

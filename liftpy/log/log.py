@@ -19,7 +19,7 @@ from liftpy.invariants import check
 from liftpy.log.compaction import Compaction, Output
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
-from liftpy.log.horizon import NEVER, CompactionHorizon, Horizon
+from liftpy.log.horizon import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
 from liftpy.log.reading import (
     ReadResult,
     first_offset_at,
@@ -50,7 +50,8 @@ from liftpy.wire.batch import BatchHeader, RecordBatch, parse_batch
 class Log:
     """A partition's log. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
 
-    def __init__(self, storage: Storage, config: StreamConfig, segments: list[Segment], checkpoint: Checkpoint) -> None:
+    def __init__(self, config: StreamConfig, recovered: Recovered) -> None:
+        storage, segments, checkpoint = recovered.storage, recovered.segments, recovered.checkpoint
         self.storage = storage
         self.config = config
         self.segments = segments
@@ -72,8 +73,8 @@ class Log:
         """The LeaderEpoch promised last by ``persist_epoch``; 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._checkpointed = checkpoint
-        self._stored_epochs = decode_epochs(storage.load(EPOCHS_NAME))
-        self._horizon = CompactionHorizon(storage, segments)
+        self._stored_epochs = decode_epochs(recovered.small_files.get(EPOCHS_NAME))
+        self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
@@ -105,7 +106,7 @@ class Log:
         if not segments or segments[-1].sealed:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
-        log = cls(storage, config, segments, recovered.checkpoint)
+        log = cls(config, recovered)
         log.segments[-1].made_wall_ns = now_wall_ns
         log._new_names = log.segments[-1].size_bytes == 0  # durable with its first records: thousands may be made at once
         if recovered.report.lost_committed:

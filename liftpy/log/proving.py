@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from liftpy.errors import NoSpaceError, StorageError
@@ -62,12 +62,12 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 
 
 def prove(
-    storage: Storage, segments: list[Segment], checkpoint: Checkpoint, *, flush_failed: bool = False
+    storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
     """The segments, and the names in the folder, made durable; and how many bytes had to be written again.
 
-    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``flush_failed``:
-    there is a mark of a failed flush. Raises StorageError.
+    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``names``: of
+    the files in the folder; ``flush_failed``: there is a mark of a failed flush. Raises StorageError.
     """
     proven_end_offset = checkpoint.high_watermark + 1
     positions = [_proven_position(segment, proven_end_offset) for segment in segments]
@@ -82,7 +82,7 @@ def prove(
     for segment, position in zip(segments, positions, strict=True):
         proved += [segment] if position == segment.size_bytes else _rewritten(storage, segment, position)
     base_offset = segments[0].base_offset if segments else 0
-    _make_names_durable(storage, anew=flush_failed or checkpoint.log_start_offset > base_offset)
+    _make_names_durable(storage, names, anew=flush_failed or checkpoint.log_start_offset > base_offset)
     return proved, sum(s.size_bytes for s in segments) - sum(positions)
 
 
@@ -101,7 +101,7 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
     return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0
 
 
-def _make_names_durable(storage: Storage, *, anew: bool) -> None:
+def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
     """With the small files that are believed: what they say now may never have reached the disk.
 
     The checkpoint is written ``anew`` only where that matters: two flushes for each of thousands of logs are most of what a start
@@ -110,7 +110,7 @@ def _make_names_durable(storage: Storage, *, anew: bool) -> None:
     Only a log start behind the first segment's base would fall back.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
-        data = storage.load(name)
+        data = storage.load(name) if name in names else None
         if data is not None:
             with suppress(NoSpaceError):
                 storage.replace(name, data)

@@ -18,12 +18,13 @@ is kept is on the disk before anyone is shown it [S4, S12].
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.proving import FLUSH_FAILED_NAME, failed_flush, finish_splits, prove, seal
 from liftpy.log.segment import Segment, Walk, index_name, log_name, walk
 from liftpy.log.set_aside import BEHIND, DAMAGED, names_set_aside, set_aside
-from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint, decode_index
+from liftpy.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, decode_checkpoint, decode_index
 from liftpy.log.storage import Storage
 
 _COPY_BYTES = 8 * 1024 * 1024
@@ -76,6 +77,14 @@ class Recovered:
     segments: list[Segment]
     checkpoint: Checkpoint
     report: OpenReport
+    storage: Storage
+    small_files: dict[str, bytes] = field(default_factory=dict)
+    """What a log reads besides: ``leader-epochs`` and ``compaction-horizon``, those that are there."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether opening the log on it touches no file any more."""
+        return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
@@ -90,8 +99,8 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
                 storage.remove(name)
         finish_splits(storage, names)
         names = storage.names()
-    flush_failed = failed_flush(storage)
-    found = decode_checkpoint(storage.load(CHECKPOINT_NAME))
+    flush_failed = failed_flush(storage) if FLUSH_FAILED_NAME in names else ""
+    found = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if CHECKPOINT_NAME in names else None
     checkpoint = found or Checkpoint()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     _remove_stray_indexes(storage, names, bases)
@@ -102,7 +111,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         segments = []
     rewritten_bytes = 0
     if names and (not clean or flush_failed):
-        segments, rewritten_bytes = prove(storage, segments, checkpoint, flush_failed=bool(flush_failed))
+        segments, rewritten_bytes = prove(storage, segments, checkpoint, names, flush_failed=bool(flush_failed))
     for segment in segments[:-1]:
         if not segment.sealed:
             seal(storage, segment)
@@ -122,7 +131,8 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         rewritten_bytes=rewritten_bytes,
         flush_failed=flush_failed,
     )
-    return Recovered(segments, checkpoint, report)
+    small_files = {name: storage.load(name) for name in (EPOCHS_NAME, HORIZON_NAME) if name in names}
+    return Recovered(segments, checkpoint, report, storage, {name: data for name, data in small_files.items() if data})
 
 
 def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:

@@ -59,6 +59,10 @@ def method_name(effect: type[do.Effect]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
 
 
+_NAMES = {effect: method_name(effect) for effect in get_args(do.Effect)}
+"""Made once: a node has thousands of handlers."""
+
+
 def acts_of(handler: EffectHandler) -> Acts:
     """Effect -> the handler's method."""
-    return {effect: getattr(handler, method_name(effect)) for effect in get_args(do.Effect)}
+    return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

@@ -36,6 +36,8 @@ from sidecar.partition.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.replica")
 _seldom = Seldom()
+_REACHED = {kind.name: events.DeadlineReached(kind) for kind in events.Deadline}
+"""What is fed when a deadline has come."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class Executor:
         """It failed because the disk was full."""
         self.on_failure: Callable[[StorageError], None] | None = None
         """Called once, with the first error."""
-        self._deadlines = {kind.name: self._timer(kind) for kind in events.Deadline}
+        self._deadlines: dict[str, Timer] = {}
+        """By name; made when it is first set: few partitions ever need all of them."""
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
@@ -245,15 +248,19 @@ class Executor:
         self._t.service.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
-        reached = events.DeadlineReached(kind)
-        return Timer(lambda: self._t.feed(reached))
+        feed, reached = self._t.feed, _REACHED[kind._name_]
+        return Timer(lambda: feed(reached))
 
     def set_deadline(self, effect: do.SetDeadline) -> None:
-        timer = self._deadlines[effect.kind._name_]  # by name: an enum member's hash is a call into Python
+        name = effect.kind._name_  # an enum member's hash is a call into Python
+        timer = self._deadlines.get(name)
         if effect.at_ns is None:
-            self._t.timers.cancel(timer)
-        else:
-            self._t.timers.set(timer, effect.at_ns)
+            if timer is not None:
+                self._t.timers.cancel(timer)
+            return
+        if timer is None:
+            timer = self._deadlines[name] = self._timer(effect.kind)
+        self._t.timers.set(timer, effect.at_ns)
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         CHATTER.info(logger, "%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)

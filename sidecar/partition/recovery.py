@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from concurrent.futures import Executor as Pool
 from pathlib import Path
 
@@ -16,6 +17,18 @@ from liftpy.log.recovery import Recovered, recover
 from sidecar.disk.data_folder import DataFolder
 
 logger = logging.getLogger("liftpy.node")
+
+_AT_ONCE = 32
+"""Logs that one piece of work for a thread recovers: to hand each over by itself costs as much as to open a short one."""
+
+
+def _logs_in(streams: Path) -> list[Path]:
+    """The folders of all logs, sorted."""
+    if not streams.exists():
+        return []
+    with os.scandir(streams) as found:
+        names = sorted(entry.name for entry in found if entry.is_dir())
+    return [streams / name / number for name in names for number in sorted(os.listdir(streams / name)) if number.isdigit()]
 
 
 class RecoveredLogs:
@@ -30,11 +43,16 @@ class RecoveredLogs:
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool) -> None:
         """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
-        paths = [path for path in sorted((folder.path / "streams").glob("*/*")) if path.name.isdigit()]
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(pool, self._recover, path, folder, clean_stop) for path in paths))
+        paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
+        parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
+        await asyncio.gather(*(loop.run_in_executor(pool, self._recover_some, part, folder, clean_stop) for part in parts))
         self.damaged.sort()
         self.suspect.sort()
+
+    def _recover_some(self, paths: list[Path], folder: DataFolder, clean_stop: bool) -> None:
+        for path in paths:
+            self._recover(path, folder, clean_stop)
 
     def _recover(self, path: Path, folder: DataFolder, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"

@@ -327,16 +327,21 @@ class PartitionWorker:
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
-    """Open the partition's log (off the loop) and make its worker; raises StorageError."""
+    """Open the partition's log (off the loop, if it needs its files) and make its worker; raises StorageError."""
+    recovered = node.recovered.take(node.folder.partition_path(key))
+    flushes_always = config.flush.mode is FlushMode.ALWAYS
 
     def open_log() -> tuple[Log, OpenReport]:
-        if config.flush.mode is not FlushMode.ALWAYS:
+        if not flushes_always:
             node.identity.flushes_lazily()
-        storage = node.folder.partition_storage(key)
-        clean, recovered = node.identity.previous.clean_stop, node.recovered.take(storage.folder)
+        storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
+        clean = node.identity.previous.clean_stop
         return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered)
 
-    log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+    if recovered is not None and recovered.is_complete and flushes_always:
+        log, report = open_log()
+    else:
+        log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
     CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
     if report.cut_bytes or report.damage:
         logger.warning("%s: recovered: %s", key, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.errors import StorageError
 from liftpy.log import log as log_module
+from liftpy.log.horizon import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.log.log import Log
 from liftpy.wire.batch import build_batch, split_batches
 from sidecar.disk.data_folder import DataFolder
@@ -109,3 +111,52 @@ async def test_what_nobody_takes_is_closed(folder: DataFolder, pool: ThreadPoolE
     assert logs.take(path) is None
     with pytest.raises((StorageError, OSError, ValueError)):
         recovered.segments[0].file.append([b"x"])
+
+
+async def test_a_log_that_was_recovered_is_opened_without_touching_a_file(
+    folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
+    closed, _ = Log.open(FolderStorage(paths[0]), SMALL)
+    closed.raise_high_watermark(7)
+    closed.persist_epoch(3)
+    closed.close()
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False)
+
+    def touched(*_: object, **__: object) -> None:
+        raise AssertionError("a file was touched")
+
+    taken = [logs.take(path) for path in paths]
+    with monkeypatch.context() as patch:
+        for name in ("open", "mkdir", "listdir", "fsync", "unlink", "rename"):
+            patch.setattr(os, name, touched)
+        opened = [Log.open(found.storage, SMALL, recovered=found)[0] for found in taken if found and found.is_complete]
+    assert [log.log_end_offset for log in opened] == [40, 0]
+    assert (opened[0].high_watermark, opened[0].persisted_epoch) == (7, 3)
+    for log in opened:
+        log.close()
+
+
+async def test_a_log_that_still_needs_a_file_says_so(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    path = a_log(folder, "a-1")
+    (folder.path / "streams" / "a-1" / "1").mkdir()
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False)
+    empty = logs.take(path.with_name("1"))
+    assert empty is not None
+    assert not empty.is_complete
+    logs.close()
+
+
+async def test_leader_epochs_and_horizon_are_those_of_the_files(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    path = a_log(folder, "a-1")
+    storage = FolderStorage(path)
+    storage.replace(HORIZON_NAME, encode_horizon(Horizon(12, 1)))
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False)
+    found = logs.take(path)
+    assert found is not None
+    log, _ = Log.open(found.storage, SMALL, recovered=found)
+    assert log.horizon == Horizon(12, 1)
+    log.close()
