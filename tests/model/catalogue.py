@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model import mutants
+from tests.model import control, mutants
 from tests.model.replica import Budget, ReplicaModel
 from tests.model.search import Bounds, Outcome, Search
 from tests.simulation.mutants.catalogue import MUTANTS as KNOWN
@@ -76,8 +76,19 @@ _REPLICA_FULL = {
     "all": _replica(3, publishes=2, leader_epochs=3, crashes=1, lags=1, expands=1, fences=1, unanswered=1),
 }
 
-SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL}
-FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL}
+_FOLDERS = control.Budget(commits=1, fences=0, moves=0)
+_CONTROL_SMALL = {
+    "depth 5": Bound(control.ControlModel, 5),
+    "folders": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 7),
+}
+_CONTROL_FULL = {
+    "folders": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 12),
+    "no request waits": Bound(lambda: control.ControlModel(pending=False), 12),
+    "depth 12": Bound(control.ControlModel, 12),
+}
+
+SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL, "control": _CONTROL_SMALL}
+FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL, "control": _CONTROL_FULL}
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "replica": (
         _known("truncate by HW", "a power cut"),
@@ -87,5 +98,16 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         _known("no maximal ISR", "the ISR changes"),
         Mutant("a follower that lags joins the ISR", "the ISR changes", mutants.joins_before_it_has_caught_up),
         Mutant("two lead in one epoch", "a power cut", mutants.two_lead_in_one_epoch),
-    )
+    ),
+    "control": (
+        _known("check-then-apply ISR", "depth 5"),
+        _known("join by another incarnation", "depth 5"),
+        _known("lossy restart stays in the ISR", "depth 5"),
+        _known("a folder put back counts as complete", "folders"),
+        _known("same epoch after a restart", "depth 5"),
+        Mutant("a fenced node is elected", "depth 5", mutants.fenced_nodes_are_elected),
+        Mutant("one report deposes", "depth 5", mutants.one_report_deposes),
+        Mutant("two lead in one epoch", "depth 5", mutants.two_lead_in_one_epoch),
+        Mutant("a snapshot forgets who is complete", "depth 5", mutants.snapshot_forgets_the_complete),
+    ),
 }

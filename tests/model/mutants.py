@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster import election
+from liftpy.cluster import codec, election
+from liftpy.cluster.decisions import elections
 from liftpy.cluster.draft import Draft
 from liftpy.replica import lag
 from tests.simulation.mutants.catalogue import method
@@ -28,3 +29,21 @@ def two_lead_in_one_epoch() -> Patches:
 
     real = election.propose
     return [method(election, "propose", propose), method(Draft, "next_leader_epochs", lambda self, count=1: 1)]
+
+
+# ---- control -----------------------------------------------------------------------------------------------------------
+def fenced_nodes_are_elected() -> Patches:
+    return [method(Draft, "is_live", lambda self, node_id: True)]
+
+
+def one_report_deposes() -> Patches:
+    return [method(elections, "_most_have_reported", lambda *args: True)]
+
+
+def snapshot_forgets_the_complete() -> Patches:
+    real = codec.partition_to_pb
+
+    def forget(partition: Any) -> Any:
+        return real(replace(partition, passed_over=()))
+
+    return [method(codec, "partition_to_pb", forget)]
