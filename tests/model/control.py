@@ -91,8 +91,8 @@ def _held(image: ClusterImage) -> tuple[Any, ...]:
 class ControlModel:
     """``pending``: whether requests may wait."""
 
-    def __init__(self, budget: Budget = Budget(), *, pending: bool = True) -> None:
-        self._budget = budget
+    def __init__(self, budget: Budget | None = None, *, pending: bool = True) -> None:
+        self._budget = budget or Budget()
         self._pending = pending
         self._images = Interned()
         self._applied: dict[tuple[int, bytes], tuple[int, bool] | Broken] = {}
