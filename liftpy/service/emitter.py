@@ -130,6 +130,10 @@ class Emitter:
             raise ConfigError(f"{self._stream} listens on {subject}: outputs need a subject without wildcards")
         if not stream.answers:
             raise ConfigError(f"{self._stream} has the ack policy none and answers nobody: outputs need acknowledgements")
+        if stream.config.compaction:
+            raise ConfigError(
+                f"{self._stream} is compacted: output n would not stay at offset n; outputs need a stream that is not"
+            )
         self._subject, self._uid = subject, stream.uid
 
     # ---- reading along -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from itertools import islice
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice, one_by_one
-from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, StorageError
 from liftpy.service.base import Role, Service
 from liftpy.service.emitter import Emitter
 from liftpy.service.machine import ServiceMachine
@@ -28,7 +28,7 @@ from liftpy.wire.batch import Record
 
 logger = logging.getLogger("liftpy.service")
 
-_CHUNK_RECORDS = 32
+_MAX_CHUNK_RECORDS = 32
 _PAUSE_S = 0.25
 
 Started = Callable[[ServiceMachine, Snapshot | None], None]
@@ -74,9 +74,12 @@ class Feeder:
         self._verifying = False
         """Whether the next record is the one before the machine's position, and only to be looked at."""
         self._ask_again = False
+        self._chunk_records = _MAX_CHUNK_RECORDS
         self._wake = asyncio.Event()
         self.problem = ""
         """Why nothing comes; shown in status."""
+        self.snapshot_problem = ""
+        """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
     # ---- what the host says ------------------------------------------------------------------------------------------------
     def stop_at(self, position: int | None) -> None:
@@ -246,8 +249,10 @@ class Feeder:
         if self._verifying and slices:
             records = self._verified(records)
         until_s = time.monotonic() + self._settings.step_s
-        while chunk := list(islice(records, _CHUNK_RECORDS)):
+        while chunk := list(islice(records, self._chunk_records)):
+            began_s = time.monotonic()
             applied = machine.apply(chunk, self._stop_position)
+            self._chunk_took(time.monotonic() - began_s)
             self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
@@ -263,6 +268,14 @@ class Feeder:
         else:
             if self._cut is None:
                 await self._skip(self._progress.next_offset)
+
+    def _chunk_took(self, took_s: float) -> None:
+        """A slow service gets fewer records at once, down to one: heartbeats go on between them."""
+        step_s = self._settings.step_s
+        if took_s > step_s:
+            self._chunk_records = max(1, self._chunk_records // 2)
+        elif took_s < step_s / 4:
+            self._chunk_records = min(_MAX_CHUNK_RECORDS, self._chunk_records * 2)
 
     def _tell_if_stopped(self) -> None:
         if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
@@ -290,7 +303,13 @@ class Feeder:
 
     async def _save(self, snapshot: Snapshot) -> None:
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
-        await asyncio.to_thread(self._store.save, snapshot, compared_end)
+        try:
+            await asyncio.to_thread(self._store.save, snapshot, compared_end)
+        except StorageError as error:  # it only shortens the next replay
+            logger.warning("%s goes on without the snapshot at %d: %s", self._identity, snapshot.position, error)
+            self.snapshot_problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
+        else:
+            self.snapshot_problem = ""
 
     def set_aside_diverged(self) -> None:
         """The service has diverged: no later process begins from a state whose outputs were not compared."""

@@ -19,7 +19,7 @@ from typing import Any
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
-from liftpy.errors import FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.emitter import Emitter
 from liftpy.service.feeding import Feeder
@@ -190,6 +190,8 @@ class ServiceHost:
             raise NotFoundError(f"{refusal.node}: {refusal.detail}: start the service anew")
         if refusal.reason == _Reason.MALFORMED:
             raise ProtocolError(f"{refusal.node}: {refusal.detail}")
+        if refusal.reason == _Reason.COMPACTED:
+            raise ConfigError(f"{refusal.node}: {refusal.detail}")
         self._refusal = refusal.detail
 
     def _leads(self) -> bool:
@@ -271,8 +273,8 @@ class ServiceHost:
     @property
     def problem(self) -> str:
         """Why it does not go on, '' when it does."""
-        feeding = self._feeder.problem if self._feeder is not None else ""
-        return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "")
+        feeding, snapshot = (self._feeder.problem, self._feeder.snapshot_problem) if self._feeder is not None else ("", "")
+        return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)

@@ -13,8 +13,12 @@ heartbeat. What a service is ordered:
     leads, not yet replayed    FOLLOWER, the same (a service that registers with a leader)
     leads, replayed            LEADER, fed up to HW
 
-``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that let a promotion
-time out is excused from the next ones until it has caught up once: it fails one promotion, not all of them.
+``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that hangs fails one
+promotion, by the candidate's own time-out, so that a node is tried whose service is well; one that goes on, but slowly, holds a
+promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
+caught up once.
+
+A compacted stream takes no services: what compaction has removed is missing in one node's replay and was there in another's.
 """
 
 from __future__ import annotations
@@ -96,6 +100,10 @@ class _Gate:
     leader_epoch: int
     stop_position: int
     names: frozenset[str]
+    ends_ns: int
+    """When those that go on, but slowly, are excused."""
+    began: dict[str, int]
+    """Position of each when it began."""
     position: int = field(default=-1)
     """The slowest one's, as last told."""
 
@@ -104,12 +112,24 @@ class ServiceSessions:
     """All services beside one replica. ``now_ns`` is monotonic; ``first_ack_id``: above those of earlier processes of the node."""
 
     def __init__(
-        self, stream: str, uid: str, partition: int, node: str, *, first_ack_id: int, session_ns: int, lease_ms: int
+        self,
+        stream: str,
+        uid: str,
+        partition: int,
+        node: str,
+        *,
+        first_ack_id: int,
+        session_ns: int,
+        lease_ms: int,
+        patience_ns: int,
+        compacted: bool = False,
     ) -> None:
         self._stream, self._uid, self._partition, self._node = stream, uid, partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
         self._lease_ms = lease_ms
+        self._patience_ns = patience_ns
+        self._compacted = compacted
         self._sessions: dict[str, _Session] = {}
         self._gate: _Gate | None = None
 
@@ -156,6 +176,11 @@ class ServiceSessions:
             return pb.ServiceRefusal.MALFORMED, str(error)
         if hello.streamUid and hello.streamUid != self._uid:
             return pb.ServiceRefusal.WRONG_STREAM, f"the stream of this name is {self._uid}, not {hello.streamUid}"
+        if self._compacted:
+            return pb.ServiceRefusal.COMPACTED, (
+                f"{self._stream} is compacted: a replay from its start would not meet the records that others have met. "
+                "Services read streams with retention only"
+            )
         session = self._sessions.get(hello.service)
         if session is None and len(self._sessions) >= MAX_SERVICES:
             return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
@@ -185,12 +210,38 @@ class ServiceSessions:
         return late
 
     # ---- what the replica does ---------------------------------------------------------------------------------------------
-    def replay(self, view: ReplicaView) -> list[Effect]:
+    def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
         """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, session in self._sessions.items() if not session.excused)
-        self._gate = _Gate(view.leader_epoch, stop_position, names)
+        began = {name: self._sessions[name].position for name in names}
+        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + self._patience_ns, began)
         return [*self._new_orders(view), *self._gate_moved()]
+
+    @property
+    def waits_until_ns(self) -> int | None:
+        """Call ``lose_patience`` then; None: no promotion waits."""
+        return self._gate.ends_ns if self._gate is not None else None
+
+    def lose_patience(self, now_ns: int) -> list[Effect]:
+        """The promotion goes on without services that are slow.
+
+        One that hangs (nothing applied since) or is gone fails it: on another node it may be well.
+        """
+        gate = self._gate
+        if gate is None or now_ns < gate.ends_ns:
+            return []
+        late = [name for name in gate.names if not self._replayed(name, gate)]
+        if any(name not in self._sessions or self._sessions[name].position <= gate.began[name] for name in late):
+            return []
+        for name in late:
+            self._sessions[name].excused = True
+        self._gate = None
+        return [Replayed(gate.stop_position, True)]
+
+    def _replayed(self, name: str, gate: _Gate) -> bool:
+        session = self._sessions.get(name)
+        return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
         """The replica has another role or phase."""
@@ -227,10 +278,10 @@ class ServiceSessions:
         gate = self._gate
         if gate is None:
             return []
-        sessions = [self._sessions.get(name) for name in gate.names]
-        if all(session is not None and session.replayed_epoch == gate.leader_epoch for session in sessions):
+        if all(self._replayed(name, gate) for name in gate.names):
             self._gate = None
             return [Replayed(gate.stop_position, True)]
+        sessions = [self._sessions.get(name) for name in gate.names]
         position = min((session.position if session is not None else -1) for session in sessions)
         if position <= gate.position:
             return []

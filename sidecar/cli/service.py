@@ -29,6 +29,7 @@ from sidecar.tasks import attended
 logger = logging.getLogger("liftpy.service")
 
 _CONNECT_AGAIN_S = 0.5
+_CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "take_snapshot")
 
 
 @click.command()
@@ -69,6 +70,9 @@ def load_service(service_class: str) -> type[Service]:
         raise ConfigError(f"{service_class} can't be loaded: {error}") from None
     if not (inspect.isclass(found) and issubclass(found, Service)):
         raise ConfigError(f"{service_class} is not a class that extends liftpy.service.Service")
+    for name in _CALLBACKS:
+        if inspect.iscoroutinefunction(getattr(found, name)) or inspect.isasyncgenfunction(getattr(found, name)):
+            raise ConfigError(f"{service_class}.{name} is asynchronous: it would never run. A state machine waits for nobody")
     return found
 
 

@@ -52,6 +52,8 @@ class PartitionServices:
         log: Log,
         replica: Replica,
         feed: Callable[[events.Event], None],
+        *,
+        compacted: bool = False,
     ) -> None:
         self.key = key
         self._bus = bus
@@ -68,8 +70,11 @@ class PartitionServices:
             first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,
             session_ns=self._session_ns,
             lease_ms=round(config.lease_s * 1000),
+            patience_ns=round(config.candidate_timeout_s * NS_PER_S),
+            compacted=compacted,
         )
         self._check = Timer(self._expire)
+        self._patience = Timer(self._lose_patience)
         self._replay_end_offset = 0
         """Exclusive: what the replica asked to have replayed."""
 
@@ -80,7 +85,9 @@ class PartitionServices:
             self._feed(events.ReplayFinished(end_offset))
             return
         self._replay_end_offset = end_offset
-        self._carry_out(self._sessions.replay(self._view()))
+        self._carry_out(self._sessions.replay(self._view(), clock.now_ns()))
+        if self._sessions.waits_until_ns is not None:
+            self._timers.set(self._patience, self._sessions.waits_until_ns)
 
     def role_changed(self) -> None:
         """The replica's role or phase is another one."""
@@ -89,6 +96,7 @@ class PartitionServices:
     def close(self) -> None:
         """The partition goes."""
         self._timers.cancel(self._check)
+        self._timers.cancel(self._patience)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
@@ -116,6 +124,12 @@ class PartitionServices:
             high_watermark=replica.high_watermark,
             log_end_offset=self._log.log_end_offset,
         )
+
+    def _lose_patience(self) -> None:
+        effects = self._sessions.lose_patience(clock.now_ns())
+        if effects:
+            logger.warning("%s: slow services hold up the promotion no longer; it goes on without them", self.key)
+        self._carry_out(effects)
 
     def _expire(self) -> None:
         for name in self._sessions.expire(clock.now_ns()):

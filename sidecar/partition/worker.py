@@ -164,6 +164,7 @@ class PartitionWorker:
             log,
             self.replica,
             self.feed,
+            compacted=self.compacted,
         )
         self.executor = Executor(self._tools(node))
         self.executor.on_failure = self._storage_failed

@@ -98,12 +98,14 @@ class ServiceRefusal(_message.Message):
         REPLACED: _ClassVar[ServiceRefusal.Reason]
         TOO_MANY: _ClassVar[ServiceRefusal.Reason]
         MALFORMED: _ClassVar[ServiceRefusal.Reason]
+        COMPACTED: _ClassVar[ServiceRefusal.Reason]
     UNKNOWN: ServiceRefusal.Reason
     NO_SUCH_PARTITION: ServiceRefusal.Reason
     WRONG_STREAM: ServiceRefusal.Reason
     REPLACED: ServiceRefusal.Reason
     TOO_MANY: ServiceRefusal.Reason
     MALFORMED: ServiceRefusal.Reason
+    COMPACTED: ServiceRefusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]

@@ -29,6 +29,18 @@ def test_what_is_no_service_is_refused(name: str) -> None:
         load_service(name)
 
 
+class Later(Bank):
+    """Its records would never be applied."""
+
+    async def on_record(self, record: object) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def test_an_asynchronous_callback_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="on_record is asynchronous"):
+        load_service(f"{__name__}:Later")
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [

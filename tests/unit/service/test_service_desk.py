@@ -31,7 +31,8 @@ class World:
         self.replica: Any = SimpleNamespace(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=1, high_watermark=9)
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=12)
         bus: Any = SimpleNamespace(send=self._send, listen=self._listen)
-        timers: Any = SimpleNamespace(set=lambda *_: None, cancel=lambda *_: None)
+        self.timers: list[Any] = []
+        timers: Any = SimpleNamespace(set=lambda timer, at_ns: self.timers.append((at_ns, timer)), cancel=lambda *_: None)
         key = PartitionKey("s", "u1", 0)
         self.services = PartitionServices(bus, key, "n1", 3, ReplicationConfig(), timers, log, self.replica, self.fed.append)
         find = {("s", 0): self.services}
@@ -84,6 +85,22 @@ def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) ->
     assert world.last(pb.JoinLog).role == pb.SERVICE_FOLLOWER
     (report,) = world.services.report()
     assert (report["service"], report["position"], report["lag"]) == ("bank", 10, 0)
+
+
+def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 1_000_000_000
+    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    world.say(hello(position=2))
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    world.services.replay(12)
+    at_ns, patience = world.timers[-1]
+    assert at_ns == now_ns + round(ReplicationConfig().candidate_timeout_s * 1e9)
+    world.say(hello(position=4))
+    patience.fire()
+    assert events.ReplayFinished(12) not in world.fed
+    now_ns = at_ns
+    patience.fire()
+    assert world.fed[-1] == events.ReplayFinished(12)
 
 
 @pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])

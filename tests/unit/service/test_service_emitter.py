@@ -34,6 +34,7 @@ class Partition:
         self.log_start = 0
         self.rng = rng
         self.writes = 0
+        self.config = SimpleNamespace(compaction=False)
 
     def append(self, frame: bytes, headers: dict[str, str] | None) -> bytes:
         message = frames.decode(frame, client_pb2.Message)
@@ -76,7 +77,7 @@ class Partition:
 
     # the client
     async def stream(self, name: str) -> Any:
-        return SimpleNamespace(subject="out.here", uid="o1", partitions=[None], answers=True)
+        return SimpleNamespace(subject="out.here", uid="o1", partitions=[None], answers=True, config=self.config)
 
     async def bounds(self, stream: str, partition: int) -> Bounds:
         end = len(self.log) - (self.rng.randrange(3) if self.rng else 0)  # HW, a little behind
@@ -253,7 +254,10 @@ async def test_what_a_snapshot_began_with_is_proven_by_one_read_before_anything_
     start(again)
     if values == "v":
         await until(lambda: len(partition.log) == 25)
-        assert (again.known, again.disproven, again.outbox.compared_end) == (1, 0, 25)
+        again.emitter.look_again()
+        again.produce(30)
+        await until(lambda: len(partition.log) == 30)
+        assert (again.known, again.disproven, again.outbox.compared_end) == (1, 0, 30)
     else:
         await until(lambda: again.disproven)
         assert (again.known, len(partition.log), again.failed) == (0, 20, [])
@@ -269,7 +273,9 @@ async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkey
     await until(lambda: sender.outbox.emitted_end == 20)
     del partition.log[15:]
     sender.emitter.look_again()
+    began_s = asyncio.get_running_loop().time()
     await until(lambda: sender.outbox.must_rewind)  # 15 to 19 are kept no more
+    assert asyncio.get_running_loop().time() - began_s >= 0.04
     assert sender.outbox.emitted_end == 15
     sender.outbox.restart(0)
     sender.produce(23)
@@ -280,9 +286,17 @@ async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkey
 
 async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = Partition()
-    monkeypatch.setattr(
-        partition, "append", lambda *_: frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
-    )
+    refusing = True
+    ours = partition.append
+
+    def append(frame: bytes, headers: dict[str, str] | None) -> bytes:
+        return (
+            frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
+            if refusing
+            else ours(frame, headers)
+        )
+
+    monkeypatch.setattr(partition, "append", append)
     sender = Sender(partition)
     waits: list[float] = []
     real = asyncio.sleep
@@ -296,3 +310,19 @@ async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any
     sender.produce(3)
     await until(lambda: len(waits) >= 4)
     assert waits[:4] == [0.002, 0.004, 0.008, 0.01]  # up to emit_poll_s
+    refusing = False
+    await until(lambda: len(partition.log) == 3)
+    waits.clear()
+    refusing = True
+    sender.produce(4)
+    await until(lambda: waits)
+    assert waits[0] == 0.002
+
+
+async def test_a_compacted_output_stream_is_refused(start: Any) -> None:
+    partition = Partition()
+    partition.config.compaction = True
+    sender = start(Sender(partition))
+    sender.produce(3)
+    await until(lambda: "compacted" in sender.emitter.problem)
+    assert partition.writes == 0

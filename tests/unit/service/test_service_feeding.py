@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine
+from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
+from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine, Snapshot
 from liftpy.service.feeding import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.store import SnapshotStore
@@ -321,10 +322,45 @@ async def test_after_a_divergence_only_states_that_were_compared_are_begun_from(
     await node.start()
     await node.at(25)
     await node.stored(10, 20)
-    node.outbox.compared_end = 15
+    node.outbox.compared_end = 10
     node.feeder.set_aside_diverged()
     assert node.store.positions() == [10]
     await node.close()
+
+
+async def test_a_snapshot_that_can_not_be_written_is_said_and_the_records_go_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node.store.save
+
+    def full(snapshot: Snapshot, compared_end: int) -> None:
+        if snapshot.position == 10:
+            raise StorageError("no space")
+        real(snapshot, compared_end)
+
+    monkeypatch.setattr(node.store, "save", full)
+    node.log.append(15)
+    await node.start()
+    await node.at(15)
+    assert "STORAGE" in node.feeder.snapshot_problem
+    node.log.append(10)
+    await node.stored(20)
+    async with asyncio.timeout(5):
+        while node.feeder.snapshot_problem:
+            await asyncio.sleep(0.002)
+
+
+async def test_heartbeats_go_on_between_the_records_of_a_slow_service(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sum, "on_record", lambda self, record: time.sleep(0.005))
+    node.log.append(60)
+    applied_at_beats: list[int] = []
+    await node.start()
+    async with asyncio.timeout(10):
+        while node.machine.position < 60:
+            await asyncio.sleep(0)
+            applied_at_beats.append(node.machine.position)
+    steps = {later - earlier for earlier, later in itertools.pairwise(applied_at_beats[-40:])}
+    assert max(steps) == 1
 
 
 async def test_a_log_that_begins_after_the_state_is_data_loss_and_not_a_guess(node: Node) -> None:

@@ -269,3 +269,45 @@ def test_outputs_written_before_there_were_digests_are_compared_by_their_content
     assert outbox.compared_end == 2
     with pytest.raises(DivergedError):
         outbox.learned(written(2, value=b"other"))
+
+
+def test_a_leader_that_goes_back_sends_nothing_that_does_not_follow_from_what_was_written() -> None:
+    """It remembers what it read last: the state that replays to there has to have emitted it."""
+    outbox = filled(20, max_records=5)
+    outbox.trim()
+    for record in stream_of(12):
+        outbox.learned(record)
+    assert outbox.must_rewind
+    outbox.restart(10, digest_of(stream_of(10)[-1]))
+    for number in range(10, 14):
+        outbox.add(output(number, b"other" if number == 10 else b"v"))
+    assert outbox.diverged
+    assert outbox.take(12, 9) == []
+
+
+def test_what_was_read_above_a_cut_of_the_output_stream_is_forgotten() -> None:
+    outbox = Outbox("u/0")
+    for record in stream_of(8, lambda number: b"v" if number < 5 else b"w"):
+        outbox.learned(record)
+    outbox.lost(5)
+    for number in range(8):
+        outbox.add(output(number))
+    assert (outbox.diverged, outbox.compared_end) == ("", 5)
+    outbox.learned(stream_of(8)[5])  # written again, by the successor of what is left
+    outbox.lost(4)
+    assert outbox.compared_end == 4
+
+
+def test_what_was_read_ahead_is_bounded_and_the_newest_is_never_thinned_out() -> None:
+    outbox = Outbox("u/0")
+    for number, record in enumerate(stream_of(3 * MAX_SAMPLES)):
+        outbox.learned(record)
+        assert len(outbox._samples) <= MAX_SAMPLES
+        assert number in outbox._samples
+
+
+def test_bytes_that_have_left_make_room() -> None:
+    outbox = filled(3, max_bytes=300)
+    assert outbox.full
+    outbox.written(2)
+    assert not outbox.full

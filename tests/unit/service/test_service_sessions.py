@@ -16,7 +16,7 @@ LEADS = replace(CANDIDATE, candidate=False, leads=True)
 
 
 def sessions() -> ServiceSessions:
-    return ServiceSessions("s", "u1", 0, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500)
+    return ServiceSessions("s", "u1", 0, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
 
 
 def hello(name: str = "bank", instance: int = 1, position: int = 0, **fields: Any) -> pb.ServiceHello:
@@ -51,13 +51,13 @@ def test_a_follower_is_fed_to_hw_and_its_order_is_repeated_until_it_changes() ->
 
 
 def test_a_promotion_without_services_does_not_wait() -> None:
-    assert sessions().replay(CANDIDATE) == [Replayed(10, True)]
+    assert sessions().replay(CANDIDATE, 0) == [Replayed(10, True)]
 
 
 def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_leader() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    effects = s.replay(CANDIDATE)
+    effects = s.replay(CANDIDATE, 0)
     (order,) = joined(effects)
     assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)  # HW + 1: the tail may be cut yet
     assert [r.finished for r in replays(effects)] == [False]
@@ -76,7 +76,7 @@ def test_it_waits_for_every_service() -> None:
     s = sessions()
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
-    one, two = joined(s.replay(CANDIDATE))
+    one, two = joined(s.replay(CANDIDATE, 0))
     assert not any(r.finished for r in replays(s.ack(acked(one, 10), CANDIDATE)))
     assert replays(s.ack(acked(two, 11), CANDIDATE)) == [Replayed(10, True)]
 
@@ -84,7 +84,7 @@ def test_it_waits_for_every_service() -> None:
 def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
     s = sessions()
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
-    (order,) = joined(s.replay(CANDIDATE))
+    (order,) = joined(s.replay(CANDIDATE, 0))
     assert s.ack(acked(old, 99), CANDIDATE) == []
     forged = acked(order, 99)
     forged.instance = 2
@@ -94,32 +94,73 @@ def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
 def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until_it_has_caught_up() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    assert not any(r.finished for r in replays(s.replay(CANDIDATE)))
+    assert not any(r.finished for r in replays(s.replay(CANDIDATE, 0)))
     s.role_changed(replace(FOLLOWS, leader_epoch=3))  # passed over
     assert s.report(9)[0]["excused"] is True
     s.hello(hello(position=5), "_INBOX.a", FOLLOWS, 1)
-    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4))) == [Replayed(10, True)]
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
     s.role_changed(replace(FOLLOWS, leader_epoch=5))
     s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 2)  # caught up
-    assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6))))
+    assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6), 0)))
 
 
 def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_the_next() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    s.replay(CANDIDATE)
+    s.replay(CANDIDATE, 0)
     assert s.expire(2999) == []
     assert s.expire(3000) == ["bank"]
     assert replays(s.hello(hello("other"), "_INBOX.b", CANDIDATE, 3001)) == []
     s.role_changed(replace(FOLLOWS, leader_epoch=3))
     s.hello(hello("other", leaving=True), "", FOLLOWS, 3002)
-    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4))) == [Replayed(10, True)]
+    assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
+
+
+def test_a_slow_service_holds_a_promotion_up_for_one_time_out_in_all_and_is_excused() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    assert s.waits_until_ns is None
+    s.replay(CANDIDATE, 5000)
+    assert s.waits_until_ns == 7000
+    assert replays(s.hello(hello(position=4), "_INBOX.a", CANDIDATE, 6000)) == [Replayed(4, False)]
+    assert s.lose_patience(6999) == []
+    assert s.lose_patience(7000) == [Replayed(10, True)]
+    assert (s.report(9)[0]["excused"], s.waits_until_ns, s.lose_patience(9000)) == (True, None, [])
+    s.role_changed(LEADS)
+    assert s.replay(replace(CANDIDATE, leader_epoch=4), 0)[-1] == Replayed(10, True)
+
+
+@pytest.mark.parametrize("other", ["well", "slow"])
+def test_a_service_that_hangs_fails_the_promotion_whatever_the_others_do(other: str) -> None:
+    s = sessions()
+    for name in ("hangs", "other"):
+        s.hello(hello(name, position=3), "_INBOX.a", FOLLOWS, 0)
+    orders = joined(s.replay(CANDIDATE, 0))
+    if other == "well":
+        s.ack(acked(orders[1], 10), CANDIDATE)
+    else:
+        s.hello(hello("other", position=5), "_INBOX.a", CANDIDATE, 0)
+    assert s.lose_patience(2000) == []
+
+
+def test_one_that_expired_meanwhile_fails_it_too() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    s.replay(CANDIDATE, 0)
+    s.expire(10_000)
+    assert s.lose_patience(10_000) == []
+
+
+def test_a_compacted_stream_takes_no_services() -> None:
+    s = ServiceSessions("s", "u1", 0, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
+    assert refused(s.hello(hello(), "_INBOX.a", FOLLOWS, 0)) == "COMPACTED"
+    assert s.report(9) == []
 
 
 def test_a_service_that_leaves_in_good_order_is_not_waited_for() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
-    s.replay(CANDIDATE)
+    s.replay(CANDIDATE, 0)
     assert s.hello(hello(leaving=True), "", CANDIDATE, 1) == [Replayed(10, True)]
     assert len(s) == 0
 
