@@ -62,7 +62,7 @@ UNREFERENCED = {
 WIDE_CONSTRUCTORS = {
     "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
     "liftpy.service.feeding.Feeder": "9: what a feed is made of",
-    "sidecar.partition.services.PartitionServices": "9: made in one place, by a worker",
+    "sidecar.partition.services.PartitionServices": "10: made in one place, by a worker",
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }
 POSITIONAL_RECORDS = {

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from liftpy.errors import InvalidNameError
-from liftpy.ids import check_name
+from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import service_pb2 as pb
 
 MAX_SERVICES = 16
@@ -113,9 +113,7 @@ class ServiceSessions:
 
     def __init__(
         self,
-        stream: str,
-        uid: str,
-        partition: int,
+        key: PartitionKey,
         node: str,
         *,
         first_ack_id: int,
@@ -124,7 +122,7 @@ class ServiceSessions:
         patience_ns: int,
         compacted: bool = False,
     ) -> None:
-        self._stream, self._uid, self._partition, self._node = stream, uid, partition, node
+        self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
         self._lease_ms = lease_ms

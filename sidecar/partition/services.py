@@ -63,9 +63,7 @@ class PartitionServices:
         self._feed = feed
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
-            key.stream,
-            key.uid,
-            key.partition,
+            key,
             node_id,
             first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,
             session_ns=self._session_ns,

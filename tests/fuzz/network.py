@@ -119,7 +119,7 @@ def _reply(data: bytes) -> None:
 
 def _service(data: bytes) -> None:
     view = ReplicaView(True, False, 3, 0, 9, 10)
-    sessions = ServiceSessions("orders", "u1", 0, "n1", first_ack_id=1, session_ns=5, lease_ms=5)
+    sessions = ServiceSessions(PartitionKey("orders", "u1", 0), "n1", first_ack_id=1, session_ns=5, lease_ms=5, patience_ns=5)
     sessions.hello(frames.parse(data, service_pb2.ServiceHello), "_INBOX.x", view, 1)
     sessions.ack(frames.parse(data, service_pb2.ServiceAck), view)
     sessions.report(9)

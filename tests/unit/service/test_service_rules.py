@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.errors import DataLossError, FencedError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
+from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.emitter import Emitter, NotWrittenError
 from liftpy.service.feeding import Feeder
@@ -46,7 +46,7 @@ async def host() -> ServiceHost:
     made.machine.change_role = change_role
     made._feeder = SimpleNamespace(
         ask_again=lambda: made.told.append("ask again"), verify=lambda at: made.told.append(("verify", at)),
-        cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)), problem="",
+        cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)), problem="", snapshot_problem="",
     )  # fmt: skip
     made._acknowledge = lambda: made.told.append("acknowledged")
     return made
@@ -98,7 +98,7 @@ async def test_an_order_says_where_to_stop_and_that_the_log_was_cut(
 @pytest.mark.parametrize(
     ("reason", "error"),
     [(pb.ServiceRefusal.REPLACED, FencedError), (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
-     (pb.ServiceRefusal.MALFORMED, ProtocolError),
+     (pb.ServiceRefusal.MALFORMED, ProtocolError), (pb.ServiceRefusal.COMPACTED, ConfigError),
      (pb.ServiceRefusal.TOO_MANY, None), (pb.ServiceRefusal.NO_SUCH_PARTITION, None)],
 )  # fmt: skip
 async def test_a_refusal_ends_what_can_not_go_on(host: Any, reason: Any, error: type[LiftError] | None) -> None:

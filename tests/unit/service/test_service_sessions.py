@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
+from liftpy.ids import PartitionKey
 from liftpy.service.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.wire._pb import service_pb2 as pb
 
+KEY = PartitionKey("s", "u1", 0)
 FOLLOWS = ReplicaView(False, False, 1, 0, 9, 10)
 CANDIDATE = replace(FOLLOWS, candidate=True, leader_epoch=2, high_watermark=9, log_end_offset=13)
 LEADS = replace(CANDIDATE, candidate=False, leads=True)
 
 
 def sessions() -> ServiceSessions:
-    return ServiceSessions("s", "u1", 0, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
+    return ServiceSessions(KEY, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
 
 
 def hello(name: str = "bank", instance: int = 1, position: int = 0, **fields: Any) -> pb.ServiceHello:
@@ -152,7 +154,7 @@ def test_one_that_expired_meanwhile_fails_it_too() -> None:
 
 
 def test_a_compacted_stream_takes_no_services() -> None:
-    s = ServiceSessions("s", "u1", 0, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
+    s = ServiceSessions(KEY, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
     assert refused(s.hello(hello(), "_INBOX.a", FOLLOWS, 0)) == "COMPACTED"
     assert s.report(9) == []
 
