@@ -505,7 +505,9 @@ async def test_data_goes_where_that_is_confirmed_and_never_in_a_stop(deleted: bo
         node._departures._deleted_uids.add("u1")
     await node._end(one)
     assert one.ends == [deleted and allowed and not stopping]
-    assert ("u1" in node._departures._deleted_uids) is (deleted and (allowed or stopping)), "it is asked again when it is said again"
+    assert ("u1" in node._departures._deleted_uids) is (deleted and (allowed or stopping)), (
+        "it is asked again when it is said again"
+    )
 
 
 @pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])

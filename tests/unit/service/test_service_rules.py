@@ -46,7 +46,8 @@ async def host() -> ServiceHost:
     made.machine.change_role = change_role
     made._feeder = SimpleNamespace(
         ask_again=lambda: made.told.append("ask again"), verify=lambda at: made.told.append(("verify", at)),
-        cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)), problem="", snapshot_problem="",
+        cut_at=lambda at: made.told.append(("cut", at)), stop_at=lambda at: made.told.append(("stop", at)),
+        problem="", snapshot_problem="",
     )  # fmt: skip
     made._acknowledge = lambda: made.told.append("acknowledged")
     return made
