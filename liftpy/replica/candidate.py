@@ -12,6 +12,7 @@ from __future__ import annotations
 from liftpy.replica.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, ReportPromotion, StartServing
 from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived
 from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
@@ -20,10 +21,10 @@ _REPORTS_PER_TIMEOUT = 4
 class CandidateRole(Role):
     """The candidate named in the state with status CANDIDATE_FOUND."""
 
-    name = "CANDIDATE"
+    name = RoleName.CANDIDATE
 
     def __init__(self, shared: Shared, now_ns: int) -> None:
-        super().__init__(shared, "LEADER_LOG_REPLICATION")
+        super().__init__(shared, Leading.LOG_REPLICATION)
         self.service = FetchService(shared, self.leader_epoch, now_ns)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
@@ -41,7 +42,7 @@ class CandidateRole(Role):
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another incarnation of a follower, or another replica set."""
         self.service.partition_changed(now_ns)
-        if epoch_rose and self.phase == "LEADER_INIT":
+        if epoch_rose and self.phase is Leading.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
@@ -55,20 +56,20 @@ class CandidateRole(Role):
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
-        if self.phase != "LEADER_LOG_REPLICATION" or not self._persisted or not self.log.is_flushed:
+        if self.phase is not Leading.LOG_REPLICATION or not self._persisted or not self.log.is_flushed:
             return
-        self.to_phase("LEADER_REPLAY", out)
+        self.to_phase(Leading.REPLAY, out)
         out.append(StartServing())
         out.append(ReplayLog(self.log.log_end_offset))
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Derived state grows towards the log end."""
-        if self.phase != "LEADER_REPLAY":
+        if self.phase is not Leading.REPLAY:
             return
         self._replayed_end_offset = end_offset
         if finished:
-            self.to_phase("LEADER_INIT", out)
+            self.to_phase(Leading.INIT, out)
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
@@ -78,7 +79,7 @@ class CandidateRole(Role):
 
     def _report(self, now_ns: int, out: Effects) -> None:
         """Say how far it is: progress keeps the candidate from being passed over; repeated, since a report may be lost."""
-        finished = self.phase == "LEADER_INIT"
+        finished = self.phase is Leading.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
         out.append(ReportPromotion(self.leader_epoch, epoch, self._replayed_end_offset, newest_offset, finished))
         interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
@@ -86,7 +87,7 @@ class CandidateRole(Role):
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Serve the followers in the proposed epoch; their positions count once it is Online."""
-        if self.phase == "LEADER_LOG_REPLICATION":
+        if self.phase is Leading.LOG_REPLICATION:
             self.service.asked(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
@@ -98,7 +99,7 @@ class CandidateRole(Role):
 
     def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
         """Followers reconcile with the candidate before they fetch."""
-        if self.phase == "LEADER_LOG_REPLICATION":
+        if self.phase is Leading.LOG_REPLICATION:
             self.service.asked(event.replica, event.current_epoch, now_ns)
             super().epoch_offset_received(event, now_ns, out)
         else:

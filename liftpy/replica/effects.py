@@ -30,6 +30,7 @@ from enum import Enum
 
 from liftpy.config import AckPolicy
 from liftpy.replica.events import Deadline, RefusalReason
+from liftpy.replica.phases import RoleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,10 +457,10 @@ class SetDeadline:
 class RoleChanged:
     """For status and logs: what this replica is now."""
 
-    role: str
-    """LEADER, CANDIDATE, FOLLOWER, WAITING, FAILED or STOPPED."""
+    role: RoleName
+    """What it is."""
     phase: str
-    """The phase in it (LEADER_READY, FOLLOWER_FETCH...)."""
+    """The phase in it (LEADER_READY, FOLLOWER_FETCH...); of a failed one, why."""
     leader_epoch: int
     """In which it acts."""
 

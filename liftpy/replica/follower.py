@@ -5,10 +5,12 @@
         v
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \\-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
-        |  \\-> QUIET -> FETCHING              caught up for long: until the leader has more, or does not confirm that it has not
+        |  \\-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm that it has not
         \\-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
-    FETCHING -> RECONCILING                    the leader says that the logs diverge
+    FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
     FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
+
+``phases.FOLLOWS_ON`` is the same as a table, and every step is held against it.
 
 A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
 done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE or QUIET that is the id of
@@ -17,7 +19,7 @@ the fetch that was answered with nothing: the leader answers it again, with noth
 
 from __future__ import annotations
 
-from enum import Enum
+from collections import deque
 
 from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import (
@@ -42,28 +44,16 @@ from liftpy.replica.events import (
     RefusalReason,
     RequestFailed,
 )
+from liftpy.replica.phases import Following, RoleName, check_step
 from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.reconcile import StartAfresh, lacks_superseding, reaches, reconcile
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
-
-
-class Following(Enum):
-    """What the follower waits for; the values are the phases shown in status."""
-
-    RECONCILING = "FOLLOWER_RECONCILE"
-    RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"
-    CUTTING = "FOLLOWER_CUT"
-    FETCHING = "FOLLOWER_FETCH"
-    FLUSHING = "FOLLOWER_FLUSH"
-    IDLE = "FOLLOWER_IDLE"
-    QUIET = "FOLLOWER_QUIET"
-    FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
-
 
 _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
 """Where the last fetch was answered with nothing, and waits for more."""
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF}) | _ASLEEP
 """Where the log is known to be a prefix of the leader's."""
+_REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
 """Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
@@ -72,12 +62,13 @@ _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA
 class FollowerRole(Role):
     """A follower of ``leader`` (or of the candidate for it)."""
 
-    name = "FOLLOWER"
+    name = RoleName.FOLLOWER
+    phase: Following
 
     def __init__(self, shared: Shared, leader: str, now_ns: int) -> None:
-        super().__init__(shared, Following.RECONCILING.value)
+        super().__init__(shared, Following.RECONCILING)
         self.leader = leader
-        self.following = Following.RECONCILING
+        self._way = deque([Following.RECONCILING], maxlen=_REMEMBERED)  # the last phases, this one included
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
         self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
@@ -110,7 +101,7 @@ class FollowerRole(Role):
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """The candidate leads: now it listens."""
         leads = self.shared.state.status is PartitionStatus.ONLINE
-        if self._awaits_leader and leads and self.following is Following.RECONCILE_BACKOFF:
+        if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
 
     def _begin(self, now_ns: int, out: Effects) -> None:
@@ -123,17 +114,18 @@ class FollowerRole(Role):
     def leave(self, out: Effects) -> None:
         """Nobody is asked any more whether a fetch of this role waits."""
         super().leave(out)
-        if self.following is Following.QUIET:
+        if self.phase is Following.QUIET:
             out.append(StopWaiting())
 
     @property
     def agrees(self) -> bool:
         """Whether the log is known to be a prefix of the leader's, in this epoch."""
-        return self.following in _AGREED
+        return self.phase in _AGREED
 
     def _waits_for(self, following: Following) -> None:
-        self.following = following
-        self.phase = following.value
+        check_step(self._way, following)
+        self._way.append(following)
+        self.phase = following
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
         self._request_id = max(self.shared.next_request_id, self.shared.request_id_base + now_ns)
@@ -151,14 +143,14 @@ class FollowerRole(Role):
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + self._leader_timeout_ns(), out)
-        fetching = self.following in _AGREED
+        fetching = self.phase in _AGREED
         self._waits_for(Following.FETCH_BACKOFF if fetching else Following.RECONCILE_BACKOFF)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Ask again at once: a request that was lost would cost its time-out, and an idle wait that nobody ends its whole length."""
         self._leave_quiet(now_ns, now_ns, out)
-        if self._request_id or self.following is Following.IDLE:
+        if self._request_id or self.phase is Following.IDLE:
             self._failed(now_ns, out)
 
     # ---- reconcile -------------------------------------------------------------------------------------------------
@@ -172,7 +164,7 @@ class FollowerRole(Role):
 
     def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
         """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
-        if event.request_id != self._request_id or self.following is not Following.RECONCILING:
+        if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
             self._failed(now_ns, out)
@@ -213,7 +205,7 @@ class FollowerRole(Role):
 
     def log_truncated(self, now_ns: int, out: Effects) -> None:
         """The cut is durable: go on."""
-        if self.following is Following.CUTTING:
+        if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)
 
     def _cut_done(self, now_ns: int, out: Effects) -> None:
@@ -250,7 +242,7 @@ class FollowerRole(Role):
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
-        if self.following in _ASLEEP and not event.spans:
+        if self.phase in _ASLEEP and not event.spans:
             self._told(event, now_ns, out)
             return
         self._leave_quiet(now_ns, now_ns, out)
@@ -277,8 +269,8 @@ class FollowerRole(Role):
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
-        idle = self.following in _ASLEEP and event.request_id == self._idle_request_id
-        if not idle and (event.request_id != self._request_id or self.following is not Following.FETCHING):
+        idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
+        if not idle and (event.request_id != self._request_id or self.phase is not Following.FETCHING):
             return
         self._leave_quiet(now_ns, now_ns, out)
         if event.leader_epoch != self.leader_epoch:
@@ -295,9 +287,9 @@ class FollowerRole(Role):
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
         """Whether this answers the fetch that is out, or says more to the one that was answered with nothing [D16]."""
-        if self.following in _ASLEEP:
+        if self.phase in _ASLEEP:
             return event.request_id == self._idle_request_id
-        return event.request_id == self._request_id and self.following is Following.FETCHING
+        return event.request_id == self._request_id and self.phase is Following.FETCHING
 
     def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """The fetch that was answered with nothing is answered so again: what this log holds may be committed now. The wait goes on."""
@@ -324,7 +316,7 @@ class FollowerRole(Role):
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """What was fetched is on disk: HW may rise, and the next fetch acknowledges it."""
-        if self.following is Following.FLUSHING and self.log.is_flushed:
+        if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch(now_ns, out)
 
@@ -368,7 +360,7 @@ class FollowerRole(Role):
     def _leave_quiet(self, heard_ns: int, now_ns: int, out: Effects) -> None:
         """From QUIET to IDLE, if it was QUIET; the leader was last heard at ``heard_ns``. It gets the time for an answer, however long
         ago that was, before it counts as silent."""
-        if self.following is not Following.QUIET:
+        if self.phase is not Following.QUIET:
             return
         out.append(StopWaiting())
         self._waits_for(Following.IDLE)
@@ -378,7 +370,7 @@ class FollowerRole(Role):
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
         """Ask the leader alone: at once, or, where nothing is known to have changed, when the idle wait of a quiet partition ends."""
-        if self.following is not Following.QUIET:
+        if self.phase is not Following.QUIET:
             return
         if event.heard_ns is not None:
             self._leave_quiet(event.heard_ns, now_ns, out)
@@ -395,7 +387,7 @@ class FollowerRole(Role):
         self._woken = True
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
-        if self.following is Following.IDLE:
+        if self.phase is Following.IDLE:
             self._fetch(now_ns, out)
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
@@ -413,7 +405,7 @@ class FollowerRole(Role):
         ours = event.leader_epoch == self.leader_epoch
         if ours and event.reason in _ALIVE:
             self._heard(now_ns)
-        fetching = ours and self.following is Following.FETCHING
+        fetching = ours and self.phase is Following.FETCHING
         if fetching and event.reason is RefusalReason.DIVERGED:
             self._heard(now_ns)
             self._waits_for(Following.RECONCILE_BACKOFF)
@@ -442,9 +434,9 @@ class FollowerRole(Role):
     def _ask_anew(self, now_ns: int, out: Effects) -> None:
         """The leader listens now. What was asked before may have reached nobody but the leader before, who stands still: a time-out
         would be waited for in vain. Once per leadership, so that frequent notices never overtake an answer."""
-        if self.following in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
+        if self.phase in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
             self._begin(now_ns, out)
-        elif self.following in (Following.FETCHING, Following.FETCH_BACKOFF):
+        elif self.phase in (Following.FETCHING, Following.FETCH_BACKOFF):
             self._fetch(now_ns, out)
 
     def _heard(self, now_ns: int) -> None:
@@ -462,9 +454,9 @@ class FollowerRole(Role):
         elif kind is Deadline.LEADER:
             self._check_leader(late_ns, now_ns, out)
         elif kind is Deadline.FETCH:
-            if self.following is Following.RECONCILE_BACKOFF:
+            if self.phase is Following.RECONCILE_BACKOFF:
                 self._begin(now_ns, out)
-            elif self.following in (Following.IDLE, Following.FETCH_BACKOFF):
+            elif self.phase in (Following.IDLE, Following.FETCH_BACKOFF):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:

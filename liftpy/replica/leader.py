@@ -45,11 +45,10 @@ from liftpy.replica.events import (
 from liftpy.replica.fetch_service import FetchService
 from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
-
-REPLAY, INIT, READY, NO_LEASE = "LEADER_REPLAY", "LEADER_INIT", "LEADER_READY", "LEADER_NO_LEASE"
 
 _LAG_CHECKS_PER_LAG_TIME = 4
 _NOTICE_DELAY_NS = 5_000_000
@@ -66,10 +65,10 @@ _RELEASE_BYTES = 1024 * 1024
 class LeaderRole(Role):
     """The leader. ``service``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
 
-    name = "LEADER"
+    name = RoleName.LEADER
 
     def __init__(self, shared: Shared, now_ns: int, service: FetchService | None = None) -> None:
-        super().__init__(shared, REPLAY)
+        super().__init__(shared, Leading.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
         self.service = service or FetchService(shared, self.leader_epoch, now_ns)
@@ -92,7 +91,7 @@ class LeaderRole(Role):
         super().enter(now_ns, out)
         self.service.partition_changed(now_ns)
         if self.was_candidate:
-            self.to_phase(INIT, out)
+            self.to_phase(Leading.INIT, out)
         else:
             out.append(StartServing())
             out.append(ReplayLog(self.log.log_end_offset))
@@ -104,7 +103,7 @@ class LeaderRole(Role):
 
     def _open_when_free(self, now_ns: int, out: Effects) -> None:
         """Open, once derived state is there and the leader before has nothing to say any more."""
-        if self.phase != INIT:
+        if self.phase is not Leading.INIT:
             return
         if self.service.is_free_to_speak(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
@@ -115,7 +114,7 @@ class LeaderRole(Role):
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
-        self.to_phase(READY if self.shared.lease.is_current(now_ns) else NO_LEASE, out)
+        self.to_phase(Leading.READY if self.shared.lease.is_current(now_ns) else Leading.NO_LEASE, out)
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
@@ -127,14 +126,14 @@ class LeaderRole(Role):
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         """Derived state covers the log: open."""
-        if finished and self.phase == REPLAY:
-            self.to_phase(INIT, out)
+        if finished and self.phase is Leading.REPLAY:
+            self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
         """A renewed lease sets free what waited for it."""
-        if self.phase == NO_LEASE and self.shared.lease.is_current(now_ns):
-            self.to_phase(READY, out)
+        if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
+            self.to_phase(Leading.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
             self._acknowledge(now_ns, out)
 
@@ -446,7 +445,7 @@ class LeaderRole(Role):
     def _step_aside(self, now_ns: int, out: Effects) -> None:
         """Own flushes are far slower than those of enough others: hand over, if nothing else is under way."""
         state, shared = self.shared.state, self.shared
-        if self.phase != READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
+        if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
         by_quorum = len(state.replicas) // 2 + 1
@@ -489,5 +488,5 @@ class LeaderRole(Role):
     def _check_lease(self, now_ns: int, out: Effects) -> None:
         if self.shared.lease.is_current(now_ns):
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
-        elif self.phase == READY:
-            self.to_phase(NO_LEASE, out)
+        elif self.phase is Leading.READY:
+            self.to_phase(Leading.NO_LEASE, out)

@@ -21,6 +21,7 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
 from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
@@ -111,7 +112,7 @@ class ReplicaSource:
     def may_serve(self) -> bool:
         """Whether it is in the ISR does not matter: services beside a node that has just come back are fed at once. A candidate serves
         too, up to the HW that it has: its services replay from it before it can be the leader."""
-        agrees = self._replica.may_serve_committed() or self._replica.role == "CANDIDATE"
+        agrees = self._replica.may_serve_committed() or self._replica.role is RoleName.CANDIDATE
         return agrees and not self._failed()
 
     def may_answer_latest(self, now_ns: int) -> bool:

@@ -33,10 +33,11 @@ from liftpy.replica.candidate import CandidateRole
 from liftpy.replica.effects import Effect
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.leader import NO_LEASE, READY, LeaderRole
+from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.lineage import Judgement, judge
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.phases import Leading, RoleName, Waiting
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.replica.succession import Succession
@@ -72,14 +73,14 @@ class Replica:
         return self._shared.node_id
 
     @property
-    def role(self) -> str:
-        """LEADER, CANDIDATE, FOLLOWER, WAITING, FAILED or STOPPED."""
+    def role(self) -> RoleName:
+        """What it is for its partition."""
         return self._role.name
 
     @property
     def phase(self) -> str:
         """The phase in the role, as in RoleChanged; a follower's is finer."""
-        return self._role.phase
+        return self._role.shown_phase
 
     @property
     def state(self) -> PartitionState:
@@ -113,7 +114,7 @@ class Replica:
     def may_answer_publishers(self, now_ns: int) -> bool:
         """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
         role = self._role
-        return isinstance(role, LeaderRole) and role.phase in (READY, NO_LEASE) and role.may_refuse(now_ns)
+        return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
     def takes_publishes(self) -> bool:
         """Whether what arrives now is appended, whoever published it."""
@@ -144,7 +145,7 @@ class Replica:
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
-        return role.phase == READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
+        return role.phase is Leading.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
         """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
@@ -158,8 +159,8 @@ class Replica:
         return ReplicaSnapshot(
             stream=shared.held.key.stream,
             partition=shared.held.key.partition,
-            role=self._role.name,
-            phase=self._role.phase,
+            role=self._role.name.value,
+            phase=self._role.shown_phase,
             leader=state.leader,
             leader_epoch=state.leader_epoch,
             epoch=state.epoch,
@@ -258,7 +259,7 @@ class Replica:
             case ev.StorageFailed():
                 self._storage_failed(event, now_ns, out)
             case ev.StopRequested():
-                self._become(StoppedRole(self._shared, "STOPPED"), now_ns, out)
+                self._become(StoppedRole(self._shared, Waiting.STOPPED), now_ns, out)
             case _:
                 assert_never(event)
         return out
@@ -333,7 +334,7 @@ class Replica:
             return WaitingRole(shared)
         if state.status is PartitionStatus.CANDIDATE_FOUND:
             return CandidateRole(shared, now_ns)
-        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase == "LEADER_INIT"
+        promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is Leading.INIT
         return LeaderRole(shared, now_ns, role.service if promoted and isinstance(role, CandidateRole) else None)
 
     def _become(self, role: Role, now_ns: int, out: Effects) -> None:

@@ -35,6 +35,7 @@ from liftpy.replica.events import (
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.phases import Phase, RoleName
 from liftpy.replica.succession import Succession
 
 Effects = list[Effect]
@@ -93,25 +94,30 @@ class Shared:
 class Role:
     """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
 
-    name = "NONE"
+    name: RoleName
 
-    def __init__(self, shared: Shared, phase: str) -> None:
+    def __init__(self, shared: Shared, phase: Phase) -> None:
         self.shared = shared
         self.log = shared.log
-        self.phase = phase
+        self.phase: Phase = phase
         self.leader_epoch = shared.state.leader_epoch
         """The LeaderEpoch in which this role acts; another one needs another role object."""
 
-    def to_phase(self, phase: str, out: Effects) -> None:
+    @property
+    def shown_phase(self) -> str:
+        """The phase, as status and logs show it."""
+        return self.phase.value
+
+    def to_phase(self, phase: Phase, out: Effects) -> None:
         """Go on to ``phase``, and show it."""
         if phase != self.phase:
             self.phase = phase
-            out.append(RoleChanged(self.name, phase, self.leader_epoch))
+            out.append(RoleChanged(self.name, phase.value, self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
         """The role begins."""
-        out.append(RoleChanged(self.name, self.phase, self.leader_epoch))
+        out.append(RoleChanged(self.name, self.shown_phase, self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
         """The role ends; nothing of it may act afterwards."""

@@ -6,6 +6,7 @@ from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import GiveUpLeadership, LeaveIsr, RejectPublishes, RejectReason
 from liftpy.replica.events import Deadline, PublishesReceived
 from liftpy.replica.follower import report_leader
+from liftpy.replica.phases import RoleName, Waiting
 from liftpy.replica.role import Effects, Role, Shared, nanoseconds
 
 
@@ -15,10 +16,10 @@ class WaitingRole(Role):
     In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
     """
 
-    name = "WAITING"
+    name = RoleName.WAITING
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__(shared, shared.state.status.name if shared.state.epoch else "NO_METADATA")
+        super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
 
     def enter(self, now_ns: int, out: Effects) -> None:
         """Tell the position if there is an election."""
@@ -39,11 +40,17 @@ class FailedRole(Role):
     may be lost, so it asks again until the metadata shows it.
     """
 
-    name = "FAILED"
+    name = RoleName.FAILED
 
     def __init__(self, shared: Shared, reason: str, speaks_until_lease_ends: bool) -> None:
-        super().__init__(shared, reason)
+        super().__init__(shared, Waiting.STORAGE_FAILED)
+        self._reason = reason
         self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+
+    @property
+    def shown_phase(self) -> str:
+        """Why it failed, for people."""
+        return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
         """Make way."""
@@ -64,9 +71,9 @@ class FailedRole(Role):
         if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
             return
         if state.leader == node_id:
-            out.append(GiveUpLeadership(state.leader_epoch, self.phase))
+            out.append(GiveUpLeadership(state.leader_epoch, self._reason))
         else:
-            out.append(LeaveIsr(self.phase))
+            out.append(LeaveIsr(self._reason))
         again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
         self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 
@@ -83,4 +90,4 @@ class FailedRole(Role):
 class StoppedRole(Role):
     """The node stops; whatever still arrives is not acted on."""
 
-    name = "STOPPED"
+    name = RoleName.STOPPED

@@ -16,6 +16,7 @@ from liftpy.invariants import check
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish
 from liftpy.testing.sim_replica import SimReplica
@@ -85,7 +86,7 @@ class Checkers:
         """A batch of a leader's own (``led``), or fetched ones."""
         where, ids = self._where(replica), None
         if led:
-            check(replica.replica.role == "LEADER", "C1", where, "appends")
+            check(replica.replica.role is RoleName.LEADER, "C1", where, "appends")
             (batch,) = split_batches(data)
             ids = tuple(int(value or b"") for value in batch.values())
         self._push(replica, data, ids, where)
@@ -93,7 +94,7 @@ class Checkers:
     def cut(self, replica: SimReplica) -> None:
         """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]."""
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
-        check(replica.replica.role != "LEADER", "D25", where, "cut to", log.log_end_offset)
+        check(replica.replica.role is not RoleName.LEADER, "D25", where, "cut to", log.log_end_offset)
         afresh = log.log_start_offset != shadow.log_start_offset
         gone = shadow.truncate(-1 if afresh else log.log_end_offset)
         for key in gone:
@@ -138,7 +139,7 @@ class Checkers:
         if not fresh:
             return
         core = replica.replica
-        check(core.role == "LEADER", "D6", where, "commits", fresh)
+        check(core.role is RoleName.LEADER, "D6", where, "commits", fresh)
         check(len(core.state.isr) >= core.min_isr, "D20", where, "commits with ISR", sorted(core.state.isr))
         self._complete_members(replica.key, "D6")
         for key in fresh:
@@ -170,7 +171,7 @@ class Checkers:
         if isinstance(event, ev.PartitionChanged | ev.LogTruncated | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
             check(core.epochs.entries == log.epochs.entries, "D13", where, core.epochs.entries, log.epochs.entries)
             check(log.epochs.entries == shadow.scan(), "D13", where, log.epochs.entries, "scan", shadow.scan())
-        if replica.replica.role == "LEADER":
+        if replica.replica.role is RoleName.LEADER:
             self._leader_speaks(replica, where)
             if isinstance(event, ev.FetchReceived | ev.PartitionChanged):
                 self._positions_are_true(replica, where)
@@ -220,7 +221,7 @@ class Checkers:
             replica = node.process.replicas.get(key) if node.process is not None else None
             if replica is None or replica.failed or replica.replica.leader_epoch != leader_epoch:
                 continue
-            if replica.replica.role in ("LEADER", "CANDIDATE"):
+            if replica.replica.role in (RoleName.LEADER, RoleName.CANDIDATE):
                 return replica
         return None
 
@@ -240,7 +241,7 @@ class Checkers:
         """A leader counts a fetch that waits: the follower's log, flushed to ``end_offset`` when it asked, has all of its own [D16]."""
         self.cluster.counters["quiet fetch confirmed"] += 1
         core = replica.replica
-        check(core.role == "LEADER", "D11", self._where(replica), "confirms a fetch of", follower)
+        check(core.role is RoleName.LEADER, "D11", self._where(replica), "confirms a fetch of", follower)
         check(end_offset == core.log.log_end_offset, "D16", self._where(replica), "confirms", follower, "at", end_offset)
 
     def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
@@ -321,7 +322,7 @@ class Checkers:
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
     def role_changed(self, replica: SimReplica, effect: do.RoleChanged) -> None:
         """One leader per LeaderEpoch, the one that is recorded, and it has everything committed [C1, D2]."""
-        if effect.role != "LEADER" or effect.phase != "LEADER_REPLAY":
+        if effect.role is not RoleName.LEADER or effect.phase != Leading.REPLAY:
             return
         ghost, where, log = self.ghost(replica.key), self._where(replica), replica.log
         me = (replica.node_id, replica.process.incarnation)

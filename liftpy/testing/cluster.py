@@ -17,6 +17,7 @@ from liftpy.config import CommitPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.partition import PartitionStatus
+from liftpy.replica.phases import Leading
 from liftpy.testing.availability import Availability
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
@@ -171,7 +172,7 @@ class Cluster:
         """The replica that leads and is open, as the metadata says."""
         partition = self.group.partition(STREAM, 0)
         replica = self.replica(partition.leader) if partition.leader else None
-        if replica is None or replica.failed or replica.replica.phase != "LEADER_READY":
+        if replica is None or replica.failed or replica.replica.phase != Leading.READY:
             return None
         return replica if replica.replica.leader_epoch == partition.leader_epoch else None
 

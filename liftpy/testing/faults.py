@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.replica.events import NoticeReceived
+from liftpy.replica.phases import RoleName
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import Noise
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -435,7 +436,7 @@ def _retention(cluster: Cluster, fault: Fault) -> bool:
     for replica in process.replicas.values():
         log = replica.log
         offset = log.log_start_offset + int((log.high_watermark + 1 - log.log_start_offset) * fault.draw)
-        if replica.replica.role == "LEADER" and offset > log.log_start_offset:
+        if replica.replica.role is RoleName.LEADER and offset > log.log_start_offset:
             replica.drop_prefix(offset)
             _expired(cluster, replica, offset, fault)
             done = True

@@ -17,6 +17,7 @@ from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.replica import events
+from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.wire import envelope, frames
@@ -79,7 +80,7 @@ class PartitionServices:
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
         """The replica's derived state covers its log; a candidate's services have to catch up first."""
-        if self._replica.role != "CANDIDATE":
+        if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset))
             return
         self._replay_end_offset = end_offset
@@ -115,8 +116,8 @@ class PartitionServices:
     def _view(self) -> ReplicaView:
         replica = self._replica
         return ReplicaView(
-            leads=replica.role == "LEADER" and replica.phase == "LEADER_READY",
-            candidate=replica.role == "CANDIDATE",
+            leads=replica.role is RoleName.LEADER and replica.phase == Leading.READY,
+            candidate=replica.role is RoleName.CANDIDATE,
             leader_epoch=replica.leader_epoch,
             log_start_offset=self._log.log_start_offset,
             high_watermark=replica.high_watermark,

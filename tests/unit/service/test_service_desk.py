@@ -11,6 +11,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.ids import PartitionKey
 from liftpy.replica import events
+from liftpy.replica.phases import RoleName
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire._pb import service_pb2 as pb
@@ -47,7 +48,7 @@ class World:
         return SimpleNamespace(close=lambda: None)
 
     def become(self, role: str, phase: str, epoch: int) -> None:
-        self.replica.role, self.replica.phase, self.replica.leader_epoch = role, phase, epoch
+        self.replica.role, self.replica.phase, self.replica.leader_epoch = RoleName(role), phase, epoch
         self.services.role_changed()
 
     def last(self, kind: Any) -> Any:

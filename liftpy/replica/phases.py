@@ -1,0 +1,86 @@
+"""Roles and phases of a replica, and which phase of a follower may come after which.
+
+The values are what status, logs and metrics show. A role has its own phases; which role comes when is decided in ``replica.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+
+from liftpy.errors import InvariantError
+
+
+class RoleName(StrEnum):
+    """What a replica is for its partition."""
+
+    LEADER = "LEADER"
+    CANDIDATE = "CANDIDATE"
+    FOLLOWER = "FOLLOWER"
+    WAITING = "WAITING"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+
+class Leading(StrEnum):
+    """Phases of a candidate and of a leader."""
+
+    LOG_REPLICATION = "LEADER_LOG_REPLICATION"
+    """A candidate's: its epoch and its log become durable."""
+    REPLAY = "LEADER_REPLAY"
+    """Derived state is made to cover the log."""
+    INIT = "LEADER_INIT"
+    """A candidate waits until the metadata names it; a leader, until nobody before it may still speak."""
+    READY = "LEADER_READY"
+    NO_LEASE = "LEADER_NO_LEASE"
+    """It takes publishes, and acknowledges nothing [D22]."""
+
+
+class Following(StrEnum):
+    """What a follower waits for."""
+
+    RECONCILING = "FOLLOWER_RECONCILE"
+    RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"
+    CUTTING = "FOLLOWER_CUT"
+    FETCHING = "FOLLOWER_FETCH"
+    FLUSHING = "FOLLOWER_FLUSH"
+    IDLE = "FOLLOWER_IDLE"
+    QUIET = "FOLLOWER_QUIET"
+    FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
+
+
+class Waiting(StrEnum):
+    """Phases of who neither leads nor follows: the partition's status, and what this replica has come to."""
+
+    NO_METADATA = "NO_METADATA"
+    OFFLINE = "OFFLINE"
+    ONLINE = "ONLINE"
+    ELECTION = "ELECTION"
+    CANDIDATE_FOUND = "CANDIDATE_FOUND"
+    STORAGE_FAILED = "STORAGE_FAILED"
+    STOPPED = "STOPPED"
+
+
+Phase = Leading | Following | Waiting
+
+_F = Following
+FOLLOWS_ON: dict[Following, frozenset[Following]] = {
+    # Before the logs agree: nothing is fetched [D11]. An empty log agrees with every other.
+    _F.RECONCILING: frozenset({_F.RECONCILING, _F.RECONCILE_BACKOFF, _F.CUTTING, _F.FETCHING, _F.FLUSHING}),
+    _F.RECONCILE_BACKOFF: frozenset({_F.RECONCILE_BACKOFF, _F.RECONCILING, _F.FETCHING}),
+    _F.CUTTING: frozenset({_F.RECONCILING, _F.FETCHING, _F.FLUSHING}),
+    # After it. Back only by what the leader says: that they diverge, or that its log starts behind this log's end [D26].
+    _F.FETCHING: frozenset({_F.FETCHING, _F.FLUSHING, _F.IDLE, _F.QUIET, _F.FETCH_BACKOFF, _F.RECONCILE_BACKOFF, _F.CUTTING}),
+    _F.FLUSHING: frozenset({_F.FETCHING}),
+    _F.IDLE: frozenset({_F.FETCHING, _F.FLUSHING, _F.FETCH_BACKOFF}),
+    _F.QUIET: frozenset({_F.IDLE}),
+    _F.FETCH_BACKOFF: frozenset({_F.FETCHING}),
+}
+"""Phase -> the phases that may come next. A new role, and with it a new follower, begins in RECONCILING."""
+
+
+def check_step(way: deque[Following], after: Following) -> None:
+    """Raise InvariantError, with the way there, where ``after`` may not come after the last phase of ``way``."""
+    if after not in FOLLOWS_ON[way[-1]]:
+        story = " -> ".join(phase.name for phase in way)
+        raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")

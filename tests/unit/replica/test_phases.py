@@ -1,0 +1,60 @@
+"""A follower goes from phase to phase as the table says; a step that is not in it is an error that tells the way there."""
+
+from __future__ import annotations
+
+import pytest
+from stepping import Stepped
+
+from liftpy.errors import InvariantError
+from liftpy.partition import PartitionStatus
+from liftpy.replica import events as ev
+from liftpy.replica import phases
+from liftpy.replica.follower import FollowerRole
+from liftpy.replica.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
+
+
+def test_the_table_names_every_phase() -> None:
+    assert set(FOLLOWS_ON) == set(Following)
+    reached = {Following.RECONCILING}
+    while True:
+        more = reached.union(*(FOLLOWS_ON[phase] for phase in reached))
+        if more == reached:
+            break
+        reached = more
+    assert reached == set(Following)
+
+
+def test_nothing_is_fetched_before_the_logs_agree_but_by_who_has_none() -> None:
+    agreed = {Following.FLUSHING, Following.IDLE, Following.QUIET, Following.FETCH_BACKOFF}
+    for phase in (Following.RECONCILE_BACKOFF, Following.RECONCILING, Following.CUTTING):
+        assert not FOLLOWS_ON[phase] & (agreed - {Following.FLUSHING})
+    for phase in agreed:
+        assert Following.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
+
+
+def test_every_status_has_a_phase_of_who_waits() -> None:
+    assert {status.name for status in PartitionStatus} <= set(Waiting)
+    names = [member.value for kind in (Leading, Following, Waiting) for member in kind]
+    assert len(names) == len(set(names))
+
+
+def idle_follower() -> Stepped:
+    follower = Stepped("b").follows()
+    follower.answered([], hw=-1)
+    assert follower.replica.phase == Following.IDLE
+    assert follower.replica.role is RoleName.FOLLOWER
+    return follower
+
+
+def test_a_step_that_is_not_in_the_table_is_an_error_with_the_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
+    follower = idle_follower()
+    with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
+        follower.step(ev.WokenUp())
+
+
+def test_a_role_that_takes_a_short_cut_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake: whoever is woken waits for a cut that nobody began."""
+    monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
+    with pytest.raises(InvariantError, match="IDLE to CUTTING"):
+        idle_follower().step(ev.WokenUp())
