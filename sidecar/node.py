@@ -41,8 +41,8 @@ from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.ending import end_tasks
-from sidecar.metadata.group import Group
-from sidecar.metadata.identity import Identity, unknown_folders
+from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
@@ -51,7 +51,7 @@ from sidecar.partition.deletions import Deletions
 from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
@@ -61,8 +61,8 @@ from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
 from sidecar.settings import NodeSettings, was_said_to_be_open
+from sidecar.status.desk import StatusDesk
 from sidecar.status.report import Reporter
-from sidecar.status.service import StatusService
 from sidecar.tasks import attended, fatal_on
 
 logger = logging.getLogger("liftpy.node")
@@ -85,7 +85,7 @@ class Node:
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: GroupThread | None = None
-        self.status = StatusService(settings)
+        self.status = StatusDesk(settings)
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
@@ -98,7 +98,7 @@ class Node:
         self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
-        self._identity: Identity | None = None
+        self._identity: NodeFile | None = None
         self._intake = NodeIntake()
         self._drops = Drops()
         self._links: Links | None = None
@@ -121,7 +121,7 @@ class Node:
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder)
-        self._identity = identity = Identity(folder, settings.node_id)
+        self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
         self._look_at_rights(links)
@@ -182,7 +182,7 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
-    def _build(self, links: Links, group: Group, folder: DataFolder, identity: Identity) -> None:
+    def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
@@ -250,7 +250,7 @@ class Node:
         return QuietTalk(
             router,
             self.subjects,
-            Asker(self.settings.node_id, self.incarnation),
+            QuietAsker(self.settings.node_id, self.incarnation),
             self._node_inboxes,
             self.settings.replication,
             self._timers,

@@ -196,6 +196,14 @@ def test_nothing_is_there_that_nobody_refers_to() -> None:
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
+def test_a_public_class_has_its_name_alone() -> None:
+    """Whoever meets a name in a log, a trace or a review has one place to look."""
+    assert not tidy_names.names_of_two_classes(MODULES)
+    of_c = "class Lease: ...\nclass _Session: ..."
+    twice = {"a.b": ast.parse("class Lease: ..."), "c": ast.parse(of_c), "d": ast.parse("class _Session: ...")}
+    assert tidy_names.names_of_two_classes(twice) == {"Lease": ["a.b", "c"]}
+
+
 def test_constructors_take_few_parameters() -> None:
     wide, listed = tidy_names.wide_constructors(MODULES), set(tidy_names.WIDE_CONSTRUCTORS)
     assert wide == listed, f"{sorted(wide ^ listed)}: over 8 parameters, or listed in tests/tidy_names.py and not so"

@@ -70,13 +70,13 @@ POSITIONAL_RECORDS = {
     "liftpy.cluster.session._Session": "made in one place",
     "liftpy.ingest.columns.MessageColumns": "made in one place",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
-    "liftpy.replica.progress.Progress": "made by keywords where it is not empty",
+    "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",
     "liftpy.service.sessions._Session": "made in one place",
     "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
     "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
     "sidecar.raft.sessions.Peer": "made in one place",
-    "sidecar.raft.sessions.Sessions": "made in one place",
+    "sidecar.raft.sessions.PeerSessions": "made in one place",
     "sidecar.settings.NodeSettings": "its first two are what every node has",
 }
 """Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
@@ -175,3 +175,13 @@ def _attributes(node: ast.ClassDef) -> set[str]:
 def large_classes(trees: Mapping[str, ast.Module]) -> set[str]:
     """Classes with more than MAX_ATTRIBUTES."""
     return {name for name, node in _classes(trees) if len(_attributes(node)) > MAX_ATTRIBUTES}
+
+
+def names_of_two_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Public class name -> the modules that define it, where there are several: one word, two meanings."""
+    places: dict[str, list[str]] = {}
+    for name, _ in _classes(trees):
+        module, _, own = name.rpartition(".")
+        if not own.startswith("_"):
+            places.setdefault(own, []).append(module)
+    return {own: modules for own, modules in places.items() if len(modules) > 1}

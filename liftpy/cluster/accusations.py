@@ -45,7 +45,7 @@ class Said(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LeaderQuestion:
     """To be put to ``node`` over the bus: does it serve as the leader of ``leader_epoch``?"""
 
     key: PartitionKey
@@ -68,7 +68,7 @@ class Accusations:
         """How often the accused served, did not, or the witness itself could not be reached."""
         self._term = 0
         self._cases: dict[PartitionKey, _Case] = {}
-        self._questions: list[Question] = []
+        self._questions: list[LeaderQuestion] = []
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
@@ -93,15 +93,15 @@ class Accusations:
         if case is not None and case.report.leaderEpoch == report.leaderEpoch:
             return True
         self._cases[key] = _Case(report, now_ns + ANSWER_NS)
-        self._questions += [Question(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
+        self._questions += [LeaderQuestion(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
         return True
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[LeaderQuestion]:
         """What to ask now, each once."""
         asked, self._questions = self._questions, []
         return asked
 
-    def testified(self, question: Question, testimony: Said) -> None:
+    def testified(self, question: LeaderQuestion, testimony: Said) -> None:
         """An answer, or the bus's word that there will be none."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:

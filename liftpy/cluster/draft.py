@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.image import ClusterImage, Counters, NodeImage, StreamImage
-from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionChanged, Record
+from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
 from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -117,7 +117,7 @@ class Draft:
             last_leader=partition.leader or partition.last_leader,
             leaderships=old.leaderships + begins,
         )
-        self.add(PartitionChanged(stream.name, stream.uid, changed))
+        self.add(PartitionStateChanged(stream.name, stream.uid, changed))
         return changed
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
-from liftpy.cluster.accusations import Accusations, Question, Said
+from liftpy.cluster.accusations import Accusations, LeaderQuestion, Said
 from liftpy.cluster.batches import MAX_REQUESTS, SENT_TOGETHER, answer_of, batch_of
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.election_timers import ElectionTimers
@@ -20,7 +20,7 @@ from liftpy.cluster.forecast import without_log
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
-from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, Sessions
+from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
 from liftpy.cluster.starts import Descent, descent
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import shown
@@ -55,7 +55,7 @@ def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlRe
 
 
 class MetadataDuties:
-    """Sessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+    """NodeSessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
@@ -65,7 +65,7 @@ class MetadataDuties:
         self._in_log: set[bytes] = set()
         """Ids of operations that were put into the log and are not applied yet."""
         self._answered: Counter[str] = Counter()
-        self._sessions = Sessions(config, confirmed_within_s)
+        self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
         self._accusations = Accusations()
         self._preferred = PreferredLeaders(config.preferred_leaders_every)
@@ -217,11 +217,11 @@ class MetadataDuties:
         """Nobody listens for this node."""
         self._sessions.gone(node_id)
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[LeaderQuestion]:
         """What to ask nodes over the bus now, each once."""
         return self._accusations.questions()
 
-    def testified(self, question: Question, testimony: Said) -> None:
+    def testified(self, question: LeaderQuestion, testimony: Said) -> None:
         """What came of a question; silence need not be told."""
         self._accusations.testified(question, testimony)
 

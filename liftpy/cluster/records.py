@@ -47,7 +47,7 @@ class NodeRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionChanged:
+class PartitionStateChanged:
     """The new state of one partition of the stream ``stream`` with the unique id ``uid``."""
 
     stream: str
@@ -83,7 +83,7 @@ Record: TypeAlias = (
     | StreamDeleted
     | NodeChanged
     | NodeRemoved
-    | PartitionChanged
+    | PartitionStateChanged
     | OperationDone
     | CountersMoved
     | LeaderReported
@@ -101,7 +101,7 @@ def record_to_pb(record: Record) -> pb.Record:
             return pb.Record(nodeRegistered=codec.node_to_pb(node))
         case NodeRemoved(node_id):
             return pb.Record(nodeRemoved=pb.NodeRemoved(nodeId=node_id))
-        case PartitionChanged(stream_name, uid, partition):
+        case PartitionStateChanged(stream_name, uid, partition):
             changed = pb.PartitionStateChanged(stream=stream_name, uid=uid, partition=codec.partition_to_pb(partition))
             return pb.Record(partitionChanged=changed)
         case OperationDone(operation):
@@ -129,7 +129,7 @@ def record_from_pb(message: pb.Record) -> Record:
             return NodeRemoved(message.nodeRemoved.nodeId)
         case "partitionChanged":
             changed = message.partitionChanged
-            return PartitionChanged(changed.stream, changed.uid, codec.partition_from_pb(changed.partition))
+            return PartitionStateChanged(changed.stream, changed.uid, codec.partition_from_pb(changed.partition))
         case "operationDone":
             return OperationDone(codec.operation_from_pb(message.operationDone))
         case "countersMoved":

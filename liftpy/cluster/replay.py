@@ -17,7 +17,7 @@ from liftpy.cluster.records import (
     NodeChanged,
     NodeRemoved,
     OperationDone,
-    PartitionChanged,
+    PartitionStateChanged,
     Record,
     StreamCreated,
     StreamDeleted,
@@ -41,7 +41,7 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
         case NodeRemoved(node_id):
             check(node_id in image.nodes and node_id not in image.hosted, "M5", "removal of", node_id)
             return replace(image, nodes=image.nodes.delete(node_id))
-        case PartitionChanged(stream_name, uid, partition):
+        case PartitionStateChanged(stream_name, uid, partition):
             return _change_partition(image, stream_name, uid, partition)
         case OperationDone(operation):
             return replace(image, operations=image.operations.with_operation(operation))

@@ -1,4 +1,4 @@
-"""Sessions: the metadata leader's view of who is alive. Heartbeats in, leases and proposals out. Pure.
+"""NodeSessions: the metadata leader's view of who is alive. Heartbeats in, leases and proposals out. Pure.
 
 Only the metadata leader runs it, and none of it is logged but its proposals: FenceNode when a node's heartbeats stop for
 ``session_s``, UnfenceNode when they are back. A new metadata leader knows no heartbeats, so every session restarts with
@@ -48,7 +48,7 @@ COLD_START_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseAnswer:
     """The answer to a heartbeat. Not granted: ``error`` and ``detail`` say why."""
 
     granted: bool
@@ -81,7 +81,7 @@ class _Session:
     """When another process asked for its place last."""
 
 
-class Sessions:
+class NodeSessions:
     """All sessions, while this node leads the metadata group; ``now_ns`` is monotonic and this node's own."""
 
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
@@ -132,20 +132,20 @@ class Sessions:
                     held.heard_ns = _NEVER  # only a heartbeat from now on brings it back: it may have said itself that it stops
         self._earliest_ns = now_ns
 
-    def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> Lease:
+    def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
         """A heartbeat came; ``confirmed_ns``: when a majority last confirmed this node as the metadata leader."""
         if not self._leading:
-            return Lease(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
+            return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
-            return Lease(
+            return LeaseAnswer(
                 False, error=pb.ControlResponse.UNAVAILABLE, detail="no majority has confirmed the metadata leader lately"
             )
         session = self._sessions.get(node_id)
         if session is None:
-            return Lease(False, error=pb.ControlResponse.NOT_FOUND, detail=f"node {node_id!r} is not registered")
+            return LeaseAnswer(False, error=pb.ControlResponse.NOT_FOUND, detail=f"node {node_id!r} is not registered")
         if session.incarnation != incarnation:
             detail = f"node {node_id!r} is incarnation {session.incarnation} now, not {incarnation}"
-            return Lease(False, error=pb.ControlResponse.FENCED, detail=detail)
+            return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail=detail)
         if not self._anybody_heard:
             self._first_heard(now_ns)
         session.heard_ns = session.beat_ns = now_ns
@@ -153,8 +153,8 @@ class Sessions:
         session.deadline_ns = now_ns + self._session_ns
         if session.fenced or session.ending:
             self._earliest_ns = now_ns
-            return Lease(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
-        return Lease(True, self._lease_ns)
+            return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
+        return LeaseAnswer(True, self._lease_ns)
 
     def _starts_cold(self, now_ns: int) -> bool:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns

@@ -98,7 +98,7 @@ class Ingest:
         *,
         wall_ns: Callable[[], int],
         log_end_offset: Callable[[], int],
-        may_answer: Callable[[], bool],
+        may_refuse: Callable[[], bool],
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
@@ -110,7 +110,7 @@ class Ingest:
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may_answer = may_answer
+        self._may_refuse = may_refuse
         self._takes = takes
         self._on_drop = on_drop
         self.reader = MessageReader(acks.key, subject, policy, inboxes)
@@ -302,7 +302,7 @@ class Ingest:
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
             columns = self.reader.read(messages, self._wall_ns())
             plain = columns.publishers.replies.count(b"")
-            if self._may_answer():
+            if self._may_refuse():
                 self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
         self._count_dropped(RejectReason.OVERLOADED, plain)
 
@@ -321,7 +321,7 @@ class Ingest:
     def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
         self._count_refused(publishers, reason)
         # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
-        if reason is RejectReason.WRONG_STREAM or self._may_answer():
+        if reason is RejectReason.WRONG_STREAM or self._may_refuse():
             self._acks.reject(publishers, reason, detail, "", 0)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:

@@ -40,7 +40,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CompactedFile:
     """A finished file. ``replaced``: the base offsets of the segments that it takes the place of, its own first."""
 
     segment: Segment
@@ -56,7 +56,7 @@ class Compaction:
     config: StreamConfig
     inputs: tuple[Segment, ...]
     now_wall_ns: int
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[CompactedFile] = field(default_factory=list)
     dropped_records: int = 0
     _writer: _Writer | None = None
 
@@ -77,7 +77,7 @@ class Compaction:
                     mask = self._kept(batch, latest)
                     self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask)
-            self.outputs.append(Output(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
+            self.outputs.append(CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
             self._writer = None
         if not self.dropped_records and all(len(output.replaced) == 1 for output in self.outputs):
             self.abandon()

@@ -58,7 +58,7 @@ class EpochCache:
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
-    def truncate(self, end_offset: int) -> None:
+    def cut(self, end_offset: int) -> None:
         """The log now ends at ``end_offset`` (exclusive): forget the epochs that began there or later."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()

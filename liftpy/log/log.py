@@ -16,7 +16,7 @@ from contextlib import suppress
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
-from liftpy.log.compaction import Compaction, Output
+from liftpy.log.compaction import CompactedFile, Compaction
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
 from liftpy.log.horizon import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
@@ -395,11 +395,11 @@ class Log:
 
     # ---- cutting -----------------------------------------------------------------------------------------------------
 
-    def truncate_after(self, offset: int) -> int:
+    def cut_after(self, offset: int) -> int:
         """Keep the batches that end at or below ``offset``; return the new ``log_end_offset``. Durable when it returns."""
-        return self.truncate_to(offset + 1)
+        return self.cut_to(offset + 1)
 
-    def truncate_to(self, end_offset: int) -> int:
+    def cut_to(self, end_offset: int) -> int:
         """Cut so that the log ends at ``end_offset``, or before it where that is inside a batch: a batch is atomic [D23].
 
         Newest files first, each removal durable before the next, so that a process that dies leaves no gap.
@@ -415,7 +415,7 @@ class Log:
             self.storage.sync_folder()
             self._shorten(active, position)
         self._forget_flushes(self.log_end_offset)
-        self.epochs.truncate(self.log_end_offset)
+        self.epochs.cut(self.log_end_offset)
         if self.log_end_offset <= self.log_start_offset:
             self._horizon.forget()
         self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
@@ -434,7 +434,7 @@ class Log:
         kept.made_wall_ns = segment.made_wall_ns
         self.segments[-1] = kept
 
-    def reset(self, start_offset: int) -> None:
+    def start_afresh(self, start_offset: int) -> None:
         """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26]."""
         self._must_be_open()
         self._join_flush()
@@ -539,7 +539,7 @@ class Log:
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
 
-    def _put_in_place(self, output: Output) -> None:
+    def _put_in_place(self, output: CompactedFile) -> None:
         """One rename, then the removals: what dies in between is sorted out by ``recover``."""
         old = [s for s in self.segments if s.base_offset in output.replaced]
         self.storage.remove(index_name(old[0].base_offset))

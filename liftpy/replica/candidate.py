@@ -10,22 +10,22 @@ Phases: LEADER_LOG_REPLICATION (epoch and log become durable) -> LEADER_REPLAY -
 from __future__ import annotations
 
 from liftpy.replica.effects import CloseSubject, PersistLeaderEpoch, ReplayLog, ReportPromotion, StartServing
-from liftpy.replica.events import Deadline, EpochOffsetReceived, FetchReceived
-from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.events import Deadline, EpochQueryReceived, FetchReceived
+from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.phases import Leading, RoleName
-from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
 
 
-class CandidateRole(Role):
+class CandidateRole(ReplicaRole):
     """The candidate named in the state with status CANDIDATE_FOUND."""
 
     name = RoleName.CANDIDATE
 
     def __init__(self, shared: Shared, now_ns: int) -> None:
         super().__init__(shared, Leading.LOG_REPLICATION)
-        self.service = FetchService(shared, self.leader_epoch, now_ns)
+        self.desk = FetchDesk(shared, self.leader_epoch, now_ns)
         self._persisted = False
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
@@ -41,7 +41,7 @@ class CandidateRole(Role):
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another incarnation of a follower, or another replica set."""
-        self.service.partition_changed(now_ns)
+        self.desk.partition_changed(now_ns)
         if epoch_rose and self.phase is Leading.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
@@ -88,19 +88,19 @@ class CandidateRole(Role):
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Serve the followers in the proposed epoch; their positions count once it is Online."""
         if self.phase is Leading.LOG_REPLICATION:
-            self.service.asked(event.replica, event.leader_epoch, now_ns)
+            self.desk.asked(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
-        reason = self.service.fetch_received(event, now_ns)
+        reason = self.desk.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
         else:
-            self.service.answer(event, out)
+            self.desk.answer(event, out)
 
-    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Followers reconcile with the candidate before they fetch."""
         if self.phase is Leading.LOG_REPLICATION:
-            self.service.asked(event.replica, event.current_epoch, now_ns)
-            super().epoch_offset_received(event, now_ns, out)
+            self.desk.asked(event.replica, event.current_epoch, now_ns)
+            super().epoch_query_received(event, now_ns, out)
         else:
-            self.service.epoch_offset_received(event, now_ns, out)
+            self.desk.epoch_query_received(event, now_ns, out)

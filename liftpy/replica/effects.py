@@ -14,7 +14,7 @@ is appended counts so. ``tests/conformance/test_ordering_contract.py`` holds bot
    ``RaiseHighWatermark.high_watermark`` name nothing that it has not reported.
 4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the HW of when they are sent. A read that fails is answered by
    nothing: an empty response would mean "caught up". Nothing is sent where the role has changed since.
-5. ``TruncateLog`` and ``ResetLog`` are on the disk before ``LogTruncated`` is fed; the core fetches nothing in between.
+5. ``CutLog`` and ``StartLogAfresh`` are on the disk before ``LogCut`` is fed; the core fetches nothing in between.
 6. ``PersistLeaderEpoch`` is on the disk before ``LeaderEpochPersisted`` is fed.
 7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is never above
    what is on the disk.
@@ -127,17 +127,17 @@ class DropFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class TruncateLog:
-    """Cut the log; answer LogTruncated when that is on the disk."""
+class CutLog:
+    """Cut the log; answer LogCut when that is on the disk."""
 
     end_offset: int
     """Exclusive: the log end after it, or less where that is inside a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResetLog:
+class StartLogAfresh:
     """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, or was compacted by records that are to be cut. Answer LogTruncated when that is on the disk."""
+    common with the leader's, or was compacted by records that are to be cut. Answer LogCut when that is on the disk."""
 
     start_offset: int
     """Inclusive: log start and log end of the new one."""
@@ -270,7 +270,7 @@ class SendFetchRefusal:
     """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
     token: int
-    """Of the FetchReceived or EpochOffsetReceived."""
+    """Of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
     """Why it is not served."""
     leader_epoch: int
@@ -284,7 +284,7 @@ class SendEpochAnswer:
     """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
 
     token: int
-    """Of the EpochOffsetReceived."""
+    """Of the EpochQueryReceived."""
     leader_epoch: int
     """The largest epoch at or below the asked one on this log; 0: there is none."""
     last_offset: int
@@ -473,8 +473,8 @@ Effect = (
     | DropPendingAcks
     | AppendFetched
     | DropFetched
-    | TruncateLog
-    | ResetLog
+    | CutLog
+    | StartLogAfresh
     | RaiseHighWatermark
     | RecheckLog
     | SendFetch

@@ -127,7 +127,7 @@ class FetchReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochOffsetReceived:
+class EpochQueryReceived:
     """A LeaderEpochOffsetRequest on ``.offset``."""
 
     token: int
@@ -222,7 +222,7 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochOffsetAnswered:
+class EpochQueryAnswered:
     """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
 
     request_id: int
@@ -251,8 +251,8 @@ class LogFlushed:
 
 
 @dataclass(frozen=True, slots=True)
-class LogTruncated:
-    """The cut asked for by TruncateLog, or the fresh start by ResetLog, is done and on the disk.
+class LogCut:
+    """The cut asked for by CutLog, or the fresh start by StartLogAfresh, is done and on the disk.
 
     What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
     """
@@ -408,14 +408,14 @@ Event = (
     | DataPathChanged
     | PublishesReceived
     | FetchReceived
-    | EpochOffsetReceived
+    | EpochQueryReceived
     | FetchAnswered
     | FetchPieceArrived
     | FetchRefused
     | RequestFailed
-    | EpochOffsetAnswered
+    | EpochQueryAnswered
     | LogFlushed
-    | LogTruncated
+    | LogCut
     | LogStartMoved
     | StorageFailed
     | WokenUp

@@ -24,18 +24,18 @@ from collections import deque
 from liftpy.partition import PartitionStatus
 from liftpy.replica.effects import (
     AppendFetched,
+    CutLog,
     DropFetched,
     ReportLeader,
-    ResetLog,
     SendEpochQuery,
     SendFetch,
+    StartLogAfresh,
     StopWaiting,
-    TruncateLog,
     WaitQuietly,
 )
 from liftpy.replica.events import (
     Deadline,
-    EpochOffsetAnswered,
+    EpochQueryAnswered,
     FetchAnswered,
     FetchPieceArrived,
     FetchRefused,
@@ -44,10 +44,10 @@ from liftpy.replica.events import (
     RefusalReason,
     RequestFailed,
 )
-from liftpy.replica.phases import Following, RoleName, check_step
+from liftpy.replica.phases import Following, RoleName, check_phase
 from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.reconcile import StartAfresh, lacks_superseding, reaches, reconcile
-from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 
 _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
 """Where the last fetch was answered with nothing, and waits for more."""
@@ -59,7 +59,7 @@ _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA
 """Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
 
 
-class FollowerRole(Role):
+class FollowerRole(ReplicaRole):
     """A follower of ``leader`` (or of the candidate for it)."""
 
     name = RoleName.FOLLOWER
@@ -123,7 +123,7 @@ class FollowerRole(Role):
         return self.phase in _AGREED
 
     def _waits_for(self, following: Following) -> None:
-        check_step(self._way, following)
+        check_phase(self._way, following)
         self._way.append(following)
         self.phase = following
 
@@ -162,7 +162,7 @@ class FollowerRole(Role):
         self._asked_epoch = self.log.horizon.leader_epoch if self._asks_for_horizon else self.log.epochs.latest_epoch
         out.append(SendEpochQuery(request_id, self.leader, self._asked_epoch, self.leader_epoch))
 
-    def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
+    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
         """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
         if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
@@ -187,8 +187,8 @@ class FollowerRole(Role):
         self._asks_again = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
             self._waits_for(Following.CUTTING)
-            self.log.truncate(cut.end_offset)
-            out.append(TruncateLog(cut.end_offset))
+            self.log.cut(cut.end_offset)
+            out.append(CutLog(cut.end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -200,10 +200,10 @@ class FollowerRole(Role):
     def _start_afresh(self, start_offset: int, out: Effects) -> None:
         self._asks_again = False
         self._waits_for(Following.CUTTING)
-        self.log.reset(start_offset)
-        out.append(ResetLog(start_offset))
+        self.log.start_afresh(start_offset)
+        out.append(StartLogAfresh(start_offset))
 
-    def log_truncated(self, now_ns: int, out: Effects) -> None:
+    def log_cut(self, now_ns: int, out: Effects) -> None:
         """The cut is durable: go on."""
         if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)

@@ -1,4 +1,4 @@
-"""The lag policy: which ISR the leader wants. Pure functions over ``Progress``.
+"""The lag policy: which ISR the leader wants. Pure functions over ``FollowerProgress``.
 
 Goal: the ISR is the set of replicas that follow; one that stopped must not hold HW for longer than ``max_lag_time_s``.
 Constraint: who joins holds everything that is or may be committed, or an election could choose it and lose records:
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 
 ABSENCES = 2
 """In a row: a connection that was reset is back by then."""
@@ -38,7 +38,7 @@ _PATIENCE = 6
 """Times the lag time."""
 
 
-def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
+def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
     """Whether a member of the ISR should leave it."""
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
@@ -47,29 +47,29 @@ def is_lagging(progress: Progress, log_end_offset: int, now_ns: int, max_lag_ns:
     return log_end_offset - 1 - progress.position > max_lag_records
 
 
-def gets_on(progress: Progress, now_ns: int, max_lag_ns: int) -> bool:
+def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
     """Whether it fetches, and has more each time."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
-def has_lost(progress: Progress, high_watermark: int) -> bool:
+def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
     """Whether a member of the ISR no longer holds what HW was raised by: HW is the least that the members acknowledged [D3]."""
     return progress.position is not None and progress.position < high_watermark
 
 
-def have_lost(followers: Mapping[str, Progress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
+def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
     """Those of ``heirs``, who count as complete, that are not. Outside the ISR too: HW has stood still since they left it."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
-def may_join(progress: Progress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
+def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
     """Whether a replica outside the ISR holds all that may be committed. ``live_incarnation`` 0: fenced or unknown."""
     if live_incarnation == 0 or progress.incarnation != live_incarnation or progress.position is None:
         return False
     return progress.position >= high_watermark and progress.position + 1 >= epoch_start_offset
 
 
-def _staying(slow: list[str], followers: Mapping[str, Progress], since_ns: int, missing: int) -> set[str]:
+def _staying(slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int) -> set[str]:
     """Of the members that lag and get on, those that stay: caught up since ``since_ns``, or ``missing`` for min.isr."""
     best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
@@ -78,7 +78,7 @@ def _staying(slow: list[str], followers: Mapping[str, Progress], since_ns: int, 
 def wanted_isr(
     leader: str,
     isr: frozenset[str],
-    followers: Mapping[str, Progress],
+    followers: Mapping[str, FollowerProgress],
     live: Mapping[str, int],
     *,
     high_watermark: int,

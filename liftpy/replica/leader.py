@@ -35,19 +35,19 @@ from liftpy.replica.effects import (
 )
 from liftpy.replica.events import (
     Deadline,
-    EpochOffsetReceived,
+    EpochQueryReceived,
     FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
     QuietFetchReceived,
     ReplicaAbsent,
 )
-from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.quiet import QUIET_WAIT
-from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 
 _LAG_CHECKS_PER_LAG_TIME = 4
@@ -62,16 +62,16 @@ _RELEASE_BYTES = 1024 * 1024
 """Of what is held, appended in one step: others have their turn in between."""
 
 
-class LeaderRole(Role):
-    """The leader. ``service``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
+class LeaderRole(ReplicaRole):
+    """The leader. ``desk``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
 
     name = RoleName.LEADER
 
-    def __init__(self, shared: Shared, now_ns: int, service: FetchService | None = None) -> None:
+    def __init__(self, shared: Shared, now_ns: int, desk: FetchDesk | None = None) -> None:
         super().__init__(shared, Leading.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
         """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
-        self.service = service or FetchService(shared, self.leader_epoch, now_ns)
+        self.desk = desk or FetchDesk(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
         rest_ns = nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0
@@ -81,7 +81,7 @@ class LeaderRole(Role):
         self.intake = Intake(shared.intake, shared.config)
         self._probe_after_ns = nanoseconds(shared.config.probe_after)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
-        self.was_candidate = service is not None
+        self.was_candidate = desk is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
         self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
 
@@ -89,7 +89,7 @@ class LeaderRole(Role):
     def enter(self, now_ns: int, out: Effects) -> None:
         """Serve fetches, replay, tell the replicas; take publishes when the replay is done."""
         super().enter(now_ns, out)
-        self.service.partition_changed(now_ns)
+        self.desk.partition_changed(now_ns)
         if self.was_candidate:
             self.to_phase(Leading.INIT, out)
         else:
@@ -105,7 +105,7 @@ class LeaderRole(Role):
         """Open, once derived state is there and the leader before has nothing to say any more."""
         if self.phase is not Leading.INIT:
             return
-        if self.service.is_free_to_speak(now_ns):
+        if self.desk.is_free_to_speak(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
             self._open(now_ns, out)
             self._advance(now_ns, out)
@@ -139,7 +139,7 @@ class LeaderRole(Role):
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another ISR, replica set or set of live nodes, under the same leadership."""
-        self.service.partition_changed(now_ns)
+        self.desk.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.replicas)
         if epoch_rose:
             self.isr_change.settled()
@@ -186,7 +186,7 @@ class LeaderRole(Role):
         base_offset = self.log.append(event.record_count, self.leader_epoch)
         self.intake.appended(self.log.newest_offset, event.size_bytes)
         out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
-        self.service.appended(out)
+        self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
         """Append what was held, some of it, as far as there is room; after the answer to the fetch that made room."""
@@ -201,7 +201,7 @@ class LeaderRole(Role):
         any more. A deposed leader hears the same message, and as long as one of them follows it, its copy may live. By quorum no
         log of an earlier leader wins an election once a record of this one is committed."""
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
-        return self.shared.lease.is_current(now_ns) and (settled or self.service.heirs_have_joined)
+        return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""
@@ -212,12 +212,12 @@ class LeaderRole(Role):
 
     def _advance(self, now_ns: int, out: Effects) -> None:
         """Move HW by the commit rule, then acknowledge what that allows."""
-        if not self.service.is_free_to_speak(now_ns):
+        if not self.desk.is_free_to_speak(now_ns):
             return
         held, log = self.shared.held, self.log
         offset = new_high_watermark(
             held.config.commit_policy,
-            self.service.positions(),
+            self.desk.positions(),
             replicas=held.state.replicas,
             isr=held.isr,
             maximal_isr=self.isr_change.maximal(held.isr),
@@ -229,7 +229,7 @@ class LeaderRole(Role):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            if any(map(self._should_be_told, self.service.followers)):
+            if any(map(self._should_be_told, self.desk.followers)):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
@@ -242,7 +242,7 @@ class LeaderRole(Role):
             return
         silent = [
             (replica, progress)
-            for replica, progress in self.service.followers.items()
+            for replica, progress in self.desk.followers.items()
             if replica in state.isr
             and (progress.position is None or progress.position < log.flushed_newest_offset)
             and now_ns - progress.last_fetch_ns >= self._probe_after_ns
@@ -256,7 +256,7 @@ class LeaderRole(Role):
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
         """Nobody listens for a follower that was asked for, and it has not fetched since."""
-        progress = self.service.followers.get(event.replica)
+        progress = self.desk.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
         progress.absences += 1
@@ -279,19 +279,19 @@ class LeaderRole(Role):
     # ---- followers -------------------------------------------------------------------------------------------------
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Count it, move HW, then answer, so that the answer carries the new HW."""
-        before = self.service.newest_offset_of(event.replica)
-        reason = self.service.fetch_received(event, now_ns)
+        before = self.desk.newest_offset_of(event.replica)
+        reason = self.desk.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
-        if event.flush_ns and self.service.newest_offset_of(event.replica) != before:
+        if event.flush_ns and self.desk.newest_offset_of(event.replica) != before:
             self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
         self._advance(now_ns, out)
-        self.service.answer(event, out)
+        self.desk.answer(event, out)
         self._release(out)
-        lost = not self._commits_by_quorum and lag.has_lost(self.service.followers[event.replica], self.log.high_watermark)
+        lost = not self._commits_by_quorum and lag.has_lost(self.desk.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.held.isr:
             self._review_isr(now_ns, out)
 
@@ -301,22 +301,22 @@ class LeaderRole(Role):
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
-        if self.service.still_waits(event, now_ns):
+        if self.desk.still_waits(event, now_ns):
             out.append(ConfirmQuiet(event.token))
 
-    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""
-        self.service.epoch_offset_received(event, now_ns, out)
+        self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
     def _should_be_told(self, replica: str) -> bool:
         """Whether a notice would tell ``replica``, if it lives, something that its next fetch will not tell it soon."""
         if replica not in self.shared.live:
             return False
-        progress = self.service.followers[replica]
+        progress = self.desk.followers[replica]
         if progress.position is None:
             return True
-        return progress.told_high_watermark < self.log.high_watermark and self.service.waiters.of(replica) is not None
+        return progress.told_high_watermark < self.log.high_watermark and self.desk.waiters.of(replica) is not None
 
     def _want_notice(self, at_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
@@ -325,17 +325,17 @@ class LeaderRole(Role):
         """NewLeadershipTerm to those that have not fetched in this epoch, HW to idle ones behind: as an answer to the fetch that waits
         where one does, so that none has to fetch for it, else as CommitPosition."""
         log = self.log
-        behind = list(filter(self._should_be_told, self.service.followers))
-        out.extend(TellWaiter(replica, self.leader_epoch) for replica in behind if self.service.awaits_answer(replica))
-        told = tuple(replica for replica in behind if not self.service.awaits_answer(replica))
+        behind = list(filter(self._should_be_told, self.desk.followers))
+        out.extend(TellWaiter(replica, self.leader_epoch) for replica in behind if self.desk.awaits_answer(replica))
+        told = tuple(replica for replica in behind if not self.desk.awaits_answer(replica))
         if told:
             epoch = self.shared.state.epoch
             out.append(
                 SendNotice(told, self.leader_epoch, epoch, self.epoch_start_offset, log.high_watermark, log.log_start_offset)
             )
         for replica in behind:
-            self.service.followers[replica].told_high_watermark = log.high_watermark
-        if any(replica in self.shared.live and p.position is None for replica, p in self.service.followers.items()):
+            self.desk.followers[replica].told_high_watermark = log.high_watermark
+        if any(replica in self.shared.live and p.position is None for replica, p in self.desk.followers.items()):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class LeaderRole(Role):
         wanted = lag.wanted_isr(
             self.shared.node_id,
             held.isr,
-            self.service.followers,
+            self.desk.followers,
             self.shared.live,
             high_watermark=self.log.high_watermark,
             epoch_start_offset=self.epoch_start_offset,
@@ -361,7 +361,7 @@ class LeaderRole(Role):
             min_isr=held.min_isr,
             slow_disks=slow,
         )
-        followers, high_watermark = self.service.followers, self.log.high_watermark
+        followers, high_watermark = self.desk.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
         lost = lag.have_lost(followers, heirs, high_watermark)
         if wanted == held.isr and not change.unsettled and not lost:
@@ -406,7 +406,7 @@ class LeaderRole(Role):
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
         interval_ns = self._lag_interval_ns
         if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
-            for progress in self.service.followers.values():
+            for progress in self.desk.followers.values():
                 progress.caught_up_ns += late_ns
                 progress.last_asked_ns += late_ns
         unreachable = self._why_unreachable(now_ns)
@@ -421,7 +421,7 @@ class LeaderRole(Role):
     def _next_look_ns(self, now_ns: int) -> int:
         """Before that nobody can have lagged for too long, nor all have been silent, if nothing happens: a node may lead a thousand
         idle partitions. 0: something is under way. What happens later has the next look come sooner (``_look_soon``)."""
-        state, log, followers = self.shared.state, self.log, self.service.followers.values()
+        state, log, followers = self.shared.state, self.log, self.desk.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas)
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
@@ -451,7 +451,7 @@ class LeaderRole(Role):
         by_quorum = len(state.replicas) // 2 + 1
         toward = successor(
             self.flushes.fast(members, now_ns),
-            self.service.followers,
+            self.desk.followers,
             shared.live,
             needed=by_quorum if self._commits_by_quorum else max(shared.held.min_isr, lag.STAY_AT_LEAST),
             now_ns=now_ns,
@@ -474,7 +474,7 @@ class LeaderRole(Role):
         timeout_ns = nanoseconds(config.max_leader_timeout_s)
         if down_ns is not None and now_ns - down_ns >= timeout_ns:
             return "its data path is down"
-        asked_ns = [p.last_asked_ns for replica, p in self.service.followers.items() if replica in self.shared.live]
+        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in self.shared.live]
         if len(asked_ns) > 1 and now_ns - max(asked_ns) >= self._silence_ns():
             return "no live replica fetches from it"
         return ""

@@ -78,22 +78,22 @@ class LocalLog:
         """A flush is done. It may report late, never backwards and never past the log's end."""
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
-    def truncated(self, end_offset: int) -> None:
+    def was_cut(self, end_offset: int) -> None:
         """The cut is done. It may have gone deeper than asked for: a batch is atomic [D23]."""
         check(end_offset <= self.log_end_offset, "D12", "asked for a cut to", self.log_end_offset, "got", end_offset)
         if end_offset < self.log_end_offset:
-            self.truncate(end_offset)
+            self.cut(end_offset)
 
-    def truncate(self, end_offset: int) -> None:
+    def cut(self, end_offset: int) -> None:
         """Cut to ``end_offset``. HW goes down with the log, which only an unclean election can ask for [D7, D9, C11]."""
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
-        self.epochs.truncate(end_offset)
+        self.epochs.cut(end_offset)
         if self.is_empty:
             self.horizon = NEVER
 
-    def reset(self, start_offset: int) -> None:
+    def start_afresh(self, start_offset: int) -> None:
         """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]."""
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1

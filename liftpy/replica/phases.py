@@ -79,7 +79,7 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
 """Phase -> the phases that may come next. A new role, and with it a new follower, begins in RECONCILING."""
 
 
-def check_step(way: deque[Following], after: Following) -> None:
+def check_phase(way: deque[Following], after: Following) -> None:
     """Raise InvariantError, with the way there, where ``after`` may not come after the last phase of ``way``."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)

@@ -1,4 +1,4 @@
-"""Progress: the leader's view of one follower. It is SET by each fetch, not only raised [D18].
+"""FollowerProgress: the leader's view of one follower. It is SET by each fetch, not only raised [D18].
 
 A position counts only for one (LeaderEpoch, incarnation): the object lives as long as one LeaderEpoch, and forgets the position
 when the follower's node comes back as another incarnation, which may have lost what the last one flushed [D6, C12].
@@ -18,7 +18,7 @@ DOUBT_NS = 5 * NS_PER_S
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """What the leader knows of one follower in this LeaderEpoch."""
 
     caught_up_ns: int

@@ -49,7 +49,7 @@ class QuietFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WaitQuestion:
     """To the node ``leader``: do ``fetches`` (maybe none) still wait? ``number`` names it, and no other of this process."""
 
     number: int
@@ -74,7 +74,7 @@ class _Link:
     fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
     pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
     """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""
-    open: dict[int, Question] = field(default_factory=dict)
+    open: dict[int, WaitQuestion] = field(default_factory=dict)
     """Of the last turn, not answered yet."""
     asked_ns: int = 0
     misses: int = 0
@@ -128,7 +128,7 @@ class QuietFetches:
         """In which turn it is asked for: one that stays the same while it waits, whatever comes and goes beside it."""
         return fetch.request_id % self._shares
 
-    def due(self, now_ns: int) -> tuple[list[Question], list[Ended]]:
+    def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
         """A turn: what to ask now, and who has waited for answers in vain."""
         late = bool(self._turned_ns) and now_ns - self._turned_ns > 2 * self.interval_ns
         self._turned_ns = now_ns if self._leader_of else 0
@@ -144,7 +144,7 @@ class QuietFetches:
             pages = self._due_pages(link)
             link.open, link.asked_ns = {}, now_ns
             for page in pages:
-                question = Question(self._next_number, leader, page)
+                question = WaitQuestion(self._next_number, leader, page)
                 self._next_number += 1
                 link.open[question.number] = question
                 questions.append(question)
@@ -157,7 +157,7 @@ class QuietFetches:
             link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
-    def answered(self, question: Question, over: Collection[int]) -> Ended | None:
+    def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
         """The fetches at the indexes ``over`` wait no more, the others do; None: nothing follows from it."""
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
@@ -167,7 +167,7 @@ class QuietFetches:
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 
-    def failed(self, question: Question) -> Ended | None:
+    def failed(self, question: WaitQuestion) -> Ended | None:
         """Nobody listens for that node, or the question could not be sent: everybody asks for himself."""
         link = self._links.get(question.leader)
         if link is None or question.number not in link.open:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from liftpy.log.epochs import NO_EPOCH
 from liftpy.log.horizon import Horizon
-from liftpy.replica.events import EpochOffsetAnswered
+from liftpy.replica.events import EpochQueryAnswered
 from liftpy.replica.local_log import LocalLog
 
 
@@ -40,7 +40,7 @@ class StartAfresh:
     start_offset: int
 
 
-def reconcile(log: LocalLog, answer: EpochOffsetAnswered) -> Cut | StartAfresh:
+def reconcile(log: LocalLog, answer: EpochQueryAnswered) -> Cut | StartAfresh:
     """What one answer of the leader asks for. ``log`` is not empty."""
     if answer.leader_epoch == NO_EPOCH:
         return StartAfresh(answer.log_start_offset)
@@ -58,6 +58,6 @@ def lacks_superseding(log: LocalLog) -> bool:
     return log.log_end_offset < log.horizon.end_offset
 
 
-def reaches(horizon: Horizon, answer: EpochOffsetAnswered) -> bool:
+def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
     """Whether the leader, asked for the horizon's LeaderEpoch, holds the records below it: all are of that epoch or older ones."""
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset

@@ -38,7 +38,7 @@ from liftpy.replica.lease import Lease
 from liftpy.replica.lineage import Judgement, judge
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.phases import Leading, RoleName, Waiting
-from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.replica.succession import Succession
 from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
@@ -63,7 +63,7 @@ class Replica:
         self._shared = Shared(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
         self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
-        self._role: Role = WaitingRole(self._shared)
+        self._role: ReplicaRole = WaitingRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
     # ---- views -----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Replica:
         """The incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
         return self._shared.live.get(node_id, 0)
 
-    def may_answer_publishers(self, now_ns: int) -> bool:
+    def may_refuse_publishers(self, now_ns: int) -> bool:
         """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
@@ -189,7 +189,7 @@ class Replica:
                 role.flushes.last_ns(replica) / 1e6,
                 role.flushes.is_slow(replica, now_ns),
             )
-            for replica, progress in role.service.followers.items()
+            for replica, progress in role.desk.followers.items()
         )
 
     # ---- the one way in --------------------------------------------------------------------------------------------
@@ -229,18 +229,18 @@ class Replica:
                 role.fetch_refused(event, now_ns, out)
             case ev.RequestFailed():
                 role.request_failed(event, now_ns, out)
-            case ev.EpochOffsetReceived():
-                role.epoch_offset_received(event, now_ns, out)
-            case ev.EpochOffsetAnswered():
-                role.epoch_offset_answered(event, now_ns, out)
+            case ev.EpochQueryReceived():
+                role.epoch_query_received(event, now_ns, out)
+            case ev.EpochQueryAnswered():
+                role.epoch_query_answered(event, now_ns, out)
             case ev.ReplicaAbsent():
                 role.replica_absent(event, now_ns, out)
             case ev.NoticeReceived():
                 role.notice_received(event, now_ns, out)
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
-            case ev.LogTruncated():
-                self._log_truncated(event, now_ns, out)
+            case ev.LogCut():
+                self._log_cut(event, now_ns, out)
             case ev.ReplayProgressed():
                 role.replay_progressed(event.end_offset, False, now_ns, out)
             case ev.ReplayFinished():
@@ -279,9 +279,9 @@ class Replica:
             shared.data_path_down_ns = now_ns
             self._role.data_path_lost(now_ns, out)
 
-    def _log_truncated(self, event: ev.LogTruncated, now_ns: int, out: Effects) -> None:
-        self._shared.log.truncated(event.end_offset)
-        self._role.log_truncated(now_ns, out)
+    def _log_cut(self, event: ev.LogCut, now_ns: int, out: Effects) -> None:
+        self._shared.log.was_cut(event.end_offset)
+        self._role.log_cut(now_ns, out)
 
     def _log_start_moved(self, event: ev.LogStartMoved) -> None:
         if event.log_start_offset > self._shared.log.log_start_offset:
@@ -316,7 +316,7 @@ class Replica:
             if role_is_new or (old.status, old.leader_epoch) != (state.status, state.leader_epoch) or not old.epoch:
                 self._become(role, now_ns, out)
 
-    def _role_for(self, state: PartitionState, now_ns: int) -> Role | None:
+    def _role_for(self, state: PartitionState, now_ns: int) -> ReplicaRole | None:
         """The role that the metadata asks for; None: the one that it has."""
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
@@ -335,9 +335,9 @@ class Replica:
         if state.status is PartitionStatus.CANDIDATE_FOUND:
             return CandidateRole(shared, now_ns)
         promoted = isinstance(role, CandidateRole) and same_epoch and role.phase is Leading.INIT
-        return LeaderRole(shared, now_ns, role.service if promoted and isinstance(role, CandidateRole) else None)
+        return LeaderRole(shared, now_ns, role.desk if promoted and isinstance(role, CandidateRole) else None)
 
-    def _become(self, role: Role, now_ns: int, out: Effects) -> None:
+    def _become(self, role: ReplicaRole, now_ns: int, out: Effects) -> None:
         if isinstance(role, LeaderRole) and role.was_candidate:
             self._shared.deadlines.cancel_all(out)  # it goes on serving the followers that it has
         else:

@@ -1,4 +1,4 @@
-"""Role: what every role of a replica shares, and what a role does with an event that is not for it.
+"""ReplicaRole: what every role of a replica shares, and what a role does with an event that is not for it.
 
 A role is an object with one method per event. The base class is the answer of a replica that does not act: publishes are
 dropped in silence (another node may have appended them, so a refusal could be a lie [A2]), requests are refused, answers to
@@ -17,8 +17,8 @@ from liftpy.replica.deadlines import Deadlines
 from liftpy.replica.effects import DropFetched, DropPublishes, Effect, RaiseHighWatermark, RoleChanged, SendFetchRefusal
 from liftpy.replica.events import (
     Deadline,
-    EpochOffsetAnswered,
-    EpochOffsetReceived,
+    EpochQueryAnswered,
+    EpochQueryReceived,
     FetchAnswered,
     FetchPieceArrived,
     FetchReceived,
@@ -91,7 +91,7 @@ class Shared:
             out.append(RaiseHighWatermark(offset))
 
 
-class Role:
+class ReplicaRole:
     """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
 
     name: RoleName
@@ -136,7 +136,7 @@ class Role:
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """More of the own log is on disk."""
 
-    def log_truncated(self, now_ns: int, out: Effects) -> None:
+    def log_cut(self, now_ns: int, out: Effects) -> None:
         """The cut that this role asked for is done."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
@@ -154,7 +154,7 @@ class Role:
         """A follower fetches."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
-    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """A follower reconciles."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
@@ -177,7 +177,7 @@ class Role:
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
         """No answer to a fetch or an epoch query."""
 
-    def epoch_offset_answered(self, event: EpochOffsetAnswered, now_ns: int, out: Effects) -> None:
+    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
         """An answer to an epoch query."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 
 _RECENT = 5
 _KNOWN_FROM = 3
@@ -141,7 +141,7 @@ def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> froze
 
 def successor(
     fast: Iterable[str],
-    followers: Mapping[str, Progress],
+    followers: Mapping[str, FollowerProgress],
     live: Mapping[str, int],
     *,
     needed: int,

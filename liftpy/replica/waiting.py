@@ -7,10 +7,10 @@ from liftpy.replica.effects import GiveUpLeadership, LeaveIsr, RejectPublishes, 
 from liftpy.replica.events import Deadline, PublishesReceived
 from liftpy.replica.follower import report_leader
 from liftpy.replica.phases import RoleName, Waiting
-from liftpy.replica.role import Effects, Role, Shared, nanoseconds
+from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 
 
-class WaitingRole(Role):
+class WaitingRole(ReplicaRole):
     """There is no leader, or this node is no replica, or the metadata does not show this process yet.
 
     In an election it tells its position once, if it may be the candidate, so that the best one can be chosen.
@@ -33,7 +33,7 @@ class WaitingRole(Role):
             out.append(report_leader(self.shared))
 
 
-class FailedRole(Role):
+class FailedRole(ReplicaRole):
     """The log refused for good. Nothing is appended, acknowledged or served; another replica must take over [S4, S8].
 
     At once: a leader gives the leadership up, a follower leaves the ISR, so that nobody finds out by a time-out. What it asks for
@@ -87,7 +87,7 @@ class FailedRole(Role):
             super().publishes_received(event, now_ns, out)
 
 
-class StoppedRole(Role):
+class StoppedRole(ReplicaRole):
     """The node stops; whatever still arrives is not acted on."""
 
     name = RoleName.STOPPED

@@ -96,7 +96,7 @@ class Checkers:
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
         check(replica.replica.role is not RoleName.LEADER, "D25", where, "cut to", log.log_end_offset)
         afresh = log.log_start_offset != shadow.log_start_offset
-        gone = shadow.truncate(-1 if afresh else log.log_end_offset)
+        gone = shadow.cut(-1 if afresh else log.log_end_offset)
         for key in gone:
             still_needed = not afresh or key[1] >= log.log_start_offset
             if still_needed and not self.lost_by_command(replica.key):
@@ -168,7 +168,7 @@ class Checkers:
         check(core.high_watermark == log.high_watermark, "D7", where, core.high_watermark, log.high_watermark)
         check(log.log_end_offset == shadow.log_end_offset, "D15", where, "lost track of", log.log_end_offset)
         shadow.durable_end_offset = max(shadow.durable_end_offset, log.flushed_end_offset)
-        if isinstance(event, ev.PartitionChanged | ev.LogTruncated | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
+        if isinstance(event, ev.PartitionChanged | ev.LogCut | ev.LogStartMoved | ev.LogOpened | ev.FetchAnswered):
             check(core.epochs.entries == log.epochs.entries, "D13", where, core.epochs.entries, log.epochs.entries)
             check(log.epochs.entries == shadow.scan(), "D13", where, log.epochs.entries, "scan", shadow.scan())
         if replica.replica.role is RoleName.LEADER:

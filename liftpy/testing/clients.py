@@ -29,7 +29,7 @@ _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL
 _POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
 
 
-class Publisher:
+class SimPublisher:
     """Publishes to one partition's subject at random intervals, as a client library or as plain NATS, and waits for each ack until it
     times out."""
 
@@ -115,7 +115,7 @@ class Publisher:
             self._done(number, None)
 
 
-class Reader:
+class SimReader:
     """The client library's ``ReadProgress``, each time over any node that answers; what it hands on is compared with the one true log
     [R1-R4, R6]. It waits at the end now and then, and gives up waiting as now and then."""
 

@@ -15,7 +15,7 @@ MAX_EVENTS_AT_ONCE = 100_000
 """More at one instant: something calls itself again and again without waiting."""
 
 
-class Timer:
+class SimTimer:
     """A callback that can be cancelled."""
 
     __slots__ = ("callback",)
@@ -35,19 +35,19 @@ class Clock:
         self.now_ns = START_NS
         self.events = 0
         """Callbacks that have run."""
-        self._heap: list[tuple[int, int, Timer]] = []
+        self._heap: list[tuple[int, int, SimTimer]] = []
         self._scheduled = 0
         self._moved_at = 0
         """``events`` when time last moved."""
 
-    def at(self, at_ns: int, callback: Callable[[], None]) -> Timer:
+    def at(self, at_ns: int, callback: Callable[[], None]) -> SimTimer:
         """Call ``callback`` at ``at_ns``, or now if that has passed."""
-        timer = Timer(callback)
+        timer = SimTimer(callback)
         self._scheduled += 1
         heapq.heappush(self._heap, (max(at_ns, self.now_ns), self._scheduled, timer))
         return timer
 
-    def after(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
+    def after(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
         """Call ``callback`` in ``delay_ns``."""
         return self.at(self.now_ns + delay_ns, callback)
 

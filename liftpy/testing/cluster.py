@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import CommitPolicy
 from liftpy.ids import PartitionKey
@@ -20,11 +20,11 @@ from liftpy.partition import PartitionStatus
 from liftpy.replica.phases import Leading
 from liftpy.testing.availability import Availability
 from liftpy.testing.checkers import Checkers
-from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Publisher, Reader
+from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.disk import Disk
 from liftpy.testing.faults import Nemesis, Plan
-from liftpy.testing.group import Group
+from liftpy.testing.group import SimGroup
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.process import SimNode
 from liftpy.testing.sim_replica import SimReplica
@@ -59,7 +59,7 @@ class Cluster:
             trace.clock = self.clock
         self.network = Network(self.clock, plan.seed, replace(plan.noise), self._deliver)
         self.network.max_payload_bytes = plan.max_payload_bytes
-        self.group = Group(self.clock, plan.seed, plan.config)
+        self.group = SimGroup(self.clock, plan.seed, plan.config)
         self.group.loss, self.group.slow_ns = plan.metadata_loss, plan.metadata_slow_ns
         self.checkers = Checkers(self)
         self.group.watch = self._image_changed
@@ -67,8 +67,8 @@ class Cluster:
         self.group.ask = self._ask
         self.group.look_for = self._look_for
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
-        self.publishers: list[Publisher] = []
-        self.readers: list[Reader] = []
+        self.publishers: list[SimPublisher] = []
+        self.readers: list[SimReader] = []
         for node in self.nodes.values():
             node.disk.flush_ns = plan.flush_ns
 
@@ -85,7 +85,7 @@ class Cluster:
         if process is not None:
             process.run(lambda: process.image_arrived(image))
 
-    def _ask(self, question: Question, answer: Callable[[Said], None]) -> None:
+    def _ask(self, question: LeaderQuestion, answer: Callable[[Said], None]) -> None:
         """A question of the metadata leader's, which is on the bus for itself: only the asked node can be cut off."""
 
         def answered(said: Any) -> None:
@@ -146,8 +146,8 @@ class Cluster:
     def start_clients(self) -> None:
         """Publishers and a reader, as the plan says."""
         for number in range(self.plan.publisher_count):
-            self.publishers.append(Publisher(self, f"p{number}", f"{STREAM}.0", self.plan.publish_interval_ns))
-        self.readers.append(Reader(self, "r0", self.key, 80 * MS))
+            self.publishers.append(SimPublisher(self, f"p{number}", f"{STREAM}.0", self.plan.publish_interval_ns))
+        self.readers.append(SimReader(self, "r0", self.key, 80 * MS))
 
     def crash(self, node_id: str, *, power: bool) -> None:
         """The process is gone at once; with ``power``, what was not flushed too."""

@@ -39,7 +39,7 @@ class Shadow:
         index = bisect_right(self.lasts, offset) - 1
         return self.chains[index] if index >= 0 and self.lasts[index] == offset else None
 
-    def truncate(self, end_offset: int) -> list[Key]:
+    def cut(self, end_offset: int) -> list[Key]:
         """Cut; return (LeaderEpoch, last offset) of what is gone."""
         keep = bisect_right(self.lasts, end_offset - 1)
         gone = list(zip(self.epochs[keep:], self.lasts[keep:], strict=True))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -28,7 +28,7 @@ Heard = Callable[[bool, int], None]
 Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
-class Group:
+class SimGroup:
     """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``."""
 
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
@@ -50,7 +50,7 @@ class Group:
         self.counters: Counter[str] = Counter()
         self.watch: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
         self.deliver: Callable[[str, ClusterImage], None] = lambda node, image: None
-        self.ask: Callable[[Question, Callable[[Said], None]], None] = lambda question, answer: None
+        self.ask: Callable[[LeaderQuestion, Callable[[Said], None]], None] = lambda question, answer: None
         """Puts a question on the bus."""
         self.look_for: Callable[[str, Callable[[], None]], None] = lambda node, absent: None
         """Asks the bus for a node; the callback is for "no responders"."""

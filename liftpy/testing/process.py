@@ -25,7 +25,7 @@ from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionState
 from liftpy.replica import events as ev
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.quiet import Ended, Question, QuietFetches
+from liftpy.replica.quiet import Ended, QuietFetches, WaitQuestion
 from liftpy.testing.clock import MS, S
 from liftpy.testing.disk import Disk, DiskCopy
 from liftpy.testing.messages import QuietQuestion
@@ -222,7 +222,7 @@ class Process:
                     self.cluster.checkers.quiet_fetch_confirmed(replica, question.replica, question.ghost_ends[index])
         reply(frozenset(range(len(question.fetches))) - self.confirmed)
 
-    def _quiet_fetches_answered(self, question: Question, answer: Any) -> None:
+    def _quiet_fetches_answered(self, question: WaitQuestion, answer: Any) -> None:
         if self.dead:
             return
         absent = answer is NO_RESPONDERS
@@ -235,7 +235,7 @@ class Process:
             self.cluster.counters["quiet fetch over"] += 1
             self.replicas[fetch.key].feed(ev.QuietEnded(ended.heard_ns))
 
-    def _questioned(self, question: accusations.Question, reply: Callable[[Said], None]) -> None:
+    def _questioned(self, question: accusations.LeaderQuestion, reply: Callable[[Said], None]) -> None:
         replica = self.replicas.get(question.key)
         serves = replica is not None and replica.replica.serves(question.leader_epoch, self.cluster.clock.now_ns)
         reply(Said.SERVES if serves else Said.DOES_NOT)

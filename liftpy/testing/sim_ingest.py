@@ -45,7 +45,7 @@ class SimIngest:
             replica.feed,
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
-            may_answer=lambda: replica.replica.may_answer_publishers(self._cluster.clock.now_ns),
+            may_refuse=lambda: replica.replica.may_refuse_publishers(self._cluster.clock.now_ns),
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )

@@ -26,7 +26,7 @@ from liftpy.replica.effect_handler import acts_of
 from liftpy.replica.quiet import QuietFetch
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
-from liftpy.testing.clock import MS, Timer
+from liftpy.testing.clock import MS, SimTimer
 from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer
 from liftpy.testing.network import NO_RESPONDERS, Reply
 from liftpy.testing.sim_ingest import SimIngest
@@ -66,7 +66,7 @@ class SimReplica:
         self.reads = Reads[Reply](self.key, self.node_id, source, self, cluster.counters)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
-        self._timers: dict[ev.Deadline, Timer] = {}
+        self._timers: dict[ev.Deadline, SimTimer] = {}
         self._tokens: dict[int, Any] = {}
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
@@ -122,7 +122,7 @@ class SimReplica:
         if self.replica.held_bytes:
             cluster.counters["publishes held"] += 1
 
-    def later(self, delay_ns: int, callback: Callable[[], None]) -> Timer:
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
         """In this process, when it runs."""
         return self.cluster.clock.after(delay_ns, lambda: self.process.run(callback))
 
@@ -193,19 +193,19 @@ class SimReplica:
         self.feed(ev.LogFlushed(end_offset, took_ns))
         self._start_flush()
 
-    def truncate_log(self, effect: do.TruncateLog) -> None:
-        self._cut(lambda: self.log.truncate_after(effect.end_offset - 1))
+    def cut_log(self, effect: do.CutLog) -> None:
+        self._cut(lambda: self.log.cut_after(effect.end_offset - 1))
         self.cluster.counters["truncation"] += 1
 
-    def reset_log(self, effect: do.ResetLog) -> None:
-        self._cut(lambda: self.log.reset(effect.start_offset))
+    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+        self._cut(lambda: self.log.start_afresh(effect.start_offset))
         self.cluster.counters["fresh start"] += 1
 
     def _cut(self, cut: Callable[[], Any]) -> None:
         if not self._stored(cut):
             return
         self.cluster.checkers.cut(self)
-        self.feed(ev.LogTruncated(self.log.log_end_offset))
+        self.feed(ev.LogCut(self.log.log_end_offset))
         self._start_flush()
 
     def drop_prefix(self, log_start_offset: int) -> None:
@@ -340,7 +340,7 @@ class SimReplica:
             diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
             self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
             self.feed(
-                ev.EpochOffsetAnswered(
+                ev.EpochQueryAnswered(
                     request_id, answer.leader_epoch, answer.last_offset, answer.current_epoch, answer.log_start_offset
                 )
             )
@@ -387,7 +387,7 @@ class SimReplica:
 
     def _epoch_query_received(self, request: EpochRequest, reply: Reply) -> None:
         token = self._keep((request, reply))
-        self.feed(ev.EpochOffsetReceived(token, request.replica, request.asked_epoch, request.current_epoch, request.uid))
+        self.feed(ev.EpochQueryReceived(token, request.replica, request.asked_epoch, request.current_epoch, request.uid))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)

@@ -24,7 +24,7 @@ RESPONSES_EXPIRE_S = 30
 _MAX_LISTED_PARTITIONS = 64
 
 
-class Role(Enum):
+class AccessRole(Enum):
     """What a NATS user is for."""
 
     PUBLISHER = "publisher"
@@ -43,34 +43,36 @@ class Use:
 
     built_by: str
     pattern: str
-    publish: frozenset[Role]
-    subscribe: frozenset[Role]
+    publish: frozenset[AccessRole]
+    subscribe: frozenset[AccessRole]
 
 
-def _use(built_by: str, pattern: str, publish: tuple[Role, ...], subscribe: tuple[Role, ...] = (Role.NODE,)) -> Use:
+def _use(
+    built_by: str, pattern: str, publish: tuple[AccessRole, ...], subscribe: tuple[AccessRole, ...] = (AccessRole.NODE,)
+) -> Use:
     return Use(built_by, pattern, frozenset(publish), frozenset(subscribe))
 
 
-_READERS = (Role.READER, Role.SERVICE)
-_APPLICATIONS = (Role.PUBLISHER, Role.READER, Role.OPERATOR, Role.STATUS, Role.SERVICE)
+_READERS = (AccessRole.READER, AccessRole.SERVICE)
+_APPLICATIONS = (AccessRole.PUBLISHER, AccessRole.READER, AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE)
 USES = (
-    _use("replicate", "{ns}.{stream}.*.replicate", (Role.NODE,)),
-    _use("offset", "{ns}.{stream}.*.offset", (Role.NODE,)),
+    _use("replicate", "{ns}.{stream}.*.replicate", (AccessRole.NODE,)),
+    _use("offset", "{ns}.{stream}.*.offset", (AccessRole.NODE,)),
     _use("read", "{ns}.{stream}.*.read", _READERS),
     _use("read_from", "{ns}.{stream}.*.read.*", _READERS),
-    _use("notify", "{ns}.notify.*", (Role.NODE,)),
-    _use("info", "{ns}.info", (Role.READER, Role.OPERATOR, Role.STATUS, Role.SERVICE)),
-    _use("control_admin", "{ns}.control.admin{principal}", (Role.OPERATOR,)),
-    _use("control_node", "{ns}.control.node.*", (Role.NODE,)),
-    _use("raft", "{ns}.raft.*.*", (Role.NODE,)),
-    _use("feed", "{ns}.feed", (Role.NODE,)),
-    _use("feed_snapshot", "{ns}.feed.snapshot", (Role.NODE,)),
-    _use("inbox", "{ns}.inbox.*.>", (Role.NODE,)),
-    _use("status", "{ns}.status.*", (Role.OPERATOR, Role.STATUS, Role.NODE)),
-    _use("service", "{ns}.service.*", (Role.SERVICE,)),
-    _use("data_subject", "{data}", (Role.PUBLISHER, Role.SERVICE)),
-    _use("", SERVER_CONNECTIONS, (Role.NODE,), ()),
-    _use("", "{inbox}.>", (Role.NODE,), _APPLICATIONS),
+    _use("notify", "{ns}.notify.*", (AccessRole.NODE,)),
+    _use("info", "{ns}.info", (AccessRole.READER, AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE)),
+    _use("control_admin", "{ns}.control.admin{principal}", (AccessRole.OPERATOR,)),
+    _use("control_node", "{ns}.control.node.*", (AccessRole.NODE,)),
+    _use("raft", "{ns}.raft.*.*", (AccessRole.NODE,)),
+    _use("feed", "{ns}.feed", (AccessRole.NODE,)),
+    _use("feed_snapshot", "{ns}.feed.snapshot", (AccessRole.NODE,)),
+    _use("inbox", "{ns}.inbox.*.>", (AccessRole.NODE,)),
+    _use("status", "{ns}.status.*", (AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.NODE)),
+    _use("service", "{ns}.service.*", (AccessRole.SERVICE,)),
+    _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
+    _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
+    _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
 )
 
 
@@ -95,11 +97,11 @@ class Rights:
     responses: tuple[int, int] | None = None
 
 
-def rights_of(role: Role, scope: Scope) -> Rights:
+def rights_of(role: AccessRole, scope: Scope) -> Rights:
     """What NATS has to allow a user of that role, and nothing else."""
     publish = _subjects(scope, [use for use in USES if role in use.publish])
     subscribe = _subjects(scope, [use for use in USES if role in use.subscribe])
-    if role is not Role.NODE:
+    if role is not AccessRole.NODE:
         return Rights(publish, subscribe)
     everything = f"{scope.namespace}.>"
     own = f"{scope.namespace}."

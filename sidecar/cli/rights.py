@@ -7,14 +7,14 @@ import click
 from liftpy.client import Client
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name, check_publisher_subject
-from liftpy.wire.rights import Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from sidecar.cli.options import connection_options
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
 
 @click.command()
-@click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the user is for.")
+@click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="What the user is for.")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Of these streams only; may be given several times.")
 @click.option(
     "--subject",
@@ -32,16 +32,16 @@ def rights(role: str, streams: tuple[str, ...], subjects: tuple[str, ...], form:
     With --inbox-prefix the user is answered under inboxes of its own (its client needs the same option), with --principal an
     operator's changes carry its name. Only a publisher's --stream without --subject asks the cluster.
     """
-    wanted = Role(role)
+    wanted = AccessRole(role)
     for name in streams:
         check_name(name, "stream")
     for subject in subjects:
         check_publisher_subject(subject)
-    if wanted is Role.PUBLISHER and not subjects:
+    if wanted is AccessRole.PUBLISHER and not subjects:
         if not streams:
             raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
-    if wanted is Role.NODE and not subjects:
+    if wanted is AccessRole.NODE and not subjects:
         subjects = (">",)
     scope = Scope(
         target.namespace, streams, subjects, target.credentials.inbox_prefix or "_INBOX", target.credentials.principal

@@ -39,7 +39,7 @@ _MAX_WAITING_BYTES = 16 << 20
 
 
 class ControlDesk:
-    """``may_answer``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
+    """``is_inbox``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
     controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say without a leader, None where nothing.
     """
 
@@ -47,7 +47,7 @@ class ControlDesk:
         self,
         connection: Client,
         subjects: Subjects,
-        may_answer: Callable[[bytes], bool],
+        is_inbox: Callable[[bytes], bool],
         leads: Callable[[], bool],
         decide: DecideHere,
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
@@ -56,7 +56,7 @@ class ControlDesk:
         self._connection = connection
         self._subjects = subjects
         self._node_inboxes = InboxRule((subjects.inboxes(),))
-        self._may_answer = may_answer
+        self._is_inbox = is_inbox
         self._leads = leads
         self._decide = decide
         self._alone = alone
@@ -114,7 +114,7 @@ class ControlDesk:
         """Nobody is answered where somebody else listens: a node under its own inboxes, all others under those of applications."""
         if door is Door.NODE:
             return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
-        return self._may_answer(reply)
+        return self._is_inbox(reply)
 
     def _refusal(self, door: Door, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
         """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not

@@ -1,4 +1,4 @@
-"""Group: what the rest of the sidecar needs of the metadata group, whether this node is a member or follows the feed."""
+"""MetadataGroup: what the rest of the sidecar needs of the metadata group, whether this node is a member or follows the feed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Watcher = Callable[[ClusterImage, ClusterImage], None]
 """Called with the image before and after a change, on the loop's thread; must not raise and not block."""
 
 
-class Group(Protocol):
+class MetadataGroup(Protocol):
     """The metadata group as seen from this node."""
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar import clock
-from sidecar.metadata.group import Group
+from sidecar.metadata.group import MetadataGroup
 
 Answered = Callable[[int, pb.ControlResponse], None]
 """(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
@@ -23,7 +23,13 @@ class Heartbeats:
     """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this."""
 
     def __init__(
-        self, group: Group, heartbeat: pb.Heartbeat, every_s: float, timeout_s: float, session_s: float, answered: Answered
+        self,
+        group: MetadataGroup,
+        heartbeat: pb.Heartbeat,
+        every_s: float,
+        timeout_s: float,
+        session_s: float,
+        answered: Answered,
     ) -> None:
         self._group = group
         self._heartbeat = heartbeat

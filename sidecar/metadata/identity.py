@@ -40,7 +40,7 @@ def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
 
 
-class Identity:
+class NodeFile:
     """The ``node`` file and the marker, over a locked data folder."""
 
     def __init__(self, folder: DataFolder, node_id: str) -> None:

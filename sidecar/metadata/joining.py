@@ -21,7 +21,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar.bus.rights import RightsWatch
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.group import Group
+from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.opening import MemberFolder
 from sidecar.settings import NodeSettings
@@ -58,7 +58,7 @@ class GroupLink:
         self._connection = StrictConnection(counters)
         self._group: RaftMember | FeedSubscriber | None = None
 
-    async def open(self, fatal: Callable[[Exception], None]) -> Group:
+    async def open(self, fatal: Callable[[Exception], None]) -> MetadataGroup:
         """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
         await self._connect()
         settings = self._settings

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.group import Group, Watcher
+from sidecar.metadata.group import MetadataGroup, Watcher
 from sidecar.metadata.joining import GroupLink
 from sidecar.tasks import elsewhere, fatal_on
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class GroupThread:
-    """Satisfies ``Group`` on the loop that makes it (the node's). ``make_link`` is called in the thread."""
+    """Satisfies ``MetadataGroup`` on the loop that makes it (the node's). ``make_link`` is called in the thread."""
 
     def __init__(self, make_link: Callable[[], GroupLink]) -> None:
         self._make_link = make_link
@@ -41,7 +41,7 @@ class GroupThread:
         """The group's own loop."""
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
         self._link: GroupLink | None = None
-        self._inner: Group | None = None
+        self._inner: MetadataGroup | None = None
         self._watchers: list[Watcher] = []
         self._newest = ClusterImage()
         """As the group has it; written in the thread."""
@@ -107,9 +107,9 @@ class GroupThread:
             for watcher in self._watchers:
                 watcher(before, self._shown)
 
-    # ---- Group -----------------------------------------------------------------------------------------------------------
+    # ---- MetadataGroup -----------------------------------------------------------------------------------------------------------
     @property
-    def inner(self) -> Group:
+    def inner(self) -> MetadataGroup:
         """The group itself, for work on its own loop."""
         assert self._inner is not None
         return self._inner
@@ -126,12 +126,12 @@ class GroupThread:
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``Group``."""
+        """As ``MetadataGroup``."""
         return _read(lambda: self.inner.counters, {})
 
     @property
     def held(self) -> dict[str, int]:
-        """As ``Group``."""
+        """As ``MetadataGroup``."""
         return _read(lambda: self.inner.held, {})
 
     def watch(self, callback: Watcher) -> None:
@@ -139,18 +139,18 @@ class GroupThread:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """As ``Group``."""
+        """As ``MetadataGroup``."""
         self.loop.call_soon_threadsafe(self.inner.distrust)
 
     async def start(self) -> None:
         """``open`` has done it."""
 
     def retire(self) -> None:
-        """As ``Group``: a mark that the group's next tick looks at."""
+        """As ``MetadataGroup``: a mark that the group's next tick looks at."""
         self.inner.retire()
 
     async def hand_over(self) -> None:
-        """As ``Group``."""
+        """As ``MetadataGroup``."""
         await self.there(self.inner.hand_over())
 
     async def stop(self) -> None:
@@ -158,11 +158,11 @@ class GroupThread:
         await self.close()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """As ``Group``; the request belongs to the group until it is answered."""
+        """As ``MetadataGroup``; the request belongs to the group until it is answered."""
         return await self.there(self.inner.propose(request, timeout_s))
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """As ``Group``, and the watchers have seen what it holds."""
+        """As ``MetadataGroup``, and the watchers have seen what it holds."""
         done = await self.there(self.inner.barrier(timeout_s))
         self._show()
         return done
@@ -172,7 +172,7 @@ class GroupThread:
         return _read(self.inner.status, [])
 
     def ticks(self) -> dict[str, float]:
-        """As ``Group``."""
+        """As ``MetadataGroup``."""
         return _read(self.inner.ticks, {})
 
 

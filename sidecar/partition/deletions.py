@@ -8,7 +8,7 @@ import time
 
 from liftpy.cluster.deletion import may_go, question
 from liftpy.ids import PartitionKey
-from sidecar.metadata.group import Group
+from sidecar.metadata.group import MetadataGroup
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -22,7 +22,7 @@ _REMEMBERED = 10_000
 class Deletions:
     """``decides``: the node is a controller, whose image is what was committed; it need not ask."""
 
-    def __init__(self, group: Group, node_id: str, *, decides: bool) -> None:
+    def __init__(self, group: MetadataGroup, node_id: str, *, decides: bool) -> None:
         self._group = group
         self._node_id = node_id
         self._decides = decides

@@ -36,11 +36,11 @@ Step = tuple[int, Event, list[Effect]]
 """(monotonic ns, what came, what was to be done)."""
 
 
-_drivers: WeakSet[Driver] = WeakSet()
+_drivers: WeakSet[ReplicaDriver] = WeakSet()
 """Of this process: who shares ALL_STORY_STEPS."""
 
 
-class Driver:
+class ReplicaDriver:
     """One replica and its queue of events. ``fatal`` stops the process."""
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:

@@ -30,7 +30,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects
-from sidecar.partition.replication import FetchClient, ReplicationService
+from sidecar.partition.replication import FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.timers import Timer, Timers
 
@@ -51,7 +51,7 @@ class Tools:
     timers: Timers
     ingest: Ingest
     acks: PendingAcks
-    service: ReplicationService
+    replication: ReplicationDesk
     fetches: FetchClient
     notifications: Notifications
     quiet: QuietTalk
@@ -123,13 +123,13 @@ class Executor:
         self._t.fetches.fetched.pop(effect.token, None)
         self._t.counters[f"dropped answer: {effect.why}"] += 1
 
-    def truncate_log(self, effect: do.TruncateLog) -> None:
+    def cut_log(self, effect: do.CutLog) -> None:
         logger.info("%s: cut to log end %d", self._t.key, effect.end_offset)
-        self._cut(lambda: self._t.log.truncate_to(effect.end_offset))
+        self._cut(lambda: self._t.log.cut_to(effect.end_offset))
 
-    def reset_log(self, effect: do.ResetLog) -> None:
+    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
-        self._cut(lambda: self._t.log.reset(effect.start_offset))
+        self._cut(lambda: self._t.log.start_afresh(effect.start_offset))
 
     def _cut(self, cut: Callable[[], object]) -> None:
         try:
@@ -138,7 +138,7 @@ class Executor:
         except StorageError as error:
             self.failed(error)
             return
-        self._t.feed(events.LogTruncated(self._t.log.log_end_offset))
+        self._t.feed(events.LogCut(self._t.log.log_end_offset))
         self._t.flusher.appended()  # what the cut left may not have been flushed yet
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
@@ -185,19 +185,19 @@ class Executor:
         self._t.fetches.send_epoch_query(effect)
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
-        self._t.service.send_response(effect, self._t.log, self._t.high_watermark())
+        self._t.replication.send_response(effect, self._t.log, self._t.high_watermark())
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
-        self._t.service.answer_waiter(effect, self._t.log, self._t.high_watermark())
+        self._t.replication.answer_waiter(effect, self._t.log, self._t.high_watermark())
 
     def tell_waiter(self, effect: do.TellWaiter) -> None:
-        self._t.service.tell_waiter(effect, self._t.high_watermark())
+        self._t.replication.tell_waiter(effect, self._t.high_watermark())
 
     def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
-        self._t.service.send_refusal(effect)
+        self._t.replication.send_refusal(effect)
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        self._t.service.send_epoch_answer(effect)
+        self._t.replication.send_epoch_answer(effect)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self._t.notifications.wake(self._t.key, effect)
@@ -238,14 +238,14 @@ class Executor:
         self._t.services.replay(effect.end_offset)
 
     def start_serving(self, _: do.StartServing) -> None:
-        self._t.service.start()
+        self._t.replication.start()
 
     def open_subject(self, _: do.OpenSubject) -> None:
         self._t.ingest.start()
 
     def close_subject(self, _: do.CloseSubject) -> None:
         self._t.ingest.stop()
-        self._t.service.stop()
+        self._t.replication.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
         feed, reached = self._t.feed, _REACHED[kind._name_]

@@ -17,7 +17,7 @@ from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.ending import end_tasks
-from sidecar.metadata.group import Group
+from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.chatter import CHATTER
 from sidecar.tasks import spawn
 
@@ -31,7 +31,7 @@ _GATHER_S = 0.002
 class Proposals:
     """All of a node's partitions propose through here. ``incarnation``: of this node."""
 
-    def __init__(self, group: Group, node_id: str, incarnation: int) -> None:
+    def __init__(self, group: MetadataGroup, node_id: str, incarnation: int) -> None:
         self._group = group
         self._node_id = node_id
         self._incarnation = incarnation

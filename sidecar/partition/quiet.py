@@ -16,7 +16,7 @@ from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
-from liftpy.replica.quiet import MAX_PER_QUESTION, Ended, Question, QuietFetch, QuietFetches
+from liftpy.replica.quiet import MAX_PER_QUESTION, Ended, QuietFetch, QuietFetches, WaitQuestion
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.header_block import is_status
@@ -34,7 +34,7 @@ Deliver = Callable[[str, int, str, events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class QuietAsker:
     """Who asks: this node, as the process that it is now."""
 
     node_id: str
@@ -48,7 +48,7 @@ class QuietTalk:
         self,
         router: AnswerRouter,
         subjects: Subjects,
-        asker: Asker,
+        asker: QuietAsker,
         inboxes: InboxRule,
         config: ReplicationConfig,
         timers: Timers,
@@ -66,7 +66,7 @@ class QuietTalk:
         self._quiet = QuietFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
         """Of those that wait."""
-        self._asked: dict[int, Question] = {}
+        self._asked: dict[int, WaitQuestion] = {}
         """The last turn's."""
         self._timer = Timer(self._turn)
         self._is_ticking = False

@@ -54,7 +54,7 @@ class Asker:
     held: Held | None = None
 
 
-class ReplicationService:
+class ReplicationDesk:
     """The leader's side of one partition. Requests become events; the core's answers name them by token."""
 
     def __init__(
@@ -143,7 +143,7 @@ class ReplicationService:
         if not self._is_own(reply, request.replicaID):
             return
         self._feed(
-            events.EpochOffsetReceived(
+            events.EpochQueryReceived(
                 token=self._token(reply),
                 replica=request.replicaID,
                 asked_epoch=request.leaderEpoch,
@@ -355,7 +355,7 @@ class FetchClient:
                 return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
-                return events.EpochOffsetAnswered(
+                return events.EpochQueryAnswered(
                     request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
                 )
         raise ProtocolError(f"{kind.name} is no answer to a request for replication")

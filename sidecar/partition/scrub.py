@@ -62,7 +62,7 @@ class Scrubbed(Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class ScrubProgress:
     """Where the scrub is, and what it has found; as stored. Times are wall clock, s; 0: never."""
 
     partition: str = ""
@@ -217,10 +217,10 @@ class Scrub:
             logger.warning("the scrub's progress can't be stored: %s", error)
 
 
-def _checked(said: dict[str, Any]) -> Progress:
+def _checked(said: dict[str, Any]) -> ScrubProgress:
     """ValueError or TypeError for what is no progress."""
-    progress = Progress(**said)
-    for name, default in asdict(Progress()).items():
+    progress = ScrubProgress(**said)
+    for name, default in asdict(ScrubProgress()).items():
         value = getattr(progress, name)
         if isinstance(default, int):
             whole_number(value, -1, 1 << 62)
@@ -229,10 +229,10 @@ def _checked(said: dict[str, Any]) -> Progress:
     return progress
 
 
-def _load(path: Path) -> Progress:
+def _load(path: Path) -> ScrubProgress:
     """The stored progress; from the start where there is none that can be read."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
-        return _checked(load_json(body)) if body is not None else Progress()
+        return _checked(load_json(body)) if body is not None else ScrubProgress()
     except (OSError, ValueError, TypeError, LiftError):
-        return Progress()
+        return ScrubProgress()

@@ -58,7 +58,7 @@ class Partitions:
         self._live: dict[str, int] = {}
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
-        self._changed = Slices(self._reconcile)
+        self._changed = Slices(self._follow_image)
         """The image has changed, and the worker has not been told yet."""
         self._leases = Slices(self._extend)
         """Leaderships whose lease may be extended."""
@@ -155,7 +155,7 @@ class Partitions:
             return None
         return found
 
-    def _reconcile(self, key: PartitionKey) -> None:
+    def _follow_image(self, key: PartitionKey) -> None:
         if self._stopping:
             return  # ``stop`` ends whatever there is
         if key in self._busy:

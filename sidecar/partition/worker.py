@@ -40,17 +40,17 @@ from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.metadata.identity import Identity
+from sidecar.metadata.identity import NodeFile
 from sidecar.partition.chatter import CHATTER
 from sidecar.partition.deletions import Deletions
-from sidecar.partition.driver import Driver
+from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.recovery import RecoveredLogs
-from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationService
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
@@ -91,7 +91,7 @@ class NodeTools:
     """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
     folder: DataFolder
     deletions: Deletions
-    identity: Identity
+    identity: NodeFile
     recovered: RecoveredLogs
 
 
@@ -117,7 +117,7 @@ class PartitionWorker:
         )
         own_subject = data_subject(subject, key.partition)
         node_id = node.settings.node_id
-        self._driver = Driver(key, self.replica, node.fatal)
+        self._driver = ReplicaDriver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
         """Give the replica an event."""
         self.acks = PendingAcks(node.links.ingest, key, own_subject)
@@ -142,11 +142,11 @@ class PartitionWorker:
             self.feed,
             wall_ns=time.time_ns,
             log_end_offset=lambda: self.log.log_end_offset,
-            may_answer=lambda: self.replica.may_answer_publishers(clock.now_ns()),
+            may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
         )
-        self.service = ReplicationService(
+        self.replication = ReplicationDesk(
             node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
@@ -180,7 +180,7 @@ class PartitionWorker:
             timers=node.timers,
             ingest=self.ingest,
             acks=self.acks,
-            service=self.service,
+            replication=self.replication,
             fetches=self.fetches,
             notifications=node.notifications,
             quiet=node.quiet,
@@ -305,7 +305,7 @@ class PartitionWorker:
         self.feed(events.StopRequested())
         self._driver.stop()
         self.ingest.stop()
-        self.service.stop()
+        self.replication.stop()
         self.acks.drop()
         self.reads.close()
         self.fetches.close()

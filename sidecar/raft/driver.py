@@ -50,7 +50,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     journal.sync()
 
 
-class Driver:
+class GroupDriver:
     """Owns the library's node. ``send(receiver, frame)`` puts a frame on the bus; ``ticked`` is called after each tick."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Lineage: whose memory a raft folder holds, and by which process each other member knows it [S15, M2, M4].
+"""FolderLineage: whose memory a raft folder holds, and by which process each other member knows it [S15, M2, M4].
 
 Goal: a folder that was put back from an older copy has forgotten votes and entries that it acknowledged; nobody may count on it before
 it has caught up. Constraint: the copy is like the original in all that it holds, its ``member`` marker included.
@@ -41,7 +41,7 @@ _TAIL = struct.Struct("<QQB")
 _NONCE = struct.Struct("<Q")
 
 
-class Lineage:
+class FolderLineage:
     """Of one raft folder, from the start of a process on. ``draw`` gives a random 63-bit number; ``majority``: members that are one."""
 
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:

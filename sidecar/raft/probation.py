@@ -22,7 +22,7 @@ from pathlib import Path
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import RaftCore
-from sidecar.raft.lineage import Lineage
+from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.sessions import Peer
 
 logger = logging.getLogger("liftpy.raft")
@@ -67,7 +67,7 @@ class Probation:
         self, folder: Path, members: tuple[str, ...], *, majority: bool = False, draw: Callable[[], int] = _draw
     ) -> None:
         self._marker = folder / MARKER
-        self.lineage = Lineage(folder, draw, len(members) // 2 + 1)
+        self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
         self._alone = len(members) == 1
         self._majority = majority
         self._core: RaftCore | None = None
@@ -90,7 +90,7 @@ class Probation:
         core.on_probation = not self.over
 
     def heard(self, peer_id: str, tail: bytes) -> bool:
-        """A peer's hello: whether it is believed. It may tell that the own folder went back: ``Lineage.heard``."""
+        """A peer's hello: whether it is believed. It may tell that the own folder went back: ``FolderLineage.heard``."""
         trusted = self.lineage.heard(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
             assert self._core is not None

@@ -1,4 +1,4 @@
-"""Sessions between members over an unreliable bus: what PySyncObj sees is FIFO, without duplicates or gaps.
+"""PeerSessions between members over an unreliable bus: what PySyncObj sees is FIFO, without duplicates or gaps.
 
 Each side draws a random epoch per peer; a hello carries the own epoch and the peer's as known. Once both sides name each
 other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
@@ -84,7 +84,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Sessions:
+class PeerSessions:
     """The sessions of one member with all its peers.
 
     ``deliver(node_id, body, term)`` returns False to end the session; ``changed(node_id, up)`` follows every change;

@@ -1,4 +1,4 @@
-"""The library's transport on top of ``Sessions``: messages through the strict codec, in and out, hardened on the way in.
+"""The library's transport on top of ``PeerSessions``: messages through the strict codec, in and out, hardened on the way in.
 
 It also knows what a leader's leases rest on. An answer confirms the leadership at the moment at which the append that it answers was
 SENT: the follower echoes the leader's time stamp. From then on for VOTE_AGAIN_S that follower votes for nobody else, so that no other
@@ -20,7 +20,7 @@ from sidecar.raft.codec import Message
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, Transport
 from sidecar.raft.probation import Probation
-from sidecar.raft.sessions import Sessions
+from sidecar.raft.sessions import PeerSessions
 
 logger = logging.getLogger("liftpy.raft")
 
@@ -46,7 +46,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         super().__init__(None, None, [])
         self._clock = clock
         peers = tuple(i for i in members if i != node_id)
-        self.sessions = Sessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
+        self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer as it last said to this leader; for the status."""
         self._stamp = stamp

@@ -21,7 +21,7 @@ from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
 from sidecar.disk.flush_times import FlushTimes
-from sidecar.metadata.group import Group
+from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.set import Partitions
 from sidecar.partition.worker import PartitionWorker
@@ -37,7 +37,7 @@ class Reporter:
         self,
         settings: NodeSettings,
         incarnation: int,
-        group: Group,
+        group: MetadataGroup,
         links: Links,
         partitions: Partitions,
         counters: Any,

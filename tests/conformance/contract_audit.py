@@ -119,7 +119,7 @@ class Audit:
         match event:
             case ev.LogFlushed():
                 self._check("3", self._on_disk_through(event.end_offset - 1), event, "is not on the disk")
-            case ev.LogTruncated():
+            case ev.LogCut():
                 self._check("5", self._is_cut_to(event.end_offset), event, "is not on the disk")
             case ev.LeaderEpochPersisted():
                 stored = decode_checkpoint(self._storage().crash().load(CHECKPOINT_NAME))

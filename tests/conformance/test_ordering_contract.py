@@ -27,10 +27,10 @@ from liftpy.testing.run import run_plan
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire import frames
 from sidecar import clock
-from sidecar.partition.driver import Driver
+from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
-from sidecar.partition.replication import ReplicationService
+from sidecar.partition.replication import ReplicationDesk
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers
 from tests.scripts.stage import Stage
@@ -103,11 +103,11 @@ async def test_the_asyncio_shell_keeps_it() -> None:
 
 
 def _steps_at_once(patch: pytest.MonkeyPatch) -> None:
-    def feed(self: Driver, event: ev.Event) -> None:
+    def feed(self: ReplicaDriver, event: ev.Event) -> None:
         for effect in self.replica.step(event, clock.now_ns()):
             self.execute(effect)
 
-    patch.setattr(Driver, "feed", feed)
+    patch.setattr(ReplicaDriver, "feed", feed)
 
 
 def _writes_later(patch: pytest.MonkeyPatch) -> None:
@@ -134,30 +134,30 @@ def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_the_log_end_as_hw(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationService._send_batches
+    real = ReplicationDesk._send_batches
 
-    def send(self: ReplicationService, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+    def send(self: ReplicationDesk, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
         real(self, effect, asker, log, log.newest_offset)
 
-    patch.setattr(ReplicationService, "_send_batches", send)
+    patch.setattr(ReplicationDesk, "_send_batches", send)
 
 
 def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicationService._send_batches
+    real = ReplicationDesk._send_batches
 
-    def send(self: ReplicationService, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
+    def send(self: ReplicationDesk, effect: Any, asker: Any, log: Log, high_watermark: int) -> None:
         before = self._counters["failed fetch reads"]
         real(self, effect, asker, log, high_watermark)
         if self._counters["failed fetch reads"] > before:
             self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark),))
 
-    patch.setattr(ReplicationService, "_send_batches", send)
+    patch.setattr(ReplicationDesk, "_send_batches", send)
 
 
 def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: Executor, act: Callable[[], object]) -> None:
         self._t.flusher._loop.call_soon(act)
-        self._t.feed(ev.LogTruncated(self._t.log.log_end_offset - 1))
+        self._t.feed(ev.LogCut(self._t.log.log_end_offset - 1))
 
     patch.setattr(Executor, "_cut", cut)
 
@@ -333,7 +333,7 @@ def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
 def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: SimReplica, act: Callable[[], Any]) -> None:
         self.later(0, act)
-        self.feed(ev.LogTruncated(self.log.log_end_offset - 1))
+        self.feed(ev.LogCut(self.log.log_end_offset - 1))
 
     patch.setattr(SimReplica, "_cut", cut)
 

@@ -112,8 +112,8 @@ def test_a_log_lives_through_all_it_can_do(storage: Storage) -> None:
     assert not report.must_leave_isr
     assert content(log) == expected
     assert log.high_watermark == 100
-    assert log.truncate_after(110) == 111
-    assert log.truncate_after(104) == 105
+    assert log.cut_after(110) == 111
+    assert log.cut_after(104) == 105
     log.append(batch(105, epoch=2))
     log.flush()
     log.drop_prefix(50)
@@ -121,7 +121,7 @@ def test_a_log_lives_through_all_it_can_do(storage: Storage) -> None:
     log.close()
     log, _ = Log.open(storage, CONFIG)
     assert log.epochs.entries == ((1, 48), (2, 105))
-    log.reset(1000)
+    log.start_afresh(1000)
     assert content(log) == []
     log.close()
     assert Log.open(storage, CONFIG)[0].log_end_offset == 1000

@@ -29,7 +29,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import PartitionWorker
@@ -156,7 +156,9 @@ class WorkerNode:
         counters: Counter[str] = Counter()
         inboxes = InboxRule((subjects.inboxes(),))
         router = AnswerRouter(bus)
-        quiet = QuietTalk(router, subjects, Asker(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters)
+        quiet = QuietTalk(
+            router, subjects, QuietAsker(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
+        )
         notifications = Notifications(
             bus,
             subjects,

@@ -18,7 +18,7 @@ from liftpy.service import snapshot as service_snapshot
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
 from sidecar.raft.journal import GroupJournal
-from sidecar.raft.lineage import Lineage
+from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from sidecar.settings import load_node_settings
 from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
@@ -77,7 +77,7 @@ def _journal_samples() -> list[bytes]:
 
 def _lineage(data: bytes) -> Any:
     (FOLDER / "lineage").write_bytes(data)
-    found = Lineage(FOLDER, lambda: 6)
+    found = FolderLineage(FOLDER, lambda: 6)
     numbers = (*found.earlier, *found.missed, *found.known.values(), *found._known_as.values())
     assert all(0 < number < 1 << 64 for number in numbers), "no nonce"
     return found.tail_for("n2")
@@ -95,7 +95,7 @@ def _hello(data: bytes) -> Any:
     return lineage.heard("n2", data)
 
 
-_LINEAGE = [Lineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
+_LINEAGE = [FolderLineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
 _DATA = DataFolder(FOLDER / "data")
 
 
@@ -166,7 +166,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.raft.lineage:Lineage._load",),
+            covers=("sidecar.raft.lineage:FolderLineage._load",),
         ),
         Decoder(
             "raft snapshot file",
@@ -233,7 +233,7 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "scrub file",
-            [small_files.seal_small_file(scrub._MAGIC, json.dumps(asdict(scrub.Progress())).encode())],
+            [small_files.seal_small_file(scrub._MAGIC, json.dumps(asdict(scrub.ScrubProgress())).encode())],
             _progress,
             mend=_mend_tail,
             make=lambda rng, d: _mend_tail(d[:8] + damaged_json(rng, d[8:-4]) + b"1234"),

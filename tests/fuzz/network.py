@@ -20,7 +20,7 @@ from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.wire.pieces import Piece
 from sidecar.raft import codec as raft_codec
 from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import Sessions
+from sidecar.raft.sessions import PeerSessions
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
 from tests.unit.wire import batch_fuzz
@@ -91,7 +91,7 @@ def _session_frames() -> list[bytes]:
     return [head.pack(kind, flags, 99, 77, 5, 3) + b"a, b" for kind, flags in kinds]
 
 
-_SESSIONS = [Sessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 77)]
+_SESSIONS = [PeerSessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 77)]
 _SESSIONS[0].online = True
 
 
@@ -223,7 +223,7 @@ def decoders() -> list[Decoder]:
             mended,
             covers=("sidecar.raft.sealing:unseal", "liftpy.wire.envelope:sealed_payload"),
         ),
-        Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.raft.sessions:Sessions.receive",)),
+        Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.raft.sessions:PeerSessions.receive",)),
         Decoder(
             "raft message",
             raft,

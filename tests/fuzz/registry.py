@@ -21,7 +21,7 @@ ELSEWHERE = {
     "liftpy.client.transport:Transport.parse_errors": "counts",
     "liftpy.client.client:Client._status_page": "JSON for people, of any form",
     "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
-    "liftpy.testing.group:Group.apply": "a simulator's",
+    "liftpy.testing.group:SimGroup.apply": "a simulator's",
     "liftpy.testing.messages:AckFrame.decoded": "a simulator's",
     "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",
     "liftpy.wire.batch:reach": "of a batch that was parsed",

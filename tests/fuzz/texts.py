@@ -13,7 +13,7 @@ from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec
 from liftpy.spark.options import SourceOptions
 from sidecar.bus import backlog
-from sidecar.status import service as status_service
+from sidecar.status import desk as status_desk
 from tests.fuzz.decoder import Decoder, damaged_json
 
 
@@ -74,9 +74,9 @@ def decoders() -> list[Decoder]:
         Decoder(
             "status question",
             _STATUS_ASKED,
-            status_service._asked_after,
+            status_desk._asked_after,
             make=damaged_json,
-            covers=("sidecar.status.service:_asked_after",),
+            covers=("sidecar.status.desk:_asked_after",),
         ),
         Decoder(
             "server's word on connections",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from liftpy.client import Credentials
-from liftpy.wire.rights import Role, Scope, as_nats_conf, rights_of
+from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
 
 NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
 SCOPES = {
-    Role.NODE: Scope(NS, data_subjects=("shop.>",)),
-    Role.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
-    Role.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
-    Role.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
-    Role.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
-    Role.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
+    AccessRole.NODE: Scope(NS, data_subjects=("shop.>",)),
+    AccessRole.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
+    AccessRole.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
+    AccessRole.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
+    AccessRole.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
+    AccessRole.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
 }
 
 
@@ -21,7 +21,7 @@ def configuration() -> str:
     return "authorization: { users: [\n" + "\n".join(users) + "\n] }\n"
 
 
-def credentials(role: Role) -> Credentials:
+def credentials(role: AccessRole) -> Credentials:
     scope = SCOPES[role]
     return Credentials(
         user=role.value, password=f"{role.value}-secret", inbox_prefix=scope.inbox_prefix, principal=scope.principal

@@ -22,7 +22,7 @@ from liftpy.client import Client, connect
 from liftpy.client.parser import watch_denials
 from liftpy.client.transport import open_connection
 from liftpy.errors import NotAllowedError
-from liftpy.wire.rights import USES, Role, as_nats_conf, rights_of
+from liftpy.wire.rights import USES, AccessRole, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 from tests.examples.echo import TIMES
@@ -41,16 +41,16 @@ def cluster() -> Iterator[DevCluster]:
 
 
 async def make_streams(cluster: DevCluster) -> None:
-    async with await as_role(cluster, Role.OPERATOR) as operator:
+    async with await as_role(cluster, AccessRole.OPERATOR) as operator:
         await operator.create_stream(STREAM, SUBJECT, ready_s=0)
         await operator.create_stream("out", OUT, ready_s=0)
 
 
-async def as_role(cluster: DevCluster, role: Role) -> Client:
+async def as_role(cluster: DevCluster, role: AccessRole) -> Client:
     return await connect(cluster.nats_url, NS, credentials=credentials(role))
 
 
-def liftpy(cluster: DevCluster, role: Role, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
     scope = SCOPES[role]
     flags = ["--nats", cluster.nats_url, "--namespace", NS, "--user", role.value, "--inbox-prefix", scope.inbox_prefix]
     flags += ["--principal", scope.principal] if scope.principal else []
@@ -80,17 +80,17 @@ async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Pa
             except nats.errors.NoRespondersError:
                 await asyncio.sleep(0.05)
         assert (answer["stream"], answer["seq"]) == (STREAM, 1)
-        async with await as_role(cluster, Role.PUBLISHER) as client, await client.publisher(STREAM, subject=SUBJECT) as p:
+        async with await as_role(cluster, AccessRole.PUBLISHER) as client, await client.publisher(STREAM, subject=SUBJECT) as p:
             ack = await p.publish(b"ours")
             assert ack is not None
             assert ack.offset == 1
-        async with await as_role(cluster, Role.READER) as reader:
+        async with await as_role(cluster, AccessRole.READER) as reader:
             values = [record.value async for record in reader.consume(STREAM, until="end")]
             assert values == [b"plain", b"ours"]
             assert (await reader.bounds(STREAM)).end_offset == 2
             assert (await reader.stream(STREAM)).subject == SUBJECT
         await _a_service_works(cluster, tmp_path)
-        async with await as_role(cluster, Role.STATUS) as status:
+        async with await as_role(cluster, AccessRole.STATUS) as status:
             for node in cluster.nodes:
                 report = await status.node_status(node)
                 assert "refused by NATS's rights" not in report["counters"], "a node was denied something"
@@ -103,9 +103,9 @@ async def test_everybody_can_do_what_it_is_for(cluster: DevCluster, tmp_path: Pa
 
 async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
     """As its users start it."""
-    async with await as_role(cluster, Role.OPERATOR) as operator:
+    async with await as_role(cluster, AccessRole.OPERATOR) as operator:
         leader = (await operator.stream(STREAM)).partitions[0].leader
-    scope = SCOPES[Role.SERVICE]
+    scope = SCOPES[AccessRole.SERVICE]
     process = start_service(
         "tests.examples.echo:Echo",
         stream=STREAM,
@@ -118,7 +118,7 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
         environment={"LIFTPY_PASSWORD": "service-secret"},
     )
     try:
-        async with await connect(cluster.nats_url, NS, credentials=credentials(Role.SERVICE)) as reader:
+        async with await connect(cluster.nats_url, NS, credentials=credentials(AccessRole.SERVICE)) as reader:
             said = [record.value async for record in reader.consume("out", until=2 * TIMES - 1)]
         assert said == [b"%d of record %d" % (number, record) for record in range(2) for number in range(TIMES)]
     finally:
@@ -128,29 +128,29 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
 
 
 def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
-    made = liftpy(cluster, Role.OPERATOR, "stream", "create", "more", "--subject", "shop.more")
+    made = liftpy(cluster, AccessRole.OPERATOR, "stream", "create", "more", "--subject", "shop.more")
     assert made.returncode == 0, made.stderr
-    shown = liftpy(cluster, Role.STATUS, "status", "--json")
+    shown = liftpy(cluster, AccessRole.STATUS, "status", "--json")
     assert shown.returncode == 0, shown.stderr
     assert all(node["answers"] for node in json.loads(shown.stdout)["nodes"])
-    read = liftpy(cluster, Role.READER, "consume", STREAM, "--until", "end", "--json")
+    read = liftpy(cluster, AccessRole.READER, "consume", STREAM, "--until", "end", "--json")
     assert read.returncode == 0, read.stderr
-    assert liftpy(cluster, Role.OPERATOR, "stream", "delete", "more", "--yes").returncode == 0
+    assert liftpy(cluster, AccessRole.OPERATOR, "stream", "delete", "more", "--yes").returncode == 0
 
 
 @pytest.mark.parametrize(
     ("role", "words"),
     [
-        (Role.READER, ("stream", "create", "mine", "--subject", "shop.mine")),
-        (Role.STATUS, ("stream", "delete", STREAM, "--yes")),
-        (Role.PUBLISHER, ("status",)),
-        (Role.STATUS, ("consume", STREAM, "--until", "end")),
-        (Role.READER, ("publish", STREAM)),
-        (Role.STATUS, ("partition", "transfer", STREAM)),
-        (Role.PUBLISHER, ("controllers",)),
+        (AccessRole.READER, ("stream", "create", "mine", "--subject", "shop.mine")),
+        (AccessRole.STATUS, ("stream", "delete", STREAM, "--yes")),
+        (AccessRole.PUBLISHER, ("status",)),
+        (AccessRole.STATUS, ("consume", STREAM, "--until", "end")),
+        (AccessRole.READER, ("publish", STREAM)),
+        (AccessRole.STATUS, ("partition", "transfer", STREAM)),
+        (AccessRole.PUBLISHER, ("controllers",)),
     ],
 )
-def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: Role, words: tuple[str, ...]) -> None:
+def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: AccessRole, words: tuple[str, ...]) -> None:
     done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."
@@ -158,20 +158,20 @@ def test_a_command_without_the_right_says_so_at_once(cluster: DevCluster, role: 
 
 
 async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> None:
-    async with await as_role(cluster, Role.PUBLISHER) as client, asyncio.timeout(1):
+    async with await as_role(cluster, AccessRole.PUBLISHER) as client, asyncio.timeout(1):
         for work in (client.list_streams(), client.bounds(STREAM), client.node_status("n1"), client.delete_stream(STREAM)):
             with pytest.raises(NotAllowedError, match="does not let this user"):
                 await work
         with pytest.raises(NotAllowedError):
             _ = [record async for record in client.consume(STREAM)]
-    async with await as_role(cluster, Role.READER) as client, asyncio.timeout(1):
+    async with await as_role(cluster, AccessRole.READER) as client, asyncio.timeout(1):
         with pytest.raises(NotAllowedError, match=f"publish on {SUBJECT}"):
             await client.publish(STREAM, b"x")
         with pytest.raises(NotAllowedError, match=r"publish on acme\.control\.admin"):
             await client.create_stream("mine", "shop.mine")
 
 
-def forged(role: Role) -> list[str]:
+def forged(role: AccessRole) -> list[str]:
     """A subject of every row where the role has no place, under names that are there."""
     names = {"ns": NS, "stream": STREAM, "data": "shop.other", "inbox": "_INBOX_somebody"}
     found = []
@@ -198,8 +198,8 @@ def _matches(pattern: str, subject: str) -> bool:
     return len(tokens) == len(given) and all(t in ("*", g) for t, g in zip(tokens, given, strict=True))
 
 
-@pytest.mark.parametrize("role", sorted(set(Role) - {Role.NODE}, key=lambda role: role.value))
-async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: Role) -> None:
+@pytest.mark.parametrize("role", sorted(set(AccessRole) - {AccessRole.NODE}, key=lambda role: role.value))
+async def test_what_a_role_must_not_reach_is_denied(cluster: DevCluster, role: AccessRole) -> None:
     subjects = forged(role)
     assert len(subjects) >= 15
     listened = [
@@ -231,7 +231,7 @@ async def test_a_node_publishes_nothing_in_the_names_of_applications_and_hears_n
     published = [SUBJECT, "shop.other", "other.info", "other.raft.n1.n2", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.SUBSZ"]
     listened = [">", "other.>", "_INBOX.>", "_INBOX_reader.>", "$SYS.>"]
     denied: set[tuple[bool, str]] = set()
-    connection = await open_connection(cluster.nats_url, credentials=credentials(Role.NODE))
+    connection = await open_connection(cluster.nats_url, credentials=credentials(AccessRole.NODE))
     watch_denials(connection, lambda is_publish, subject: denied.add((is_publish, subject)))
     for subject in published:
         await connection.publish(subject, b"forged")
@@ -287,7 +287,9 @@ def _dev(flags: list[str], password: str) -> tuple[str, str]:
 @pytest.mark.parametrize("lacking", ["publish", "subscribe"])
 def test_a_node_without_its_rights_ends_and_says_which(lacking: str, tmp_path: Path) -> None:
     what, instead = ("publish: { allow: [", "info") if lacking == "publish" else ("subscribe: { allow: [", "inbox.>")
-    rights = as_nats_conf(rights_of(Role.NODE, SCOPES[Role.NODE])).replace(f'{what}"acme.>"', f'{what}"acme.{instead}"')
+    rights = as_nats_conf(rights_of(AccessRole.NODE, SCOPES[AccessRole.NODE])).replace(
+        f'{what}"acme.>"', f'{what}"acme.{instead}"'
+    )
     with NatsServer(config=f"authorization: {{ users: [ {{ user: node, password: secret, {rights} }} ] }}") as server:
         done = _node(server.url, tmp_path, LIFTPY_USER="node", LIFTPY_PASSWORD="secret")
     assert done.returncode == 1, done.stderr

@@ -15,7 +15,7 @@ from roles import NS, SCOPES, STREAM, SUBJECT, credentials
 pytest.importorskip("pyspark")
 
 from liftpy.client import connect
-from liftpy.wire.rights import Role, Scope, as_nats_conf, rights_of
+from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 
@@ -37,7 +37,7 @@ class Place:
             path.write_text(f"{role.value}-secret\n")
         self.folder = folder
 
-    def options(self, role: Role) -> dict[str, str]:
+    def options(self, role: AccessRole) -> dict[str, str]:
         """What a user of that role gives Spark."""
         return {
             "nats": self.server.url,
@@ -50,12 +50,12 @@ class Place:
         }
 
     def options_by_key(self) -> dict[str, str]:
-        kept = {name: self.options(Role.READER)[name] for name in ("nats", "namespace", "stream", "patience")}
+        kept = {name: self.options(AccessRole.READER)[name] for name in ("nats", "namespace", "stream", "patience")}
         return {**kept, "nats.nkeySeed": str(self.key), "nats.inboxPrefix": BY_KEY.inbox_prefix}
 
     async def publish(self, values: list[bytes]) -> None:
         async with (
-            await connect(self.server.url, NS, credentials=credentials(Role.PUBLISHER)) as client,
+            await connect(self.server.url, NS, credentials=credentials(AccessRole.PUBLISHER)) as client,
             await client.publisher(STREAM, subject=SUBJECT) as publisher,
         ):
             for value in values:
@@ -69,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     key = nkeys.from_seed(bytearray(seed)).public_key.decode()
     given = {role: as_nats_conf(rights_of(role, scope)) for role, scope in SCOPES.items()}
     users = [f"{{ user: {role.value}, password: {role.value}-secret, {rights} }}" for role, rights in given.items()]
-    users.append(f"{{ nkey: {key}, {as_nats_conf(rights_of(Role.READER, BY_KEY))} }}")
+    users.append(f"{{ nkey: {key}, {as_nats_conf(rights_of(AccessRole.READER, BY_KEY))} }}")
     config = "authorization: { users: [\n" + "\n".join(users) + "\n] }\n"
     node = {"LIFTPY_USER": "node", "LIFTPY_PASSWORD": "node-secret"}
     with NatsServer(config=config) as server, DevCluster(3, nats_url=server.url, namespace=NS, settings=node):
@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 async def fill(place: Place) -> None:
-    async with await connect(place.server.url, NS, credentials=credentials(Role.OPERATOR)) as operator:
+    async with await connect(place.server.url, NS, credentials=credentials(AccessRole.OPERATOR)) as operator:
         await operator.create_stream(STREAM, SUBJECT, ready_s=0)
     await place.publish([b"%d" % i for i in range(2000)])
 
@@ -102,7 +102,11 @@ def stream_into(spark: Any, place: Place, name: str) -> list[tuple[int, bytes]]:
 
 
 def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_is_denied(spark: Any, place: Place) -> None:
-    frame = spark.read.format("liftpy").options(**place.options(Role.READER), columns="offset,value", minPartitions="4").load()
+    frame = (
+        spark.read.format("liftpy")
+        .options(**place.options(AccessRole.READER), columns="offset,value", minPartitions="4")
+        .load()
+    )
     rows = sorted((row["offset"], bytes(row["value"])) for row in frame.collect())
     assert rows == [(i, b"%d" % i) for i in range(2000)]
     assert stream_into(spark, place, "jobs") == rows
@@ -114,19 +118,23 @@ def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_
 @pytest.mark.parametrize(
     ("role", "changed", "text"),
     [
-        (Role.PUBLISHER, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.info"),
-        (Role.STATUS, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.orders.0.read"),
+        (AccessRole.PUBLISHER, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.info"),
+        (AccessRole.STATUS, {}, r"\[NOT_ALLOWED\] NATS does not let this user publish on acme.orders.0.read"),
         (
-            Role.READER,
+            AccessRole.READER,
             {"nats.inboxPrefix": "_INBOX"},
             r"\[NOT_ALLOWED\] NATS does not let this user (listen on|subscribe to) _INBOX",
         ),
-        (Role.READER, {"nats.user": "nobody"}, r"\[NOT_ALLOWED\] the NATS server at .* does not accept these credentials"),
-        (Role.READER, {"stream": "out"}, r"\[(NOT_FOUND|NOT_ALLOWED)\]"),
+        (
+            AccessRole.READER,
+            {"nats.user": "nobody"},
+            r"\[NOT_ALLOWED\] the NATS server at .* does not accept these credentials",
+        ),
+        (AccessRole.READER, {"stream": "out"}, r"\[(NOT_FOUND|NOT_ALLOWED)\]"),
     ],
 )
 def test_what_it_may_not_do_is_said_as_such_and_not_as_a_time_out(
-    spark: Any, place: Place, role: Role, changed: dict[str, str], text: str
+    spark: Any, place: Place, role: AccessRole, changed: dict[str, str], text: str
 ) -> None:
     began = time.monotonic()
     with pytest.raises(Exception, match=text):

@@ -1,6 +1,6 @@
 """Desk: the NATS side of one partition's leader, for scripts about what the simulated network has no layer for.
 
-The shipped ``Ingest``, ``PendingAcks``, ``ReplicationService`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
+The shipped ``Ingest``, ``PendingAcks``, ``ReplicationDesk`` and ``ReadSubjects`` over a real ``Log`` in memory; the bus is
 a list of what would be sent, and the core is a stand-in that appends at once and commits when the script says so.
 """
 
@@ -26,7 +26,7 @@ from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.partition.reads import ReadSubjects
-from sidecar.partition.replication import ReplicationService
+from sidecar.partition.replication import ReplicationDesk
 from sidecar.partition.timers import Timers
 
 SUBJECT = "shop.orders"
@@ -97,9 +97,9 @@ class FakeListener:
 
 
 class Desk:
-    """``uid``: of the stream. ``may_answer``: whether the leader's lease is current. Has to be made on an event loop."""
+    """``uid``: of the stream. ``may_refuse``: whether the leader's lease is current. Has to be made on an event loop."""
 
-    def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_answer: bool = True, **config: Any) -> None:
+    def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_refuse: bool = True, **config: Any) -> None:
         self.bus = bus or FakeBus()
         shell: Any = self.bus
         self.key = PartitionKey("orders", uid, 0)
@@ -109,14 +109,14 @@ class Desk:
         self.fetches: list[ev.FetchReceived] = []
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
-        self.may_answer = may_answer
+        self.may_refuse = may_refuse
         self.judgement = Judgement(Lineage.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
-            wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset, may_answer=lambda: self.may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset, may_refuse=lambda: self.may_refuse,
         )  # fmt: skip
-        self.replication = ReplicationService(
+        self.replication = ReplicationDesk(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )
         source: Any = _Source(self)

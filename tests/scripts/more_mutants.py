@@ -11,7 +11,7 @@ from liftpy.cluster.accusations import Accusations, Said
 from liftpy.cluster.decisions import elections, leadership
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.image import StreamImage
-from liftpy.cluster.session import Sessions
+from liftpy.cluster.session import NodeSessions
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest import columns
 from liftpy.ingest.ingest import Ingest
@@ -24,12 +24,12 @@ from liftpy.log.segment import Segment
 from liftpy.replica import commit, follower, lag, quiet, reads, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.reads import Reads
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.waiting import FailedRole, WaitingRole
@@ -208,15 +208,15 @@ def lagging_says_cut() -> Patches:
 
 
 def negative_ack_before_the_heirs_have_joined() -> Patches:
-    return [method(FetchService, "heirs_have_joined", True)]
+    return [method(FetchDesk, "heirs_have_joined", True)]
 
 
 def negative_ack_when_the_isr_has_joined() -> Patches:
-    def joined(self: FetchService) -> bool:
+    def joined(self: FetchDesk) -> bool:
         isr = self._shared.state.isr
         return all(p.position is not None for replica, p in self.followers.items() if replica in isr)
 
-    return [method(FetchService, "heirs_have_joined", property(joined))]
+    return [method(FetchDesk, "heirs_have_joined", property(joined))]
 
 
 def positions_of_the_isr_only() -> Patches:
@@ -304,16 +304,16 @@ def told_once_and_never_again() -> Patches:
 
 
 def whoever_registers_takes_the_place() -> Patches:
-    return [method(Sessions, "runs", lambda self, node_id, now_ns: False)]
+    return [method(NodeSessions, "runs", lambda self, node_id, now_ns: False)]
 
 
 def who_is_fenced_has_stopped() -> Patches:
-    real = Sessions.runs
+    real = NodeSessions.runs
 
-    def runs(self: Sessions, node_id: str, now_ns: int) -> bool:
+    def runs(self: NodeSessions, node_id: str, now_ns: int) -> bool:
         return real(self, node_id, now_ns) and not self._sessions[node_id].fenced
 
-    return [method(Sessions, "runs", runs)]
+    return [method(NodeSessions, "runs", runs)]
 
 
 def nobody_is_asked_for() -> Patches:
@@ -435,15 +435,15 @@ def failed_replica_stays() -> Patches:
 
 
 def any_quiet_fetch_is_confirmed() -> Patches:
-    def confirm(self: FetchService, event: ev.QuietFetchReceived, now_ns: int) -> bool:
+    def confirm(self: FetchDesk, event: ev.QuietFetchReceived, now_ns: int) -> bool:
         self.followers[event.replica].still_waits(now_ns)
         return True
 
-    return [method(FetchService, "still_waits", confirm)]
+    return [method(FetchDesk, "still_waits", confirm)]
 
 
 def confirmed_and_not_counted() -> Patches:
-    return [method(Progress, "still_waits", lambda self, now_ns: None)]
+    return [method(FollowerProgress, "still_waits", lambda self, now_ns: None)]
 
 
 def silent_node_is_waited_for() -> Patches:

@@ -9,7 +9,7 @@ from typing import Any
 from liftpy.config import AckPolicy
 from liftpy.replica import events as ev
 from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
-from liftpy.testing.clients import Publisher
+from liftpy.testing.clients import SimPublisher
 from liftpy.testing.clock import MS
 from liftpy.testing.cluster import STREAM, Cluster
 from liftpy.testing.messages import (
@@ -57,7 +57,7 @@ class Sent:
         return "timed out" if self.timed_out else "waiting"
 
 
-class Author(Publisher):
+class Author(SimPublisher):
     """A publisher that speaks when the script says so, and remembers every answer."""
 
     plain_every = 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.partition import PartitionState, PartitionStatus
-from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, Reader
+from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimReader
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
 from liftpy.testing.faults import Plan
@@ -71,7 +71,7 @@ class Stage(Strikes):
         self.cluster.boot()
         self.cluster.publishers.append(self.author)
         if self._wants_reader:
-            self.cluster.readers.append(Reader(self.cluster, "r0", self.cluster.key, 80 * MS))
+            self.cluster.readers.append(SimReader(self.cluster, "r0", self.cluster.key, 80 * MS))
         self.until(lambda: len(self.isr) == self.cluster.plan.replication_factor)
         return self
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.testing.clients import Reader
+from liftpy.testing.clients import SimReader
 from liftpy.testing.clock import MS
 from tests.scripts.stage import Stage
 
@@ -60,7 +60,7 @@ def test_a_reader_is_served_by_another_and_the_replica_is_repaired() -> None:
         s.publish(RECORDS)
         s.settle()
         s.flip_bit(b, 2, running=True)
-        s.cluster.readers += [Reader(s.cluster, f"r{number}", s.cluster.key, 20 * MS) for number in range(6)]
+        s.cluster.readers += [SimReader(s.cluster, f"r{number}", s.cluster.key, 20 * MS) for number in range(6)]
         s.until(lambda: all(reader.next_offset == RECORDS for reader in s.cluster.readers))
         assert s.counted("read: damaged") > 0
         is_repaired(s, b)

@@ -55,7 +55,7 @@ def test_the_image_comes_later_than_the_heartbeats() -> None:
         s.run(25)
         mute = s.hold("ack", sender=a)
         s.resume(a)
-        s.always(lambda: not s.replica(a).replica.may_answer_publishers(s.cluster.clock.now_ns), 3)
+        s.always(lambda: not s.replica(a).replica.may_refuse_publishers(s.cluster.clock.now_ns), 3)
         assert s.role(a) == "LEADER", "it still believes so"
         images.release()
         s.until(lambda: s.role(a) == "FOLLOWER")

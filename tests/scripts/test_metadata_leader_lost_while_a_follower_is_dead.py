@@ -25,7 +25,7 @@ def test_nothing_is_committed_until_the_isr_can_shrink() -> None:
         s.always(lambda: s.true_hw == 2 and not waiting.acked, 9)
         assert s.isr == {a, b, c}
         late = s.send()
-        s.always(lambda: not s.replica(a).replica.may_answer_publishers(s.cluster.clock.now_ns), 5)
+        s.always(lambda: not s.replica(a).replica.may_refuse_publishers(s.cluster.clock.now_ns), 5)
         s.metadata_up()
         s.until(lambda: c not in s.isr, within_s=10)
         assert s.leader == a

@@ -64,7 +64,7 @@ async def test_beyond_the_bound_those_who_wait_are_told_at_once() -> None:
 
 
 async def test_without_a_lease_it_drops_and_does_not_speak() -> None:
-    desk = Desk(ingest_queue_records=16, may_answer=False)
+    desk = Desk(ingest_queue_records=16, may_refuse=False)
     for number in range(20):
         desk.publish(b"x", f"p{number}")
     await desk.turn()

@@ -44,7 +44,7 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
 
     from liftpy.wire.subjects import Subjects
     from sidecar.metadata.outgoing import Outgoing
-    from sidecar.raft.driver import Driver
+    from sidecar.raft.driver import GroupDriver
     from sidecar.raft.journal import GroupJournal
     from sidecar.raft.library import RaftCore, check_library, settings
     from sidecar.raft.transport import SessionTransport
@@ -62,7 +62,7 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
     def send(receiver: str, frame: bytes) -> None:
         outgoing.put(subjects.raft(receiver, node_id), frame)
 
-    driver = Driver(core, transport, journal, send, lambda: None, lambda e: sys.exit(str(e)))
+    driver = GroupDriver(core, transport, journal, send, lambda: None, lambda e: sys.exit(str(e)))
 
     async def received(message: Any) -> None:
         driver.frame_received(message.subject.rsplit(".", 1)[1], message.data)

@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 
 from liftpy.client import Client, Publisher, PublishOptions, connect
-from liftpy.wire.rights import Rights, Role, Scope, as_nats_conf, rights_of
+from liftpy.wire.rights import AccessRole, Rights, Scope, as_nats_conf, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 
@@ -26,7 +26,7 @@ WINDOW = 1000
 TURN = 20
 MANY = 5000
 SUBJECT = "bench.x"
-SHIPPED = rights_of(Role.NODE, Scope(data_subjects=("bench.>",)))
+SHIPPED = rights_of(AccessRole.NODE, Scope(data_subjects=("bench.>",)))
 
 
 def configuration(rights: Rights | None) -> str:

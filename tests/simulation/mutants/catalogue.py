@@ -21,17 +21,17 @@ from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
 from liftpy.partition import PartitionStatus
-from liftpy.replica import commit, fetch_service, follower, lag, leader
+from liftpy.replica import commit, fetch_desk, follower, lag, leader
 from liftpy.replica import effects as do
 from liftpy.replica.events import NoticeReceived, RefusalReason
-from liftpy.replica.fetch_service import FetchService
+from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.phases import Following
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.reads import Reads
 from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
@@ -76,8 +76,8 @@ def truncate_by_high_watermark() -> Patches:
         self._asks_again = False
         _go(self, Following.CUTTING)
         if end_offset < self.log.log_end_offset:
-            self.log.truncate(end_offset)
-            out.append(do.TruncateLog(end_offset))
+            self.log.cut(end_offset)
+            out.append(do.CutLog(end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -93,8 +93,8 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
             self._request_ended(out)
             self._asks_again = False
             _go(self, Following.CUTTING)
-            self.log.truncate(end_offset)
-            out.append(do.TruncateLog(end_offset))
+            self.log.cut(end_offset)
+            out.append(do.CutLog(end_offset))
         else:
             failed(self, now_ns, out)
 
@@ -114,13 +114,13 @@ def single_shot_epoch_query() -> Patches:
 def minus_one_sentinel() -> Patches:
     """A leader without the asked epoch answers its own log end, as one that takes -1 for 'no later epoch' does."""
 
-    def answer(self: FetchService, event: Any, out: list) -> None:
+    def answer(self: FetchDesk, event: Any, out: list) -> None:
         epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
         if epoch == 0:
             epoch, end_offset = event.asked_epoch, self._log.log_end_offset
         out.append(do.SendEpochAnswer(event.token, epoch, end_offset - 1, self._leader_epoch, self._log.log_start_offset))
 
-    return [method(FetchService, "epoch_offset_received", answer)]
+    return [method(FetchDesk, "epoch_query_received", answer)]
 
 
 def off_by_one_epoch_start() -> Patches:
@@ -134,7 +134,7 @@ def off_by_one_epoch_start() -> Patches:
 
 
 def epoch_cache_not_cut() -> Patches:
-    return [method(EpochCache, "truncate", lambda self, end_offset: None)]
+    return [method(EpochCache, "cut", lambda self, end_offset: None)]
 
 
 def no_reconciliation() -> Patches:
@@ -142,31 +142,31 @@ def no_reconciliation() -> Patches:
 
 
 def offset_query_unfenced() -> Patches:
-    real = FetchService.epoch_offset_received
+    real = FetchDesk.epoch_query_received
 
-    def answer(self: FetchService, event: Any, out: list) -> None:
+    def answer(self: FetchDesk, event: Any, out: list) -> None:
         mine: list = []
         real(self, replace(event, current_epoch=self._leader_epoch), mine)
         out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
 
-    return [method(FetchService, "epoch_offset_received", answer), method(SimReplica, "close_subject", lambda self, e: None),
+    return [method(FetchDesk, "epoch_query_received", answer), method(SimReplica, "close_subject", lambda self, e: None),
             method(leader.LeaderRole, "leave", lambda self, out: None)]  # fmt: skip
 
 
 # ---- positions and HW --------------------------------------------------------------------------------------------------
 def positions_only_grow() -> Patches:
-    def same(self: Progress, incarnation: int) -> None:
+    def same(self: FollowerProgress, incarnation: int) -> None:
         if incarnation != self.incarnation:
             self.incarnation, self.last_request_id = incarnation, 0
 
-    fetched = Progress.fetched
+    fetched = FollowerProgress.fetched
 
-    def grow(self: Progress, offset: int, *rest: Any) -> None:
+    def grow(self: FollowerProgress, offset: int, *rest: Any) -> None:
         before = self.position
         fetched(self, offset, *rest)
         self.position = offset if before is None else max(before, offset)
 
-    return [method(Progress, "incarnation_is", same), method(Progress, "fetched", grow)]
+    return [method(FollowerProgress, "incarnation_is", same), method(FollowerProgress, "fetched", grow)]
 
 
 def no_maximal_isr() -> Patches:
@@ -213,21 +213,21 @@ def high_watermark_before_the_cut() -> Patches:
 
 
 def fetches_of_other_epochs_count() -> Patches:
-    real = FetchService._refusal
+    real = FetchDesk._refusal
 
-    def lax(self: FetchService, event: Any) -> Any:
+    def lax(self: FetchDesk, event: Any) -> Any:
         return real(self, replace(event, leader_epoch=self._leader_epoch))
 
-    return [method(FetchService, "_refusal", lax)]
+    return [method(FetchDesk, "_refusal", lax)]
 
 
 def diverging_fetch_counts() -> Patches:
-    return [method(FetchService, "_position_refusal", lambda self, offset, epoch: None), *no_reconciliation()]
+    return [method(FetchDesk, "_position_refusal", lambda self, offset, epoch: None), *no_reconciliation()]
 
 
 def overtaken_fetch_counts() -> Patches:
-    fetched = Progress.fetched
-    return [method(Progress, "fetched", lambda self, offset, request_id, *rest: fetched(self, offset, 0, *rest))]
+    fetched = FollowerProgress.fetched
+    return [method(FollowerProgress, "fetched", lambda self, offset, request_id, *rest: fetched(self, offset, 0, *rest))]
 
 
 def min_isr_not_looked_at() -> Patches:
@@ -290,13 +290,13 @@ def gap_accepted() -> Patches:
             return
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
 
-    real = FetchService._position_refusal
+    real = FetchDesk._position_refusal
 
-    def no_start(self: FetchService, offset: int, epoch: int) -> Any:
+    def no_start(self: FetchDesk, offset: int, epoch: int) -> Any:
         reason = real(self, offset, epoch)
         return None if reason is RefusalReason.BEFORE_LOG_START else reason
 
-    return [method(SimReplica, "_send_batches", from_the_start), method(FetchService, "_position_refusal", no_start),
+    return [method(SimReplica, "_send_batches", from_the_start), method(FetchDesk, "_position_refusal", no_start),
             method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def _never_lost() -> Any:
 
 def _eager() -> Patches:
     """Joining asks for no caught-up moment: that would hide the rule that is taken away."""
-    return [method(Progress, "was_caught_up", _Always())]
+    return [method(FollowerProgress, "was_caught_up", _Always())]
 
 
 class _Always:
@@ -333,14 +333,18 @@ class _Always:
 
 
 def join_by_another_incarnation() -> Patches:
-    def lax(progress: Progress, live: int, hw: int, start: int) -> bool:
+    def lax(progress: FollowerProgress, live: int, hw: int, start: int) -> bool:
         return progress.position is not None and progress.position >= hw and progress.position + 1 >= start
 
-    def same(self: Progress, incarnation: int) -> None:
+    def same(self: FollowerProgress, incarnation: int) -> None:
         if incarnation != self.incarnation:
             self.incarnation, self.last_request_id = incarnation, 0
 
-    return [method(lag, "may_join", lax), method(isr, "_why_not_join", lambda *a: ""), method(Progress, "incarnation_is", same)]
+    return [
+        method(lag, "may_join", lax),
+        method(isr, "_why_not_join", lambda *a: ""),
+        method(FollowerProgress, "incarnation_is", same),
+    ]
 
 
 def check_then_apply_isr() -> Patches:
@@ -411,12 +415,12 @@ def negative_ack_without_a_lease() -> Patches:
 
 
 def negative_ack_of_a_non_leader() -> Patches:
-    from liftpy.replica.role import Role
+    from liftpy.replica.role import ReplicaRole
 
-    def reject(self: Role, event: Any, now_ns: int, out: list) -> None:
+    def reject(self: ReplicaRole, event: Any, now_ns: int, out: list) -> None:
         out.append(do.RejectPublishes(event.token, do.RejectReason.NOT_LEADER))
 
-    return [method(Role, "publishes_received", reject)]
+    return [method(ReplicaRole, "publishes_received", reject)]
 
 
 def latest_before_the_epoch_start() -> Patches:
@@ -512,4 +516,4 @@ MUTANTS = (
     Mutant("reads beyond HW", "R1", reads_beyond_the_high_watermark),
 )
 
-__all__ = ["MUTANTS", "Mutant", "fetch_service"]
+__all__ = ["MUTANTS", "Mutant", "fetch_desk"]

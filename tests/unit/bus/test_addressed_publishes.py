@@ -26,14 +26,14 @@ Header = client_pb2.Header
 class Bench:
     """Partition 1 of the stream s, whose uid is u1; everything that is taken is appended and committed at once."""
 
-    def __init__(self, policy: AckPolicy = AckPolicy.ALL, may_answer: bool = True) -> None:
+    def __init__(self, policy: AckPolicy = AckPolicy.ALL, may_refuse: bool = True) -> None:
         self.records: list[Record] = []
         self.lines: list[bytes] = []
         self.sink: Any = None
         self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
         self.ingest = Ingest(
             self, "ev.1", ReplicationConfig(), policy, Codec.NONE, InboxRule(("_INBOX.",)), self.acks, self.append,  # type: ignore[arg-type]
-            wall_ns=time.time_ns, log_end_offset=lambda: len(self.records), may_answer=lambda: may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: len(self.records), may_refuse=lambda: may_refuse,
         )  # fmt: skip
         self.ingest.start()
 
@@ -113,7 +113,7 @@ async def test_what_is_addressed_elsewhere_is_refused_and_stored_by_nobody(addre
 
 async def test_what_is_addressed_elsewhere_is_refused_by_a_leader_that_may_not_say_no_to_its_own_publishers_yet() -> None:
     """Whoever else may lead this stream refuses it, too: the answer is the same from everybody [A2]."""
-    bench = Bench(may_answer=False)
+    bench = Bench(may_refuse=False)
     ack = bench.publish(value=b"v", stream="other")
     assert ack is not None
     assert ack.ackError == _Ack.WRONG_STREAM

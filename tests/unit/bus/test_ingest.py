@@ -64,7 +64,7 @@ class FakeBus:
 class Bench:
     """An Ingest whose replica appends everything at once."""
 
-    def __init__(self, may_answer: bool = True, append: bool = True, **config: Any) -> None:
+    def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
         self.bus: Any = FakeBus()
         self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
         self.batches: list[bytes] = []
@@ -73,7 +73,7 @@ class Bench:
         self.tokens: list[int] = []
         self.ingest = Ingest(
             self.bus, "ev", ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, INBOXES, self.acks, self.feed,
-            wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_answer=lambda: may_answer,
+            wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
         )  # fmt: skip
         self.ingest.start()
 
@@ -199,7 +199,7 @@ async def test_waiting_publishers_are_bounded_too() -> None:
 
 
 async def test_without_the_right_to_speak_nothing_is_said() -> None:
-    bench = Bench(may_answer=False, ingest_queue_records=16)
+    bench = Bench(may_refuse=False, ingest_queue_records=16)
     for _ in range(20):
         bench.publish(b"x", b"_INBOX.a")
     bench.publish(b"x" * (1024 * 1024), b"_INBOX.a")

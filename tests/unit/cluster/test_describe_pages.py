@@ -20,8 +20,8 @@ from liftpy.ids import PartitionKey
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar.status.desk import PAGE_PARTITIONS, _page_of
 from sidecar.status.report import Reporter
-from sidecar.status.service import PAGE_PARTITIONS, _page_of
 
 STREAMS, PARTITIONS, WIDE = 150, 40, 10_000
 MESSAGE_BYTES = 1024 * 1024

@@ -1,11 +1,11 @@
-"""Sessions: leases, fencing after silence, unfencing, and what a change of metadata leader means."""
+"""NodeSessions: leases, fencing after silence, unfencing, and what a change of metadata leader means."""
 
 from __future__ import annotations
 
 import pytest
 from cluster_driver import MS, Driver, Error
 
-from liftpy.cluster.session import Sessions
+from liftpy.cluster.session import NodeSessions
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -19,24 +19,26 @@ def driver() -> Driver:
 
 
 @pytest.fixture
-def sessions(driver: Driver) -> Sessions:
-    made = Sessions(ReplicationConfig())
+def sessions(driver: Driver) -> NodeSessions:
+    made = NodeSessions(ReplicationConfig())
     made.lead(driver.fsm.image, START)
     assert made.heartbeat("a", driver.incarnation("a"), START, START).granted
     return made
 
 
-def beat(sessions: Sessions, driver: Driver, node: str, now: int) -> bool:
+def beat(sessions: NodeSessions, driver: Driver, node: str, now: int) -> bool:
     return sessions.heartbeat(node, driver.incarnation(node), now, now).granted
 
 
-def test_a_heartbeat_is_a_lease_shorter_than_the_session(driver: Driver, sessions: Sessions) -> None:
+def test_a_heartbeat_is_a_lease_shorter_than_the_session(driver: Driver, sessions: NodeSessions) -> None:
     lease = sessions.heartbeat("a", driver.incarnation("a"), START, START)
     assert lease.granted
     assert lease.duration_ns == 1500 * MS < SESSION
 
 
-def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it(driver: Driver, sessions: Sessions) -> None:
+def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     beat(sessions, driver, "a", START + 1000 * MS)
     assert sessions.due(START + SESSION - 1) == []
     assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
@@ -51,7 +53,7 @@ def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it
     assert [p.nodeId for p in sessions.due(again + SESSION)] == ["a"]
 
 
-def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driver, sessions: Sessions) -> None:
+def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, START)
     assert sessions.due(START + 10 * SESSION) == [pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))]
@@ -64,7 +66,7 @@ def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driv
     assert beat(sessions, driver, "b", now)
 
 
-def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(driver: Driver, sessions: Sessions) -> None:
+def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(driver: Driver, sessions: NodeSessions) -> None:
     now = START + SESSION
     assert [p.nodeId for p in sessions.due(now)] == ["a", "b"]
     assert not beat(sessions, driver, "b", now + 1)
@@ -79,7 +81,7 @@ def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(dri
     assert beat(sessions, driver, "b", now + 1005 * MS)
 
 
-def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions: Sessions) -> None:
+def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions: NodeSessions) -> None:
     old = driver.incarnation("a")
     driver.restart("a")
     sessions.image_changed(driver.fsm.image, START + SESSION)
@@ -88,12 +90,12 @@ def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions:
     assert "a" not in [p.nodeId for p in sessions.due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
 
 
-def test_a_leader_without_a_recent_majority_grants_nothing(driver: Driver, sessions: Sessions) -> None:
+def test_a_leader_without_a_recent_majority_grants_nothing(driver: Driver, sessions: NodeSessions) -> None:
     refused = sessions.heartbeat("a", driver.incarnation("a"), START + 401 * MS, START)
     assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
 
 
-def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(driver: Driver, sessions: Sessions) -> None:
+def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(driver: Driver, sessions: NodeSessions) -> None:
     later = START + 100 * SESSION
     sessions.resign()
     assert sessions.due(later) == []
@@ -106,7 +108,7 @@ def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(dr
 
 
 def test_where_all_start_at_once_nobody_is_fenced_before_somebody_is_heard_and_the_others_had_as_long(driver: Driver) -> None:
-    sessions = Sessions(ReplicationConfig())
+    sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.gone("a")
     sessions.gone("b")
@@ -122,7 +124,7 @@ def test_where_all_start_at_once_nobody_is_fenced_before_somebody_is_heard_and_t
 
 
 def test_after_a_quick_start_sessions_are_as_ever(driver: Driver) -> None:
-    sessions = Sessions(ReplicationConfig())
+    sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.gone("b")  # its process has ended; the next one may be on its way, as a's was
     beat(sessions, driver, "a", START + 1900 * MS)
@@ -131,7 +133,7 @@ def test_after_a_quick_start_sessions_are_as_ever(driver: Driver) -> None:
 
 
 def test_where_nobody_comes_they_are_all_fenced_in_the_end(driver: Driver) -> None:
-    sessions = Sessions(ReplicationConfig())
+    sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START - SESSION)
     beat(sessions, driver, "a", START - SESSION)
     sessions.resign()
@@ -141,7 +143,7 @@ def test_where_nobody_comes_they_are_all_fenced_in_the_end(driver: Driver) -> No
     assert [p.nodeId for p in sessions.due(START + 15_000 * MS)] == ["a", "b"]
 
 
-def test_a_removed_node_is_forgotten(driver: Driver, sessions: Sessions) -> None:
+def test_a_removed_node_is_forgotten(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
     sessions.image_changed(driver.fsm.image, START)
@@ -149,7 +151,7 @@ def test_a_removed_node_is_forgotten(driver: Driver, sessions: Sessions) -> None
 
 
 def test_a_node_that_said_itself_that_it_stops_is_not_brought_back_by_its_last_heartbeat(
-    driver: Driver, sessions: Sessions
+    driver: Driver, sessions: NodeSessions
 ) -> None:
     beat(sessions, driver, "b", START + 10 * MS)
     driver.fence("b")  # by DrainNode's sender, a moment after its last heartbeat
@@ -159,7 +161,7 @@ def test_a_node_that_said_itself_that_it_stops_is_not_brought_back_by_its_last_h
     assert [type(p) for p in sessions.due(START + 50 * MS)] == [pb.UnfenceNode]
 
 
-def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Driver, sessions: Sessions) -> None:
+def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Driver, sessions: NodeSessions) -> None:
     heard = START + 1000 * MS
     beat(sessions, driver, "a", heard)
     beat(sessions, driver, "b", heard)
@@ -172,7 +174,7 @@ def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Drive
     assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
 
 
-def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: Sessions) -> None:
+def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START)
     sessions.gone("b")
     beat(sessions, driver, "b", START + 700 * MS)
@@ -180,7 +182,9 @@ def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: Ses
     assert sessions.due(START + 700 * MS + SESSION - 1) == []
 
 
-def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_granted(driver: Driver, sessions: Sessions) -> None:
+def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_granted(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     sessions.gone("b")
     beat(sessions, driver, "a", START + 100 * MS)
     assert sessions.due(START + 1530 * MS - 1) == []
@@ -188,7 +192,7 @@ def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_gran
     sessions.gone("stranger")
 
 
-def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Driver, sessions: Sessions) -> None:
+def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.runs("stranger", START)
     assert sessions.runs("a", START), "it has registered, and nobody has said that it is gone"
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
@@ -207,7 +211,7 @@ def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Dri
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_a_new_metadata_leader_takes_nobody_for_gone_by_itself(driver: Driver, sessions: Sessions) -> None:
+def test_a_new_metadata_leader_takes_nobody_for_gone_by_itself(driver: Driver, sessions: NodeSessions) -> None:
     sessions.lead(driver.fsm.image, START + 9000 * MS)
     assert sessions.runs("b", START + 9000 * MS)
     sessions.gone("b")

@@ -20,8 +20,8 @@ from liftpy.strict_json import load_json, whole_number
 from sidecar.bus.backlog import _told
 from sidecar.disk.data_folder import DataFolder
 from sidecar.partition import scrub
-from sidecar.raft.lineage import Lineage
-from sidecar.status.service import _asked_after
+from sidecar.raft.lineage import FolderLineage
+from sidecar.status.desk import _asked_after
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -74,13 +74,13 @@ def test_a_lineage_file_that_says_something_else_is_damage(tmp_path: Path, nonce
     body = f'{{"format": 1, "nonce": {nonce}, "earlier": [], "missed": [], "known": {{}}, "known_as": {{}}}}'.encode()
     (tmp_path / "lineage").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
     with pytest.raises(CorruptionError):
-        Lineage(tmp_path, lambda: 5)
+        FolderLineage(tmp_path, lambda: 5)
 
 
 @cases("said", [{"position": "x"}, {"findings": 1.5}, {"partition": 3}, {"pass_began_s": None}, {"x": 1}, [1]])
 def test_a_scrub_begins_anew_where_its_progress_can_not_be_read(tmp_path: Path, said: Any) -> None:
     (tmp_path / "scrub").write_bytes(seal_small_file(scrub._MAGIC, json.dumps(said).encode()))
-    assert scrub._load(tmp_path / "scrub") == scrub.Progress()
+    assert scrub._load(tmp_path / "scrub") == scrub.ScrubProgress()
 
 
 @cases("text", [LONG, DEEP, f"interval:{LONG}"])

@@ -87,7 +87,7 @@ def test_a_follower_whose_log_ends_in_what_was_dropped_can_go_on() -> None:
         pass
     assert any(b.record_count == 0 for b in split_batches(leader.read(0, 1 << 20).chunks[0])), "there is a filler"
     for end in reversed(ends):
-        follower.truncate_to(end)
+        follower.cut_to(end)
         assert follower.log_end_offset == end
         batches = split_batches(leader.read(end, 1).chunks[0])
         assert [b.base_offset for b in batches] == [end]

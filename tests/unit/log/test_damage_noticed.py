@@ -132,7 +132,7 @@ def test_a_segment_that_was_cut_meanwhile_is_no_damage() -> None:
     segment = log.segments[-1]
     scan = scan_of(log, segment)
     assert scan is not None
-    log.truncate_to(SEALED_BATCHES * BATCH + BATCH)
+    log.cut_to(SEALED_BATCHES * BATCH + BATCH)
     with pytest.raises(CorruptionError):
         finish(scan, segment.file, 1 << 20)
     assert not confirmed(log, segment, scan)

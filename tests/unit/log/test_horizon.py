@@ -11,7 +11,7 @@ from liftpy.errors import StorageError
 from liftpy.log.horizon import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
-from liftpy.replica.events import EpochOffsetAnswered
+from liftpy.replica.events import EpochQueryAnswered
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.reconcile import Cut, StartAfresh, reaches, reconcile
 from liftpy.wire.batch import build_batch, split_batches
@@ -101,7 +101,7 @@ def test_whole_batches_raise_nothing() -> None:
     assert follower.horizon == NEVER
 
 
-@pytest.mark.parametrize("empty", [lambda log: log.reset(0), lambda log: log.truncate_to(0)])
+@pytest.mark.parametrize("empty", [lambda log: log.start_afresh(0), lambda log: log.cut_to(0)])
 def test_an_empty_log_lacks_nothing(empty: Callable[[Log], object]) -> None:
     log = filled()
     compact(log)
@@ -123,10 +123,10 @@ def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut 
     log = LocalLog()
     log.opened(0, 10, 9, ((1, 0),))
     log.compacted(Horizon(horizon, 1))
-    assert reconcile(log, EpochOffsetAnswered(1, 1, end_on_leader - 1, 2, 0)) == wanted
+    assert reconcile(log, EpochQueryAnswered(1, 1, end_on_leader - 1, 2, 0)) == wanted
 
 
 def test_the_leader_reaches_it_or_does_not() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
-        assert reaches(Horizon(20, 3), EpochOffsetAnswered(1, 2, last_offset, 5, 0)) is wanted
-    assert not reaches(Horizon(0, 3), EpochOffsetAnswered(1, 0, -1, 5, 0))
+        assert reaches(Horizon(20, 3), EpochQueryAnswered(1, 2, last_offset, 5, 0)) is wanted
+    assert not reaches(Horizon(0, 3), EpochQueryAnswered(1, 0, -1, 5, 0))

@@ -129,7 +129,7 @@ def test_a_flush_from_before_a_cut_says_nothing_of_what_comes_after() -> None:
     assert flush is not None
     flush.run()
     flush.waiter = lambda: None
-    log.truncate_after(2)
+    log.cut_after(2)
     fill(log, 4, epoch=2)
     assert log.complete_flush(flush) == 3
 
@@ -150,7 +150,7 @@ def test_epochs_are_those_of_a_scan() -> None:
     log.flush()
     assert reopened(storage.crash()).epochs.entries == expected
     assert log.epochs.end_offset_for(5, log.log_end_offset) == (4, 120)
-    log.truncate_after(59)
+    log.cut_after(59)
     assert log.epochs.entries == expected[:1]
 
 
@@ -159,7 +159,7 @@ def test_a_reset_begins_elsewhere() -> None:
     log = _log(storage)
     fill(log, 30)
     log.flush()
-    log.reset(500)
+    log.start_afresh(500)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 499)
     log.append(batch(500))
     log.flush()
@@ -213,7 +213,7 @@ def test_any_history_equals_a_list(steps: list[tuple]) -> None:
                 flushed = log.flush()
             case ("truncate", percent):
                 to = log.high_watermark + 1 + (end - log.high_watermark - 1) * percent // 100
-                log.truncate_to(to)
+                log.cut_to(to)
                 model = [m for m in model if m[1] <= to]
                 flushed = min(flushed, log.log_end_offset)
             case ("commit", percent):
@@ -318,11 +318,11 @@ def _retire(log: Log) -> None:
 
 OPERATIONS = {
     "append and roll": lambda log: (fill(log, 20, epoch=2, size=150), log.flush()),
-    "truncate": lambda log: log.truncate_after(21),
-    "truncate over segments": lambda log: log.truncate_after(22),
+    "truncate": lambda log: log.cut_after(21),
+    "truncate over segments": lambda log: log.cut_after(22),
     "drop prefix": lambda log: log.drop_prefix(21),
     "retention of a quiet stream": lambda log: (log.raise_high_watermark(log.newest_offset), _retire(log)),
-    "reset": lambda log: log.reset(1000),
+    "reset": lambda log: log.start_afresh(1000),
     "checkpoint": lambda log: (log.raise_high_watermark(30), log.checkpoint()),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.cluster.starts import FolderStarts
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.metadata.identity import Identity
+from sidecar.metadata.identity import NodeFile
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def stored(folder: DataFolder) -> NodeIdentity:
 
 
 def test_a_start_is_on_disk_before_it_is_told(folder: DataFolder) -> None:
-    starts = Identity(folder, "a").count_start()
+    starts = NodeFile(folder, "a").count_start()
     assert stored(folder).starts == starts
     assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
     assert starts.folder_id
@@ -37,7 +37,7 @@ def test_a_start_is_on_disk_before_it_is_told(folder: DataFolder) -> None:
 def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFolder) -> None:
     drawn = []
     for number in range(1, 6):
-        identity = Identity(folder, "a")
+        identity = NodeFile(folder, "a")
         starts = identity.count_start()
         assert (starts.starts, list(starts.earlier)) == (number, drawn)
         drawn.append(starts.nonce)
@@ -48,25 +48,25 @@ def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFo
 
 def test_the_clean_stop_is_used_up_before_the_next_process_acts(folder: DataFolder) -> None:
     """[S9]"""
-    first = Identity(folder, "a")
+    first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
     first.end_cleanly()
-    second = Identity(folder, "a")
+    second = NodeFile(folder, "a")
     assert second.previous.clean_stop
     second.count_start()
-    assert Identity(folder, "a").previous.clean_stop, "it may still die without having been registered"
+    assert NodeFile(folder, "a").previous.clean_stop, "it may still die without having been registered"
     second.begin(2)
-    assert not Identity(folder, "a").previous.clean_stop
+    assert not NodeFile(folder, "a").previous.clean_stop
 
 
 def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_registers(folder: DataFolder) -> None:
-    first = Identity(folder, "a")
+    first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
     first.end_cleanly()
-    Identity(folder, "a").distrust()
-    previous = Identity(folder, "a").previous
+    NodeFile(folder, "a").distrust()
+    previous = NodeFile(folder, "a").previous
     assert not previous.clean_stop
     assert not previous.flushed_always
 
@@ -75,7 +75,7 @@ def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_regist
 def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, object]) -> None:
     body = json.dumps({"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, **names}).encode()
     (folder.path / "node").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
-    identity = Identity(folder, "a")
+    identity = NodeFile(folder, "a")
     assert (identity.previous.incarnation, identity.previous.clean_stop) == (7, True)
     starts = identity.count_start()
     assert (starts.folder_id or "drawn", starts.starts) == (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.settings import NodeSettings
-from sidecar.status.service import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusService
+from sidecar.status.desk import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
 
 PARTITIONS = [("a", number) for number in range(1200)] + [("b <i>", number) for number in range(3)]
 _FACTS = {"node": "n1", "version": "1", "incarnation": 1, "uptime_s": 1.0, "metadata_leader": "n1", "metadata_index": 7}
@@ -26,18 +26,18 @@ class Reporter:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> StatusService:
-    service = StatusService(NodeSettings("n1", tmp_path))
+def service(tmp_path: Path) -> StatusDesk:
+    service = StatusDesk(NodeSettings("n1", tmp_path))
     service.reporter = Reporter()  # type: ignore[assignment]
     return service
 
 
-def get(service: StatusService, target: str) -> tuple[int, bytes]:
+def get(service: StatusDesk, target: str) -> tuple[int, bytes]:
     head, _, body = service._respond(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).partition(b"\r\n\r\n")
     return int(head.split()[1]), body
 
 
-def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: StatusService) -> None:
+def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: StatusDesk) -> None:
     seen: list[tuple[str, int]] = []
     query = ""
     for _ in range(10):
@@ -50,7 +50,7 @@ def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: Status
     assert seen == PARTITIONS
 
 
-def test_the_page_for_people_links_the_next_one(service: StatusService) -> None:
+def test_the_page_for_people_links_the_next_one(service: StatusDesk) -> None:
     target, rows = "/?count=700", 0
     for _ in range(2):
         status, body = get(service, target)
@@ -62,19 +62,19 @@ def test_the_page_for_people_links_the_next_one(service: StatusService) -> None:
 
 
 @pytest.mark.parametrize("query", ["count=0", f"count={MOST_ON_A_PAGE + 1}", "count=x", "count=-1", "after=a", "after=a/x"])
-def test_what_is_no_part_is_refused(service: StatusService, query: str) -> None:
+def test_what_is_no_part_is_refused(service: StatusDesk, query: str) -> None:
     assert get(service, f"/status?{query}")[0] == 400
 
 
 @pytest.mark.parametrize(
     ("query", "count"), [(f"count={MOST_ON_A_PAGE}", 1203), ("after=zzz/0", 0), ("count=%31", 1), ("other=1", 500), ("", 500)]
 )
-def test_what_is_one_is_shown(service: StatusService, query: str, count: int) -> None:
+def test_what_is_one_is_shown(service: StatusDesk, query: str, count: int) -> None:
     status, body = get(service, f"/status?{query}")
     assert (status, len(json.loads(body)["partitions"])) == (200, count)
 
 
-def test_numbers_without_end_and_hostile_bytes_end_nothing(service: StatusService) -> None:
+def test_numbers_without_end_and_hostile_bytes_end_nothing(service: StatusDesk) -> None:
     assert get(service, "/status?count=" + "9" * 5000)[0] == 400
     assert get(service, "/status?after=a/" + "9" * 5000)[0] == 200
     assert service._respond(b"GET /status?\xff=\xfe%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")

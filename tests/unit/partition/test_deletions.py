@@ -14,7 +14,7 @@ import sidecar.partition.deletions as asking
 import sidecar.partition.set as module
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.records import PartitionChanged, StreamDeleted
+from liftpy.cluster.records import PartitionStateChanged, StreamDeleted
 from liftpy.cluster.replay import replay
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -95,7 +95,7 @@ def held_elsewhere(image: ClusterImage) -> ClusterImage:
     stream = image.streams["s"]
     for p in stream.partitions:
         moved = replace(p, replicas=("b", "c"), isr=("b",), leader="b", last_leader="b", epoch=p.epoch + 1)
-        image = replay(image, PartitionChanged("s", stream.uid, moved))
+        image = replay(image, PartitionStateChanged("s", stream.uid, moved))
     return image
 
 

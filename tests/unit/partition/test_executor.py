@@ -11,7 +11,7 @@ from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageE
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
-from sidecar.partition.driver import STORY_STEPS, Driver
+from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 
 KEY = PartitionKey("s", "u", 0)
@@ -42,7 +42,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
         "timers",
         "ingest",
         "acks",
-        "service",
+        "replication",
         "fetches",
         "notifications",
         "quiet",
@@ -79,12 +79,12 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
     assert runner.storage_failed
 
 
-@pytest.mark.parametrize(("effect", "cut"), [(do.TruncateLog(5), "log.truncate_to"), (do.ResetLog(5), "log.reset")])
+@pytest.mark.parametrize(("effect", "cut"), [(do.CutLog(5), "log.cut_to"), (do.StartLogAfresh(5), "log.reset")])
 def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
     assert calls == ["flusher.settle", cut, "flusher.appended"]
-    assert fed == [events.LogTruncated(5)]
+    assert fed == [events.LogCut(5)]
 
 
 def test_high_watermark_reaches_the_log_before_readers() -> None:
@@ -115,7 +115,7 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
         if effect == "a":
             driver.feed("from a")  # type: ignore[arg-type]
 
-    driver = Driver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
     driver.execute = execute
     driver.feed("first")  # type: ignore[arg-type]
     assert done == ["a", "b", "c"]
@@ -124,7 +124,7 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
 def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
     replica: Any = Scripted({})
     told: list[Exception] = []
-    driver = Driver(KEY, replica, told.append)
+    driver = ReplicaDriver(KEY, replica, told.append)
     for event in ("bug", "after"):
         driver.feed(event)  # type: ignore[arg-type]
     assert replica.seen == ["bug"]
@@ -133,7 +133,7 @@ def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
 
 def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
-    driver = Driver(KEY, replica, lambda error: None)
+    driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: None
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFi
 
 def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
-    drivers = [Driver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
+    drivers = [ReplicaDriver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
     kept = [driver.story.maxlen or 0 for driver in drivers]
     assert kept[-1] == 8
     assert sum(kept) <= 640 * 4
@@ -158,7 +158,7 @@ def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_effect_that_fails_is_the_last_step_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({"event": ["a", "x" * 1000]})
-    driver = Driver(KEY, replica, lambda error: None)
+    driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
     driver.feed("event")  # type: ignore[arg-type]
     (line,) = driver.told().splitlines()

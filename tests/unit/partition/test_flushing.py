@@ -86,7 +86,7 @@ async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.future
     bench.append()
     bench.flusher.settle()
     assert bench.flushed in ([1], [2])
-    bench.log.truncate_to(1)
+    bench.log.cut_to(1)
     bench.append()
     await until(lambda: bench.flushed[-1] == 2, "the new record")
     assert bench.log.flushed_end_offset == 2
@@ -217,7 +217,7 @@ async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executo
     cut.append()
     cut.append()
     cut.flusher.settle()
-    cut.log.truncate_to(1)
+    cut.log.cut_to(1)
     cut.flusher.appended()
     ended.append()
     await ended.flusher.close()

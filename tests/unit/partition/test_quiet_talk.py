@@ -21,7 +21,7 @@ from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, by_reason
 from liftpy.wire.subjects import Subjects
-from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 
@@ -63,7 +63,7 @@ class Side:
         shell: Any = self.bus
         rule = InboxRule((Subjects().inboxes(),))
         self.talk = QuietTalk(
-            AnswerRouter(shell), Subjects(), Asker(node, 7), rule, QUICK, self.timers, self._deliver, self.counters
+            AnswerRouter(shell), Subjects(), QuietAsker(node, 7), rule, QUICK, self.timers, self._deliver, self.counters
         )
 
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:

@@ -13,7 +13,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft import driver as driver_module
 from sidecar.raft import journal as journal_module
 from sidecar.raft import library
-from sidecar.raft.driver import Driver
+from sidecar.raft.driver import GroupDriver
 from sidecar.raft.journal import GroupJournal
 from tests.unit.raft.ours import our_net
 
@@ -80,7 +80,7 @@ def test_entries_are_counted_as_they_come_and_go(tmp_path: Path) -> None:
 async def test_frames_that_wait_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_INBOX_BYTES", 1_000)
     unused: Any = SimpleNamespace()
-    driver = Driver(unused, unused, unused, lambda *_: None, lambda: None, lambda _: None)
+    driver = GroupDriver(unused, unused, unused, lambda *_: None, lambda: None, lambda _: None)
     driver.stopped = True
     for number in range(50):
         driver.frame_received("n2", bytes([number]) * 100)

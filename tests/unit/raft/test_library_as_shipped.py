@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from liftpy.errors import StorageError
-from sidecar.raft.driver import Driver
+from sidecar.raft.driver import GroupDriver
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import RaftCore, check_library, settings
 from sidecar.raft.transport import SessionTransport
@@ -106,7 +106,7 @@ async def test_ours_a_callback_that_raises_stops_the_process_with_the_command_ap
     core = _alone(tmp_path, machine)
     failures: list[Exception] = []
     transport = core._SyncObj__transport
-    driver = Driver(core, transport, core.log, lambda *_: None, lambda: None, failures.append)
+    driver = GroupDriver(core, transport, core.log, lambda *_: None, lambda: None, failures.append)
 
     def bad(*_: Any) -> None:
         raise KeyError

@@ -9,7 +9,7 @@ import crc32c
 import pytest
 
 from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
-from sidecar.raft.lineage import FILE, MAX_EARLIER, Lineage
+from sidecar.raft.lineage import FILE, MAX_EARLIER, FolderLineage
 from sidecar.raft.probation import Probation
 from sidecar.raft.sessions import _FRAME, _HELLO
 from tests.unit.raft.ours import OurNet, our_net
@@ -171,11 +171,11 @@ def test_hellos_that_no_member_sends_are_refused(tmp_path: Path) -> None:
 
 def test_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
     drawn = iter(range(1, 10_001, 2))
-    first = Lineage(tmp_path, lambda: next(drawn))
+    first = FolderLineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
     assert first.heard("b", tail)
     first.sync()
-    lineages = [Lineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
+    lineages = [FolderLineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
     last = lineages[-1]
     assert last.known == {"b": 99}
     assert last.earlier == (first.nonce, *(one.nonce for one in lineages[-1 - MAX_EARLIER : -1]))
@@ -184,7 +184,7 @@ def test_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
 
 
 def test_what_a_peer_says_of_this_folder_is_missed_until_it_has_caught_up(tmp_path: Path) -> None:
-    lineage = Lineage(tmp_path, lambda: 5)
+    lineage = FolderLineage(tmp_path, lambda: 5)
     lineage.heard("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
     lineage.caught_up()
@@ -193,7 +193,7 @@ def test_what_a_peer_says_of_this_folder_is_missed_until_it_has_caught_up(tmp_pa
 
 def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it(tmp_path: Path) -> None:
     """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
-    lineage = Lineage(tmp_path, lambda: 5, majority=2)
+    lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, missed in (("b", ()), ("b", ()), ("c", (4711,))):
@@ -205,15 +205,15 @@ def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    Lineage(tmp_path, lambda: 5)
+    FolderLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE
     stored = path.read_bytes()
     path.write_bytes(stored[:-2] + b"x}")
     with pytest.raises(CorruptionError, match="can't be trusted"):
-        Lineage(tmp_path, lambda: 5)
+        FolderLineage(tmp_path, lambda: 5)
     path.write_bytes(b"%08x\n%b" % (0xD2A0ACB0, b"{}"))
     with pytest.raises(CorruptionError):
-        Lineage(tmp_path, lambda: 5)
+        FolderLineage(tmp_path, lambda: 5)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

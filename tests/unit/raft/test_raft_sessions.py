@@ -1,4 +1,4 @@
-"""Sessions: whatever the bus does, the library sees FIFO without gaps or duplicates; and only the protocol's own messages."""
+"""PeerSessions: whatever the bus does, the library sees FIFO without gaps or duplicates; and only the protocol's own messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.raft import codec, library
-from sidecar.raft.sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, Sessions
+from sidecar.raft.sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
@@ -25,7 +25,7 @@ class Pair:
         self.links: dict[str, list[bool]] = {"a": [], "b": []}
         self.bus: list[tuple[str, str, bytes]] = []
         self.sides = {
-            me: Sessions(
+            me: PeerSessions(
                 me,
                 tuple(sorted(set((lists or {}).get(me, "ab")) - {me})),
                 lambda _, body, __, me=me: self.got[me].append(body) is None,
@@ -343,7 +343,7 @@ def test_a_member_that_began_anew_takes_the_place_of_its_session_at_once() -> No
     pair = Pair()
     pair.connect()
     rng = random.Random(99)
-    pair.sides["a"] = Sessions(
+    pair.sides["a"] = PeerSessions(
         "a",
         ("b",),
         lambda _, body, __: pair.got["a"].append(body) is None,

@@ -10,12 +10,12 @@ import pytest
 from liftpy.config import CommitPolicy
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.commit import isr_high_watermark, new_high_watermark, quorum_high_watermark
-from liftpy.replica.events import EpochOffsetAnswered
+from liftpy.replica.events import EpochQueryAnswered
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.lag import may_join, wanted_isr
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.reconcile import Cut, StartAfresh, reconcile
 from liftpy.replica.waiters import Waiter, Waiters
 
@@ -50,7 +50,7 @@ def test_quorum_follows_the_median_and_commits_nothing_of_older_epochs_alone() -
 
 
 def test_a_position_is_set_not_only_raised_and_dies_with_the_incarnation() -> None:
-    progress = Progress(caught_up_ns=0)
+    progress = FollowerProgress(caught_up_ns=0)
     progress.incarnation_is(4)
     progress.fetched(9, 1, 10, 100)
     progress.fetched(5, 2, 10, 200)
@@ -61,14 +61,14 @@ def test_a_position_is_set_not_only_raised_and_dies_with_the_incarnation() -> No
 
 
 def test_a_follower_one_fetch_behind_a_busy_leader_is_caught_up() -> None:
-    progress = Progress(caught_up_ns=0)
+    progress = FollowerProgress(caught_up_ns=0)
     for turn in range(1, 50):
         progress.fetched(turn * 10 - 1, turn, turn * 10 + 10, turn * 1000)
     assert progress.caught_up_ns == 48_000
 
 
 def joins(position: int, hw: int, start: int, live: int = 1) -> bool:
-    progress = Progress(caught_up_ns=0, incarnation=1, position=position, was_caught_up=True)
+    progress = FollowerProgress(caught_up_ns=0, incarnation=1, position=position, was_caught_up=True)
     return may_join(progress, live, hw, start)
 
 
@@ -81,7 +81,9 @@ def test_joining_needs_the_watermark_and_the_epoch_start_and_the_live_incarnatio
 
 
 def test_the_wanted_isr_drops_the_fenced_and_the_late() -> None:
-    followers = {name: Progress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))}
+    followers = {
+        name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))
+    }
     wanted = wanted_isr(
         "a", frozenset("abcd"), followers, {"a": 1, "b": 1, "c": 1},
         high_watermark=5, epoch_start_offset=0, log_end_offset=10, now_ns=120, max_lag_ns=50, max_lag_records=0,
@@ -95,14 +97,14 @@ def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LocalL
     return opened
 
 
-def answer(epoch: int, last: int, start: int = 0) -> EpochOffsetAnswered:
-    return EpochOffsetAnswered(1, epoch, last, 9, start)
+def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
+    return EpochQueryAnswered(1, epoch, last, 9, start)
 
 
 def test_reconcile_cuts_to_the_largest_common_prefix_and_asks_again() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
-    own.truncate(10)
+    own.cut(10)
     assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
 
 

@@ -203,14 +203,14 @@ def test_after_a_restart_it_reconciles_before_it_fetches() -> None:
     follower.step(ev.NoticeReceived("a", 5, 1, 0, 13, 0))
     assert follower.replica.high_watermark == 5, "HW does not rise before the cut"
     query = follower.only(do.SendEpochQuery)
-    follower.step(ev.EpochOffsetAnswered(query.request_id, 2, 11, 5, 0))
-    assert follower.only(do.TruncateLog).end_offset == 10
+    follower.step(ev.EpochQueryAnswered(query.request_id, 2, 11, 5, 0))
+    assert follower.only(do.CutLog).end_offset == 10
     assert not follower.has(do.SendFetch)
-    follower.step(ev.LogTruncated(10))
+    follower.step(ev.LogCut(10))
     query = follower.only(do.SendEpochQuery)
     assert query.asked_epoch == 1
-    follower.step(ev.EpochOffsetAnswered(query.request_id, 1, 7, 5, 0))
-    follower.step(ev.LogTruncated(8))
+    follower.step(ev.EpochQueryAnswered(query.request_id, 1, 7, 5, 0))
+    follower.step(ev.LogCut(8))
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch) == (7, 1)
 
@@ -220,7 +220,7 @@ def test_no_answer_never_cuts() -> None:
     follower.told(state(leader_epoch=5))
     for _ in range(5):
         follower.step(ev.RequestFailed(follower.only(do.SendEpochQuery).request_id, "no responders"))
-        assert not follower.has(do.TruncateLog)
+        assert not follower.has(do.CutLog)
         follower.fire(Deadline.FETCH)
     assert follower.replica.log.log_end_offset == 14
 
@@ -228,8 +228,8 @@ def test_no_answer_never_cuts() -> None:
 def test_an_answer_of_another_epoch_is_not_used() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0),))
     follower.told(state(leader_epoch=5))
-    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 4, 0))
-    assert not follower.has(do.TruncateLog)
+    follower.step(ev.EpochQueryAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 4, 0))
+    assert not follower.has(do.CutLog)
     assert follower.replica.phase == "FOLLOWER_RECONCILE_BACKOFF"
 
 
@@ -237,7 +237,7 @@ def test_an_unflushed_tail_is_flushed_before_the_first_fetch() -> None:
     node = Stepped("a").leads()
     node.publish(3, flush=False)
     node.told(state("b", epoch=2, leader_epoch=3))
-    node.step(ev.EpochOffsetAnswered(node.only(do.SendEpochQuery).request_id, 2, 9, 3, 0))
+    node.step(ev.EpochQueryAnswered(node.only(do.SendEpochQuery).request_id, 2, 9, 3, 0))
     assert not node.has(do.SendFetch)
     node.step(ev.LogFlushed(3))
     assert node.only(do.SendFetch).offset == 2
@@ -255,8 +255,8 @@ def test_behind_the_log_start_it_starts_afresh() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, 40))
-    assert follower.only(do.ResetLog).start_offset == 40
-    follower.step(ev.LogTruncated(40))
+    assert follower.only(do.StartLogAfresh).start_offset == 40
+    follower.step(ev.LogCut(40))
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch) == (39, 0)
     follower.answered([(40, 44, 1)], 44)
@@ -268,7 +268,7 @@ def test_a_log_start_inside_its_own_log_is_no_reason_to_start_afresh() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, 2))
-    assert not follower.has(do.ResetLog)
+    assert not follower.has(do.StartLogAfresh)
 
 
 @pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
@@ -401,7 +401,7 @@ def test_a_candidate_persists_replays_serves_and_appends_nothing() -> None:
     candidate.heard()
     candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
     assert not candidate.has(do.OpenSubject), "a was alive a moment ago, and may still speak"
-    candidate.step(ev.EpochOffsetReceived(99, "a", 1, 2, KEY.uid))
+    candidate.step(ev.EpochQueryReceived(99, "a", 1, 2, KEY.uid))
     assert candidate.has(do.OpenSubject), "a asks in the new epoch: it has stepped down"
     assert not candidate.has(do.CloseSubject), "it serves on"
     assert candidate.replica.role == "LEADER"
@@ -452,20 +452,20 @@ def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> Non
 def test_a_cut_below_the_own_watermark_takes_it_along_after_an_unclean_election() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
     follower.told(state(leader_epoch=5, unclean_elected=True))
-    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 5, 0))
+    follower.step(ev.EpochQueryAnswered(follower.only(do.SendEpochQuery).request_id, 1, 7, 5, 0))
     assert follower.replica.high_watermark == 7
 
 
 def test_without_one_nothing_is_cut_that_is_known_to_be_committed() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
     follower.told(state(leader_epoch=5))
-    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 11, 5, 0))
+    follower.step(ev.EpochQueryAnswered(follower.only(do.SendEpochQuery).request_id, 1, 11, 5, 0))
     assert follower.only(do.ReportLeader).leader_lacks
-    assert not follower.has(do.TruncateLog)
+    assert not follower.has(do.CutLog)
     assert follower.replica.log.log_end_offset == 14
     follower.step(ev.DeadlineReached(ev.Deadline.FETCH), 2)
-    follower.step(ev.EpochOffsetAnswered(follower.only(do.SendEpochQuery).request_id, 1, 12, 5, 0))
-    assert follower.only(do.TruncateLog).end_offset == 13, "what lies above HW may go"
+    follower.step(ev.EpochQueryAnswered(follower.only(do.SendEpochQuery).request_id, 1, 12, 5, 0))
+    assert follower.only(do.CutLog).end_offset == 13, "what lies above HW may go"
 
 
 @pytest.mark.parametrize("waits", [True, False])

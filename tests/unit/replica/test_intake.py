@@ -9,7 +9,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.intake import RECORD_OVERHEAD_BYTES, Gate, Intake, NodeIntake
 from liftpy.replica.lag import wanted_isr
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -164,13 +164,15 @@ def test_a_nodes_bound_leaves_every_partition_one_batch() -> None:
     assert busy.may_append()
 
 
-def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, now_ns: int) -> Progress:
-    found = Progress(now_ns - round(caught_up_ago_s * S), incarnation=1, live=True, position=position, was_caught_up=True)
+def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, now_ns: int) -> FollowerProgress:
+    found = FollowerProgress(
+        now_ns - round(caught_up_ago_s * S), incarnation=1, live=True, position=position, was_caught_up=True
+    )
     found.progressed_ns = now_ns - round(progressed_ago_s * S)
     return found
 
 
-def wanted(followers: dict[str, Progress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
+def wanted(followers: dict[str, FollowerProgress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
     found = wanted_isr(
         "a",
         frozenset(isr),
@@ -202,7 +204,7 @@ def test_lag_alone_takes_nobody_away_who_gets_on() -> None:
 
 
 def test_a_follower_is_as_far_behind_in_time_as_the_log_end_that_it_has_reached() -> None:
-    follower = Progress(caught_up_ns=0)
+    follower = FollowerProgress(caught_up_ns=0)
     for second in range(1, 11):  # the leader appends 100 a second, the follower gets 50 of them
         follower.fetched(50 * second, second, 100 * second, second * S)
     assert follower.caught_up_ns == 4 * S, "at 10 s it has what the leader had at 5 s; it was looked at before"

@@ -168,18 +168,18 @@ def test_an_epoch_query_is_answered_only_in_the_same_epoch() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
-        leader.step(ev.EpochOffsetReceived(1, "b", asked, 2, KEY.uid))
+        leader.step(ev.EpochQueryReceived(1, "b", asked, 2, KEY.uid))
         assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, epoch, last, 2, 0)
-    leader.step(ev.EpochOffsetReceived(1, "b", 1, 1, KEY.uid))
+    leader.step(ev.EpochQueryReceived(1, "b", 1, 1, KEY.uid))
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
 def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
     empty = Stepped("a").leads()
-    empty.step(ev.EpochOffsetReceived(1, "b", 1, 2, KEY.uid))
+    empty.step(ev.EpochQueryReceived(1, "b", 1, 2, KEY.uid))
     assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 0, -1, 2, 0)
     empty_epoch = Stepped("a").leads(end=5)
-    empty_epoch.step(ev.EpochOffsetReceived(1, "b", 2, 2, KEY.uid))
+    empty_epoch.step(ev.EpochQueryReceived(1, "b", 2, 2, KEY.uid))
     assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 1, 4, 2, 0)
 
 
@@ -382,15 +382,15 @@ def test_no_space_is_told_and_ends_the_leadership() -> None:
 
 def test_nobody_is_told_no_while_a_member_of_the_isr_may_still_follow_the_leader_before() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
-    assert not leader.replica.may_answer_publishers(leader.now_ns)
+    assert not leader.replica.may_refuse_publishers(leader.now_ns)
     leader.publish(flush=False)
     assert leader.has(do.AppendBatch)
     leader.fetch("b", -1)
-    assert leader.replica.may_answer_publishers(leader.now_ns)
+    assert leader.replica.may_refuse_publishers(leader.now_ns)
     leader.publish()
     assert leader.only(do.RejectPublishes).reason is do.RejectReason.BELOW_MIN_ISR
     leader.told(state(isr="ab", leader_epoch=2, min_isr=3, epoch=2), live={"a": 1, "b": 2, "c": 1})
-    assert not leader.replica.may_answer_publishers(leader.now_ns), "b has started again"
+    assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
 
 
 def test_no_space_is_not_told_either() -> None:

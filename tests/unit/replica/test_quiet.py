@@ -12,7 +12,7 @@ from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.events import Deadline
-from liftpy.replica.quiet import ASK_AGAIN_NS, MAX_PER_QUESTION, Question, QuietFetch, QuietFetches
+from liftpy.replica.quiet import ASK_AGAIN_NS, MAX_PER_QUESTION, QuietFetch, QuietFetches, WaitQuestion
 from tests.unit.replica.stepping import S, Stepped, state
 
 SOON = ReplicationConfig(quiet_rounds=2)
@@ -181,7 +181,7 @@ def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 
 
 def test_a_fetch_that_still_waits_is_counted_as_if_it_had_come_again() -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.service.followers["b"]
+    progress = leader.replica._role.desk.followers["b"]
     assert confirms(leader, asked(), after_s=3)
     assert progress.caught_up_ns == progress.last_fetch_ns == progress.last_asked_ns == leader.now_ns
     assert (progress.position, progress.last_request_id) == (2, 80)
@@ -204,7 +204,7 @@ def test_a_fetch_that_still_waits_is_counted_as_if_it_had_come_again() -> None:
 )
 def test_any_other_is_not_confirmed_and_counts_nothing(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
-    progress = leader.replica._role.service.followers["b"]
+    progress = leader.replica._role.desk.followers["b"]
     before = progress.caught_up_ns
     assert not confirms(leader, asked(**other), after_s=3)
     assert progress.caught_up_ns == before
@@ -267,7 +267,7 @@ def test_after_a_long_quiet_the_next_fetch_is_believed_at_once() -> None:
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
     assert leader.has(do.SendFetchResponse)
-    assert leader.replica._role.service.followers["b"].last_request_id == 80 + 3600 * S
+    assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
 
 
 def test_an_idle_leader_looks_for_lag_as_seldom_as_somebody_can_lag() -> None:
@@ -315,13 +315,13 @@ class Node:
         for each in self.fetches:
             assert self.quiet.add(each, leader, self.now_ns)
 
-    def turn(self, *, intervals: float = 1.0) -> list[Question]:
+    def turn(self, *, intervals: float = 1.0) -> list[WaitQuestion]:
         self.now_ns += round(self.quiet.interval_ns * intervals)
         questions, ended = self.quiet.due(self.now_ns)
         self.ended += [each for end in ended for each in end.fetches]
         return questions
 
-    def answered_turn(self) -> list[Question]:
+    def answered_turn(self) -> list[WaitQuestion]:
         questions = self.turn()
         for question in questions:
             assert self.quiet.answered(question, ()) is None

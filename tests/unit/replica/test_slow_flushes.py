@@ -9,7 +9,7 @@ from liftpy.errors import ConfigError
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica import lag
-from liftpy.replica.progress import Progress
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 from tests.unit.replica.stepping import S, Stepped, state
 
@@ -153,17 +153,17 @@ def test_under_a_slow_leader_nobody_leaves() -> None:
 
 
 def test_a_successor_is_there_live_near_and_not_alone() -> None:
-    near = {r: Progress(caught_up_ns=100 * S, position=p) for r, p in (("b", 7), ("c", 9), ("d", 9))}
+    near = {r: FollowerProgress(caught_up_ns=100 * S, position=p) for r, p in (("b", 7), ("c", 9), ("d", 9))}
     live = dict.fromkeys("abcd", 1)
 
-    def chosen(fast: str, needed: int = 2, **others: Progress) -> str:
+    def chosen(fast: str, needed: int = 2, **others: FollowerProgress) -> str:
         return successor(fast, near | others, live, needed=needed, now_ns=101 * S, max_lag_ns=5 * S)
 
     assert chosen("bcd") == "c"
     assert chosen("bc", needed=3) == ""
     assert chosen("b") == ""
-    assert chosen("bc", c=Progress(caught_up_ns=95 * S, position=9)) == ""
-    assert chosen("bc", c=Progress(caught_up_ns=101 * S)) == ""
+    assert chosen("bc", c=FollowerProgress(caught_up_ns=95 * S, position=9)) == ""
+    assert chosen("bc", c=FollowerProgress(caught_up_ns=101 * S)) == ""
     assert successor("bc", near, {"a": 1, "b": 1}, needed=2, now_ns=101 * S, max_lag_ns=5 * S) == ""
 
 
@@ -274,7 +274,7 @@ def test_a_follower_tells_what_its_flush_took() -> None:
     ],
 )
 def test_who_stays_in_the_isr(isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str) -> None:
-    followers = {r: Progress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}
+    followers = {r: FollowerProgress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}
     found = lag.wanted_isr(
         "a", frozenset(isr), followers, dict.fromkeys("abc", 1), high_watermark=9, epoch_start_offset=0, log_end_offset=10,
         now_ns=S, max_lag_ns=5 * S, max_lag_records=0, by_quorum=by_quorum, replica_count=3, min_isr=min_isr,

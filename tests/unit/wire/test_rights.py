@@ -15,7 +15,7 @@ from liftpy.errors import ConfigError
 from liftpy.testing.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 from liftpy.wire import subjects as built
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.rights import USES, Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.wire.rights import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
 from sidecar.cli.main import liftpy
 
@@ -68,7 +68,7 @@ def test_subjects_are_built_in_one_place() -> None:
 
 def test_who_may_do_what_on_the_wire() -> None:
     scope = Scope("ns", ("orders",), ("shop.orders",), "_INBOX_me", "me")
-    assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in Role} == {
+    assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in AccessRole} == {
         "publisher": ("shop.orders", "|", "_INBOX_me.>"),
         "reader": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "|", "_INBOX_me.>"),
         "node": ("ns.>", SERVER_CONNECTIONS, "_INBOX_me.>", "|", "ns.>", "shop.orders"),
@@ -81,7 +81,7 @@ def test_who_may_do_what_on_the_wire() -> None:
 def test_where_a_pattern_reaches_further_than_its_row() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
     words = ["x", *PARTITION_WORDS]
-    for role in set(Role) - {Role.NODE}:
+    for role in set(AccessRole) - {AccessRole.NODE}:
         allowed = rights_of(role, Scope()).publish
         for use in USES:
             if role in use.publish or not use.pattern.startswith("{ns}"):
@@ -125,8 +125,8 @@ def test_the_command_prints_them() -> None:
     assert "allow_responses: { max: " in run("--role", "node")
     assert "--allow-pub-response=" in run("--role", "node", "--format", "nsc")
     assert '"shop.>"' in run("--role", "publisher", "--subject", "shop.>")
-    assert as_nats_conf(rights_of(Role.NODE, Scope())).startswith("permissions")
-    assert "--response-ttl" in as_nsc(rights_of(Role.NODE, Scope()), "n")
+    assert as_nats_conf(rights_of(AccessRole.NODE, Scope())).startswith("permissions")
+    assert "--response-ttl" in as_nsc(rights_of(AccessRole.NODE, Scope()), "n")
 
 
 @pytest.mark.parametrize("subject", ['a"b', "a b", "a..b", "", "a\\", "'", "a.>.b"])

@@ -33,7 +33,7 @@ from liftpy.wire.header_block import is_status, parse_headers
 from liftpy.wire.headers import is_reserved, may_be_enveloped, pairs_of
 from liftpy.wire.inboxes import MAX_REPLY_BYTES, InboxRule
 from liftpy.wire.pieces import Assembly, Piece
-from liftpy.wire.rights import Rights, Role, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.wire.rights import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.wire.subjects import Subjects, data_subject, is_protocol_shaped
 
 MOST = (1 << 63) - 1
@@ -380,12 +380,12 @@ def test_a_reply_subject_is_as_long_as_it_may_be() -> None:
 
 def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
     scope = Scope("ns", ("s",), ("orders", "orders.*"), "_INBOX_me", "me")
-    publishes = {role: set(rights_of(role, scope).publish) for role in Role}
-    assert publishes[Role.PUBLISHER] == {"orders", "orders.*"}
-    assert publishes[Role.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
-    assert publishes[Role.OPERATOR] == {"ns.info", "ns.control.admin.me", "ns.status.*"}
-    assert publishes[Role.STATUS] == {"ns.info", "ns.status.*"}
-    assert all(rights_of(role, scope).subscribe == ("_INBOX_me.>",) for role in Role if role is not Role.NODE)
+    publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
+    assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
+    assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
+    assert publishes[AccessRole.OPERATOR] == {"ns.info", "ns.control.admin.me", "ns.status.*"}
+    assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}
+    assert all(rights_of(role, scope).subscribe == ("_INBOX_me.>",) for role in AccessRole if role is not AccessRole.NODE)
     given = Rights(("a",), ("b",), (5, 30))
     assert 'expires: "30s"' in as_nats_conf(given)
     assert "max: 5" in as_nats_conf(given)

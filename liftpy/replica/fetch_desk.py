@@ -1,4 +1,4 @@
-"""FetchService: how a leader, or a candidate in the epoch that it was proposed for, answers its followers [D11, D16-D18, D27].
+"""FetchDesk: how a leader, or a candidate in the epoch that it was proposed for, answers its followers [D11, D16-D18, D27].
 
 Every check comes before anything moves: a request of another stream, epoch or incarnation, one that was overtaken on its way,
 or one whose (offset, epoch) is not on this log changes nothing that the commit rule looks at.
@@ -19,20 +19,20 @@ from liftpy.replica.effects import (
     SendFetchRefusal,
     SendFetchResponse,
 )
-from liftpy.replica.events import EpochOffsetReceived, FetchReceived, QuietFetchReceived, RefusalReason
-from liftpy.replica.progress import Progress
+from liftpy.replica.events import EpochQueryReceived, FetchReceived, QuietFetchReceived, RefusalReason
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.role import Effects, Shared
 from liftpy.replica.waiters import Waiter, Waiters
 
 
-class FetchService:
+class FetchDesk:
     """The followers of one LeaderEpoch, and their requests."""
 
     def __init__(self, shared: Shared, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
         self._log = shared.log
         self._leader_epoch = leader_epoch
-        self.followers: dict[str, Progress] = {}
+        self.followers: dict[str, FollowerProgress] = {}
         """Every other replica; positions of this LeaderEpoch only [D6]."""
         self.waiters = Waiters()
         self.partition_changed(now_ns)
@@ -45,7 +45,7 @@ class FetchService:
             del self.followers[replica]
             self.waiters.forget(replica)
         for replica in others:
-            progress = self.followers.setdefault(replica, Progress(caught_up_ns=now_ns, last_asked_ns=now_ns))
+            progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
             progress.live_is(live.get(replica, 0), now_ns)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
@@ -140,7 +140,7 @@ class FetchService:
             else:
                 out.append(NotifyReplica(waiter.replica))
 
-    def epoch_offset_received(self, event: EpochOffsetReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
         log = self._log
         self.asked(event.replica, event.current_epoch, now_ns)

@@ -38,7 +38,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
 
 
-class StatusService:
+class StatusDesk:
     """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
 
     def __init__(self, settings: NodeSettings) -> None:
