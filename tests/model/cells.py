@@ -11,6 +11,7 @@ fetches, wake-ups, slow disks; the lease model and the simulator look at those).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -27,16 +28,17 @@ from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
 from liftpy.replica.deadlines import Deadlines
-from liftpy.replica.fetch_service import FetchService
-from liftpy.replica.follower import FollowerRole, Following
+from liftpy.replica.fetch_desk import FetchDesk
+from liftpy.replica.follower import FollowerRole
 from liftpy.replica.intake import Intake, NodeIntake
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
-from liftpy.replica.progress import Progress
+from liftpy.replica.phases import Following
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.replica import Replica
-from liftpy.replica.role import Role, Shared
+from liftpy.replica.role import ReplicaRole, Shared
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.succession import Succession
 from liftpy.replica.waiters import Waiter, Waiters
@@ -87,8 +89,8 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchService, Progress,
-        Waiters, Intake, NodeIntake, SlowFlushes, Role, WaitingRole, FailedRole, StoppedRole, FollowerRole, CandidateRole,
+        Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchDesk, FollowerProgress,
+        Waiters, Intake, NodeIntake, SlowFlushes, ReplicaRole, WaitingRole, FailedRole, StoppedRole, FollowerRole, CandidateRole,
         LeaderRole,
     ),
     values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),
@@ -123,16 +125,17 @@ def put_back_times(replica: Replica) -> None:
     shared.succession = Succession(shared.node_id, 0)
     if isinstance(role, FollowerRole):
         role._heard_ns, role._met, role._quiet_rounds, role._woken = NOW, True, 0, False
-        if role.following is not Following.IDLE:
+        role._way = deque([role.phase], role._way.maxlen)
+        if role.phase is not Following.IDLE:
             role._idle_request_id = 0
-        if role.following is not Following.RECONCILING:
+        if role.phase is not Following.RECONCILING:
             role._asked_epoch, role._asks_for_horizon = 0, False
-        if role.following is not Following.FLUSHING:
+        if role.phase is not Following.FLUSHING:
             role._leader_high_watermark = -1
         return
     if not isinstance(role, LeaderRole | CandidateRole):
         return
-    for progress in role.service.followers.values():
+    for progress in role.desk.followers.values():
         progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
         progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
         progress.doubted_ns = None
@@ -213,7 +216,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     ids |= {(cell.name, role._request_id), (cell.name, role._idle_request_id)}
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    ids |= {(name, progress.last_request_id) for name, progress in role.service.followers.items()}
+                    ids |= {(name, progress.last_request_id) for name, progress in role.desk.followers.items()}
             found = self._ids[number] = tuple(pair for pair in ids if pair[1])
         return found
 
@@ -229,7 +232,7 @@ class Cells:
                 if isinstance(role, FollowerRole):
                     role._request_id, role._idle_request_id = own[role._request_id], own[role._idle_request_id]
                 elif isinstance(role, LeaderRole | CandidateRole):
-                    for name, progress in role.service.followers.items():
+                    for name, progress in role.desk.followers.items():
                         progress.last_request_id = {0: 0, **numbers[name]}[progress.last_request_id]
             found = self._renamed[number, key] = self.add(cell)
         return found
@@ -240,12 +243,12 @@ class Cells:
         if found is None:
             cell = STRUCTURE.copy(self[number])
             role = cell.replica._role if cell.replica is not None else None
-            service = role.service if isinstance(role, LeaderRole | CandidateRole) else None
+            desk = role.desk if isinstance(role, LeaderRole | CandidateRole) else None
             for name, rid in cell.kept:
-                if (name, rid) in ids and service is not None:
-                    service.waiters.forget(name)
+                if (name, rid) in ids and desk is not None:
+                    desk.waiters.forget(name)
             cell.kept = tuple(pair for pair in cell.kept if pair not in ids)
-            for name, progress in service.followers.items() if service is not None else ():
+            for name, progress in desk.followers.items() if desk is not None else ():
                 if (name, progress.last_request_id) in ids:
                     progress.last_request_id = 0
             found = self._renamed[number, ids] = self.add(cell)
@@ -274,7 +277,7 @@ def _options(cell: Cell) -> list[tuple[Any, ...]]:
         found.append(("wake",))
     role = replica._role
     if isinstance(role, LeaderRole):
-        found += [("lags", name) for name in sorted(role.service.followers) if name in replica.state.isr]
+        found += [("lags", name) for name in sorted(role.desk.followers) if name in replica.state.isr]
         if deadlines.is_set(ev.Deadline.ISR_CHANGE):
             found.append(("unanswered",))
     elif isinstance(role, CandidateRole) and deadlines.is_set(ev.Deadline.PROMOTION):
@@ -339,7 +342,7 @@ class Shell:
 
     def _lags(self, follower: str) -> None:
         assert self.cell.replica is not None
-        self.cell.replica._role.service.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
+        self.cell.replica._role.desk.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
         self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
         self.feed(ev.DeadlineReached(ev.Deadline.LAG))
 
@@ -385,7 +388,7 @@ class Shell:
 
     def _query_came(self, _: str, src: str, dst: str, rid: int, asked_epoch: int, epoch: int) -> None:
         self._asker = src, rid
-        self.feed(ev.EpochOffsetReceived(1, src, asked_epoch, epoch, KEY.uid))
+        self.feed(ev.EpochQueryReceived(1, src, asked_epoch, epoch, KEY.uid))
 
     def _fetched_came(
         self, _: str, src: str, dst: str, rid: int, epoch: int, hw: int, base: int, records: tuple[Record, ...]
@@ -395,7 +398,7 @@ class Shell:
         self.feed(ev.FetchAnswered(1, rid, epoch, hw, spans))
 
     def _answered_came(self, _: str, src: str, dst: str, rid: int, epoch: int, last_offset: int, current: int) -> None:
-        self.feed(ev.EpochOffsetAnswered(rid, epoch, last_offset, current, 0))
+        self.feed(ev.EpochQueryAnswered(rid, epoch, last_offset, current, 0))
 
     def _refused_came(self, _: str, src: str, dst: str, rid: int, reason: str, epoch: int) -> None:
         self.feed(ev.FetchRefused(rid, ev.RefusalReason[reason], epoch, 0))
@@ -415,15 +418,15 @@ class Shell:
         self.cell.log = self.cell.log + self._fetched
         check(effect.last_offset == len(self.cell.log) - 1, "D15", effect, "but the log ends at", len(self.cell.log))
 
-    def truncate_log(self, effect: do.TruncateLog) -> None:
+    def cut_log(self, effect: do.CutLog) -> None:
         cell = self.cell
         check(cell.replica is not None and cell.replica.role != "LEADER", "D25", cell.name, effect)
         cell.log, cell.durable = cell.log[: effect.end_offset], min(cell.durable, effect.end_offset)
-        self.feed(ev.LogTruncated(effect.end_offset))
+        self.feed(ev.LogCut(effect.end_offset))
 
-    def reset_log(self, effect: do.ResetLog) -> None:
+    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         self.cell.log, self.cell.durable = (), 0
-        self.feed(ev.LogTruncated(effect.start_offset))
+        self.feed(ev.LogCut(effect.start_offset))
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         self.cell.persisted = effect.leader_epoch
@@ -498,8 +501,8 @@ class Shell:
 _ACTS: dict[type, Any] = {
     do.AppendBatch: Shell.append_batch,
     do.AppendFetched: Shell.append_fetched,
-    do.TruncateLog: Shell.truncate_log,
-    do.ResetLog: Shell.reset_log,
+    do.CutLog: Shell.cut_log,
+    do.StartLogAfresh: Shell.start_log_afresh,
     do.PersistLeaderEpoch: Shell.persist_leader_epoch,
     do.ReplayLog: Shell.replay_log,
     do.StartServing: Shell.start_serving,

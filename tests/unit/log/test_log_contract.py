@@ -110,7 +110,7 @@ def test_a_flush_that_failed_closes_the_log_and_leaves_its_mark(kind: type[Stora
         lambda: add(log),
         lambda: log.read(0, 1),
         log.checkpoint,
-        lambda: log.truncate_to(0),
+        lambda: log.cut_to(0),
         lambda: log.begin_compaction(0),
     ):
         with pytest.raises(LogClosedError):
@@ -180,7 +180,7 @@ def test_readers_are_woken_by_appends_hw_and_cuts_and_by_nothing_else() -> None:
     log.on_advance = lambda: woken.append(1)
     for step, wakes in (
         (lambda: add(log, 3), 1), (log.flush, 0), (lambda: log.raise_high_watermark(1), 1), (lambda: log.raise_high_watermark(1), 0),
-        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.truncate_to(2), 1),
+        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.cut_to(2), 1),
     ):  # fmt: skip
         woken.clear()
         step()
@@ -215,7 +215,7 @@ def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
     whole = end // 2 * 2  # batches of two are atomic
     epochs = [(epoch, start) for epoch, start in log.epochs.entries if start < whole]
     log.checkpoint()
-    assert log.truncate_to(end) == whole
+    assert log.cut_to(end) == whole
     assert (log.log_end_offset, log.durable_end_offset, log.high_watermark) == (whole, whole, whole - 1)
     assert list(log.epochs.entries) == epochs
     assert offsets_of(log) == list(range(whole))
@@ -232,7 +232,7 @@ def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
 def test_a_fresh_start_keeps_nothing() -> None:
     log = filled()
     log.persist_epoch(4)
-    log.reset(100)
+    log.start_afresh(100)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end_offset) == (100, 100, 99, 100)
     assert log.epochs.entries == ()
     assert log.horizon == NEVER
@@ -593,7 +593,7 @@ def test_epochs_by_offset_and_by_epoch() -> None:
     ]  # fmt: skip
     for end, left in ((12, 3), (10, 3), (9, 2), (8, 2), (7, 1), (1, 1), (0, 0)):
         cache = EpochCache([(1, 0), (4, 7), (6, 9)])
-        cache.truncate(end)
+        cache.cut(end)
         assert len(cache.entries) == left
 
 

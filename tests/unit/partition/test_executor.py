@@ -79,7 +79,7 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
     assert runner.storage_failed
 
 
-@pytest.mark.parametrize(("effect", "cut"), [(do.CutLog(5), "log.cut_to"), (do.StartLogAfresh(5), "log.reset")])
+@pytest.mark.parametrize(("effect", "cut"), [(do.CutLog(5), "log.cut_to"), (do.StartLogAfresh(5), "log.start_afresh")])
 def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)

@@ -40,7 +40,7 @@ from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.quiet import Asker, QuietTalk
+from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
@@ -77,7 +77,7 @@ PARTS = (
     "timers",
     "ingest",
     "acks",
-    "service",
+    "replication",
     "fetches",
     "notifications",
     "quiet",
@@ -179,7 +179,7 @@ def test_pieces_of_a_batch_are_forgotten_with_the_role_that_asked_for_them() -> 
 def test_a_subject_that_is_closed_takes_and_answers_nothing() -> None:
     runner, calls, _ = executor()
     runner.execute(do.CloseSubject())
-    assert [name for name, *_ in calls] == ["ingest.stop", "service.stop"]
+    assert [name for name, *_ in calls] == ["ingest.stop", "replication.stop"]
 
 
 # ---- wishes ------------------------------------------------------------------------------------------------------------------
@@ -816,7 +816,7 @@ async def test_confirmations_are_of_their_question_alone() -> None:
     talk = QuietTalk(
         AnswerRouter(bus),
         Subjects(),
-        Asker("n1", 4),
+        QuietAsker("n1", 4),
         InboxRule(("liftpy.inbox.",)),
         ReplicationConfig(),
         Clocked(),

@@ -15,15 +15,15 @@ from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from sidecar.raft import codec
 from sidecar.raft import driver as driver_module
 from sidecar.raft import hardening as hardening_module
-from sidecar.raft.driver import MAX_INBOX_BYTES, Driver, tick_once
+from sidecar.raft.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
 from sidecar.raft.library import FAIL_REASON, Node
-from sidecar.raft.lineage import Lineage
+from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.numbers import MAX_NUMBER
 from sidecar.raft.probation import is_first_start
 from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import SILENCE_S, TERM_REACH, Peer, Sessions
+from sidecar.raft.sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 
@@ -314,8 +314,8 @@ def test_everything_is_flushed_before_a_tick_ends() -> None:
         tick_once(made, made, made, [])  # type: ignore[arg-type]
 
 
-def driving(made: Ticking, sent: list[Any], failed: list[Exception]) -> Driver:
-    return Driver(made, made, made, lambda to, frame: sent.append((to, list(made.order))), lambda: None, failed.append)  # type: ignore[arg-type]
+def driving(made: Ticking, sent: list[Any], failed: list[Exception]) -> GroupDriver:
+    return GroupDriver(made, made, made, lambda to, frame: sent.append((to, list(made.order))), lambda: None, failed.append)  # type: ignore[arg-type]
 
 
 async def test_frames_leave_after_the_flush_and_bytes_are_given_back() -> None:
@@ -415,7 +415,7 @@ class Talk:
         self.terms = {"a": 1, "b": 1}
         numbers = iter(range(1001, 9999, 2))
         self.sides = {
-            own: Sessions(own, (other,), self.deliver, lambda node, up: self.ups.append((node, up)), lambda: next(numbers),
+            own: PeerSessions(own, (other,), self.deliver, lambda node, up: self.ups.append((node, up)), lambda: next(numbers),
                           term=lambda own=own: self.terms[own])  # type: ignore[misc]
             for own, other in (("a", "b"), ("b", "a"))
         }  # fmt: skip
@@ -551,9 +551,9 @@ def test_what_is_the_first_start_of_a_group(own_is_new: bool, said: str, majorit
 def test_who_knows_a_later_process_doubts_and_a_majority_of_doubts_counts(tmp_path: Path) -> None:
     numbers = iter(range(101, 999, 2))
 
-    def lineage(name: str, majority: int = 2) -> Lineage:
+    def lineage(name: str, majority: int = 2) -> FolderLineage:
         (tmp_path / name).mkdir(exist_ok=True)
-        return Lineage(tmp_path / name, lambda: next(numbers), majority)
+        return FolderLineage(tmp_path / name, lambda: next(numbers), majority)
 
     one, two, three = lineage("a"), lineage("b"), lineage("c")
     for peer_id, peer in (("b", two), ("c", three)):
@@ -578,4 +578,4 @@ def test_who_knows_a_later_process_doubts_and_a_majority_of_doubts_counts(tmp_pa
         tail = struct.pack("<QQB", 50 + count, 4711, 0)
         alone.heard(peer_id, tail)
         assert bool(alone.missed) is (count == 3), "untrusted ones have to be many, a trusted one is enough"
-    assert Lineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
+    assert FolderLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"

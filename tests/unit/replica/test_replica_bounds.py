@@ -26,7 +26,7 @@ from liftpy.replica.lease import Lease
 from liftpy.replica.lineage import Lineage, judge
 from liftpy.replica.local_log import LocalLog
 from liftpy.replica.overflow import Overflow
-from liftpy.replica.progress import DOUBT_NS, REACH_NS, Progress
+from liftpy.replica.progress import DOUBT_NS, REACH_NS, FollowerProgress
 from liftpy.replica.quiet import QuietFetch, QuietFetches
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.succession import Succession
@@ -134,7 +134,7 @@ def test_an_answer_that_was_kept_tells_hw_once() -> None:
         leader.fetch(follower, -1, awaits_more=True)
     leader.publish(2)
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} <= {"b", "c"}
-    followers = leader.replica._role.service.followers  # type: ignore[attr-defined]
+    followers = leader.replica._role.desk.followers  # type: ignore[attr-defined]
     assert all(progress.told_high_watermark == leader.replica.high_watermark for progress in followers.values())
 
 
@@ -146,7 +146,7 @@ def following(end: int = 5) -> Stepped:
     follower.told(state())
     if end:
         query = follower.only(do.SendEpochQuery)
-        follower.step(ev.EpochOffsetAnswered(query.request_id, 1, end - 1, 1, 0))
+        follower.step(ev.EpochQueryAnswered(query.request_id, 1, end - 1, 1, 0))
     assert follower.has(do.SendFetch)
     return follower
 
@@ -156,7 +156,7 @@ def test_a_refusal_of_another_epoch_changes_nothing_here(reason: RefusalReason) 
     follower = following()
     request = follower.only(do.SendFetch).request_id
     follower.step(ev.FetchRefused(request, reason, 7, 100))
-    assert not any(isinstance(effect, do.TruncateLog | do.ResetLog) for effect in follower.out)
+    assert not any(isinstance(effect, do.CutLog | do.StartLogAfresh) for effect in follower.out)
     assert follower.replica.log.log_end_offset == 5
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
 
@@ -165,7 +165,7 @@ def test_a_refusal_of_another_epoch_changes_nothing_here(reason: RefusalReason) 
 def test_a_fresh_start_needs_a_log_that_begins_behind_ones_own(log_start: int, afresh: bool) -> None:
     follower = following(5)
     follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, log_start))
-    assert follower.has(do.ResetLog) is afresh
+    assert follower.has(do.StartLogAfresh) is afresh
 
 
 @pytest.mark.parametrize(("sender", "epoch", "heard"), [("a", 1, True), ("c", 1, False), ("a", 2, False)])
@@ -267,14 +267,14 @@ def test_promises_only_rise() -> None:
 # ---- the ISR -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
 def test_lag_in_records(behind: int, lags: bool) -> None:
-    progress = Progress(caught_up_ns=0, position=99 - behind)
+    progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
     assert lag.is_lagging(progress, 100, 5, 5, 10) is lags
     assert not lag.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
-    assert lag.is_lagging(Progress(caught_up_ns=0), 100, 6, 5, 0), "by time"
-    assert not lag.is_lagging(Progress(caught_up_ns=0), 100, 5, 5, 10)
+    assert lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 6, 5, 0), "by time"
+    assert not lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
 
 
-def wanted(followers: dict[str, Progress], **more: Any) -> frozenset[str]:
+def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str]:
     given: dict[str, Any] = {
         "high_watermark": 5, "epoch_start_offset": 0, "log_end_offset": 6, "now_ns": 10, "max_lag_ns": 100, "max_lag_records": 0,
         "min_isr": 2, "replica_count": 4,
@@ -288,7 +288,7 @@ def wanted(followers: dict[str, Progress], **more: Any) -> frozenset[str]:
 )
 @pytest.mark.parametrize("absences", [1, 2])
 def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, leave: bool, absences: int) -> None:
-    followers = {node: Progress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
+    followers = {node: FollowerProgress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
     for node in "bcd"[:silent]:
         followers[node].probed, followers[node].absences = True, absences
     staying = frozenset("abcd") - frozenset("bcd"[:silent]) if leave and absences == 2 else frozenset("abcd")
@@ -299,11 +299,11 @@ def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, l
     ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
 )
 def test_who_joins_holds_what_is_committed_and_where_the_epoch_began(position: int, hw: int, start: int, joins: bool) -> None:
-    progress = Progress(caught_up_ns=0, incarnation=3, position=position)
+    progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
     assert lag.may_join(progress, 3, hw, start) is joins
     assert not lag.may_join(progress, 4, hw, start), "of the process before"
     assert not lag.may_join(progress, 0, hw, start), "fenced"
-    assert not lag.may_join(Progress(caught_up_ns=0, incarnation=3), 3, hw, start)
+    assert not lag.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
 
 
 def test_an_unknown_outcome_keeps_all_that_may_be_members() -> None:
@@ -331,8 +331,8 @@ def test_an_answer_is_to_the_change_of_this_epoch(epoch: int) -> None:
 
 
 # ---- progress ----------------------------------------------------------------------------------------------------------------
-def fetched(*ids: int, now_ns: int = 0) -> Progress:
-    progress = Progress(caught_up_ns=0)
+def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
+    progress = FollowerProgress(caught_up_ns=0)
     for number, request_id in enumerate(ids):
         progress.fetched(number, request_id, 100, now_ns)
     return progress
@@ -355,7 +355,7 @@ def test_doubts_last_and_end() -> None:
 
 def test_a_fetch_and_a_wait_end_what_was_said_of_absence() -> None:
     for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
-        progress = Progress(caught_up_ns=0, absences=1, probed=True)
+        progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
         sign(progress)
         assert (progress.absences, progress.probed) == (0, False)
 
@@ -424,7 +424,7 @@ def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LocalLog:
 
 def test_a_flush_that_ran_before_a_cut_says_nothing_of_what_comes_after() -> None:
     log = mirror(flushed=4)
-    log.truncated(6)
+    log.was_cut(6)
     log.flushed(10)
     assert log.flushed_end_offset == 6
     log.append(3, 4)
@@ -434,7 +434,7 @@ def test_a_flush_that_ran_before_a_cut_says_nothing_of_what_comes_after() -> Non
 
 
 def test_an_emptied_log_lacks_nothing() -> None:
-    for cut in (lambda log: log.truncated(0), lambda log: log.reset(20)):
+    for cut in (lambda log: log.was_cut(0), lambda log: log.start_afresh(20)):
         log = mirror()
         log.compacted(Horizon(8, 3))
         cut(log)
@@ -442,10 +442,10 @@ def test_an_emptied_log_lacks_nothing() -> None:
         assert log.horizon == NEVER
     log = mirror()
     log.compacted(Horizon(8, 3))
-    log.truncated(9)
+    log.was_cut(9)
     assert log.horizon == Horizon(8, 3)
     with pytest.raises(InvariantError):
-        log.truncated(10)
+        log.was_cut(10)
 
 
 @pytest.mark.parametrize(
