@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.feed import FeedProducer
@@ -65,7 +65,7 @@ class GroupLog(Protocol):
         """Leader: until this moment, monotonic, a majority had not voted for anybody else [D22]."""
 
 
-class Outcome(Enum):
+class EntryOutcome(Enum):
     """What became of an entry, as far as this member can know."""
 
     APPLIED = "applied"
@@ -102,14 +102,14 @@ class LookFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishEntry:
     """Put the entry on the feed, behind those before it."""
 
     entry: pb.FeedEntry
 
 
-Decision = Order | CatchUp | LookFor | Question | Publish
-"""``Question``: ask the node; say ``answered`` in the end."""
+Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry
+"""``LeaderQuestion``: ask the node; say ``answered`` in the end."""
 
 
 class MetadataMember:
@@ -137,7 +137,7 @@ class MetadataMember:
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0
-        self._asking: set[Question] = set()
+        self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
 
     @property
@@ -230,7 +230,7 @@ class MetadataMember:
             entries = [self._feed.head()]
         if entries:
             self._head_at_ns = now_ns
-        return [Publish(entry) for entry in entries]
+        return [PublishEntry(entry) for entry in entries]
 
     def looked_for(self, node_id: str, *, absent: bool) -> None:
         """``LookFor`` is done. ``absent``: the bus has said that nobody listens; any answer and any silence is False."""
@@ -238,7 +238,7 @@ class MetadataMember:
         if absent:
             self._duties.gone(node_id)
 
-    def answered(self, question: Question, said: Said | None) -> None:
+    def answered(self, question: LeaderQuestion, said: Said | None) -> None:
         """A question is done; None: nothing can be made of it."""
         self._asking.discard(question)
         if said is not None:
@@ -285,7 +285,7 @@ class MetadataMember:
             order.is_first = self._duties.logged(request.operationId)
         return command
 
-    def ended(self, order: Order, outcome: Outcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+    def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
         """The answer to an order whose entry came to ``outcome``; ``answer``: of the state machine, if it was applied."""
         self._is_over(order)
         response = self._response(order, outcome, answer)
@@ -303,12 +303,12 @@ class MetadataMember:
         if order.takes_over == self._taking_over:
             self._taking_over = -1
 
-    def _response(self, order: Order, outcome: Outcome, answer: bytes | None) -> pb.ControlResponse:
+    def _response(self, order: Order, outcome: EntryOutcome, answer: bytes | None) -> pb.ControlResponse:
         request = order.request
         match outcome:
-            case Outcome.APPLIED if answer is not None:
+            case EntryOutcome.APPLIED if answer is not None:
                 return frames.parse(answer, pb.ControlResponse)
-            case Outcome.NEVER:
+            case EntryOutcome.NEVER:
                 if order.is_first:  # else an entry of the same operation, ordered before, may still be in the log
                     self._duties.not_logged(request.operationId)
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")

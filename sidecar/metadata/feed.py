@@ -40,7 +40,7 @@ class FeedPublisher:
         connection: Client,
         subjects: Subjects,
         outgoing: Outgoing,
-        may_answer: Callable[[bytes], bool],
+        is_inbox: Callable[[bytes], bool],
         producer: FeedProducer,
         image: Callable[[], ClusterImage],
     ) -> None:
@@ -49,7 +49,7 @@ class FeedPublisher:
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
-        self._may_answer = may_answer
+        self._is_inbox = is_inbox
         self._image = image
 
     async def start(self) -> None:
@@ -62,7 +62,7 @@ class FeedPublisher:
         self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
 
     async def _asked(self, message: Any) -> None:
-        if not message.reply or not self._may_answer(message.reply.encode()):
+        if not message.reply or not self._is_inbox(message.reply.encode()):
             self.counters[REPLY] += 1
             return
         try:

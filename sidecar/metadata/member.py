@@ -37,7 +37,7 @@ from sidecar.metadata.group import Watcher
 from sidecar.metadata.opening import MemberFolder, MemberLog
 from sidecar.metadata.orders import Orders
 from sidecar.metadata.outgoing import Outgoing
-from sidecar.raft.driver import Driver
+from sidecar.raft.driver import GroupDriver
 from sidecar.raft.library import check_library
 from sidecar.raft.sealing import seal, unseal
 
@@ -55,7 +55,7 @@ _SAY_EVERY_S = 10.0
 class RaftMember:
     """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
 
-    ``may_answer``: whether a reply subject is an inbox of applications [A5]; ``fatal``: called once when disk or state machine fail:
+    ``is_inbox``: whether a reply subject is an inbox of applications [A5]; ``fatal``: called once when disk or state machine fail:
     the process must stop.
     """
 
@@ -66,7 +66,7 @@ class RaftMember:
         subjects: Subjects,
         config: ReplicationConfig,
         fatal: Callable[[Exception], None],
-        may_answer: Callable[[bytes], bool],
+        is_inbox: Callable[[bytes], bool],
         *,
         elections: bool = False,
     ) -> None:
@@ -81,10 +81,10 @@ class RaftMember:
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
-        self._driver = Driver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
+        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
         self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up)
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._desk = ControlDesk(connection, subjects, may_answer, lambda: log.leads, self._decide_here, self._describe_alone)
+        self._desk = ControlDesk(connection, subjects, is_inbox, lambda: log.leads, self._decide_here, self._describe_alone)
         self._watchers: list[Watcher] = []
         self._shown = fsm.image
         """The image that the watchers have seen."""

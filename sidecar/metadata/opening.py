@@ -48,7 +48,7 @@ class MemberFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MemberSurroundings:
     """What a member takes from the machine; a simulator gives its own."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -69,7 +69,7 @@ class MemberLog:
         fsm: ClusterFsm,
         feed: FeedProducer,
         state_changed: Callable[[int, int], None],
-        surroundings: Surroundings = Surroundings(),  # it can't be changed
+        surroundings: MemberSurroundings = MemberSurroundings(),  # it can't be changed
     ) -> None:
         node_id, members, around = opened.node_id, opened.members, surroundings
         self.node_id = node_id

@@ -9,8 +9,8 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from liftpy.cluster.accusations import Question
-from liftpy.cluster.member import CatchUp, Decision, LookFor, MetadataMember, Order, Outcome, Publish
+from liftpy.cluster.accusations import LeaderQuestion
+from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, LookFor, MetadataMember, Order, PublishEntry
 from liftpy.cluster.stepping_aside import who_steps_aside
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -21,7 +21,7 @@ from sidecar.ending import end_tasks
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.opening import MemberLog
 from sidecar.metadata.questions import ask_accused, ask_to_step_aside
-from sidecar.raft.driver import Driver
+from sidecar.raft.driver import GroupDriver
 from sidecar.raft.library import MAX_APPEND_BYTES, outcome_of
 from sidecar.tasks import spawn
 
@@ -35,7 +35,7 @@ class Orders:
         subjects: Subjects,
         member: MetadataMember,
         log: MemberLog,
-        driver: Driver,
+        driver: GroupDriver,
         feed: FeedPublisher,
         catch_up: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
@@ -56,13 +56,13 @@ class Orders:
 
     def _do(self, decision: Decision) -> None:
         match decision:
-            case Publish():
+            case PublishEntry():
                 self._feed.put(decision.entry)
             case Order():
                 self._spawn(self.order(decision), "an order to the metadata group")
             case LookFor():
                 self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
-            case Question():
+            case LeaderQuestion():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
             case CatchUp():
                 self._spawn(self._catch_up(), "catching up with the metadata group")
@@ -79,7 +79,7 @@ class Orders:
     async def _look_for(self, node_id: str) -> None:
         self._member.looked_for(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
 
-    async def _ask(self, question: Question) -> None:
+    async def _ask(self, question: LeaderQuestion) -> None:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
@@ -97,7 +97,7 @@ class Orders:
         entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
         if not isinstance(entry, bytes):
             return entry
-        outcome, answer = Outcome.UNKNOWN, None
+        outcome, answer = EntryOutcome.UNKNOWN, None
         try:
             answer, reason = await asyncio.wait_for(self._driver.propose(entry), order.timeout_ns / NS_PER_S)
             outcome = outcome_of(answer, reason)

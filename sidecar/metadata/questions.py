@@ -5,7 +5,7 @@ from __future__ import annotations
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.cluster.accusations import ANSWER_NS, Question, Said
+from liftpy.cluster.accusations import ANSWER_NS, LeaderQuestion, Said
 from liftpy.config import NS_PER_S
 from liftpy.errors import ProtocolError
 from liftpy.wire import frames
@@ -15,7 +15,7 @@ from liftpy.wire.subjects import Subjects
 STEP_ASIDE_TIMEOUT_S = 0.8
 
 
-async def ask_accused(connection: Client, subjects: Subjects, question: Question) -> Said | None:
+async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> Said | None:
     """Put the question to the node; None: nothing can be made of what comes back, and silence has a deadline of its own."""
     key = question.key
     asked = replication_pb2.LeaderQuestion(

@@ -21,7 +21,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from liftpy.cluster.member import Outcome
+from liftpy.cluster.member import EntryOutcome
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
@@ -96,11 +96,11 @@ _NEVER_LOGGED = (FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON
 """It was not put into the log, or another entry was committed in its place. Whatever else the library says may be a loss or not."""
 
 
-def outcome_of(answer: bytes | None, reason: int) -> Outcome:
+def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
     """What became of a command, by what the library told of it."""
     if reason in _NEVER_LOGGED:
-        return Outcome.NEVER
-    return Outcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else Outcome.UNKNOWN
+        return EntryOutcome.NEVER
+    return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
 
 
 def _refuse(*_: Any) -> None:

@@ -24,9 +24,9 @@ from liftpy.cluster.operations import MAX_STEP_NS, Operation, OperationWindow
 from liftpy.cluster.pages import MAX_PAGE_BYTES, page_bytes
 from liftpy.cluster.placement import in_order, place
 from liftpy.cluster.preferred import misplaced
-from liftpy.cluster.records import CountersMoved, PartitionChanged, StreamCreated, record_from_pb, record_to_pb
+from liftpy.cluster.records import CountersMoved, PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.cluster.replay import replay, replay_all
-from liftpy.cluster.session import Sessions
+from liftpy.cluster.session import NodeSessions
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, FolderStarts, descent
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
@@ -253,7 +253,7 @@ def test_a_batch_takes_what_may_be_in_one_and_gives_each_number_once() -> None:
     assert "s" in after.streams
     assert replay_all(image, records) == after, "who follows the records gets the same"
     (moved,) = [record for record in records if isinstance(record, CountersMoved)]
-    assert moved.counters.next_epoch == 14 + sum(isinstance(record, PartitionChanged) for record in records)
+    assert moved.counters.next_epoch == 14 + sum(isinstance(record, PartitionStateChanged) for record in records)
 
 
 # ---- elections -----------------------------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_pages_fit_a_message(asked: int, payload: int, size: int) -> None:
 
 def test_a_lease_is_shorter_than_a_session_and_ends_are_asked_for_now_and_then() -> None:
     config = ReplicationConfig()
-    sessions = Sessions(config)
+    sessions = NodeSessions(config)
     sessions.lead(an_image(fenced="c"), 0)
     assert sessions.due(2 * S) == [], "everybody may be starting"
     lease = sessions.heartbeat("a", 1, 3 * S, 3 * S)
@@ -584,7 +584,7 @@ def test_a_lease_is_shorter_than_a_session_and_ends_are_asked_for_now_and_then()
 
 def test_a_node_that_is_gone_keeps_its_lease() -> None:
     config = ReplicationConfig()
-    sessions = Sessions(config)
+    sessions = NodeSessions(config)
     sessions.lead(an_image(), 0)
     sessions.heartbeat("a", 1, 10 * S, 10 * S)
     sessions.gone("a")
@@ -729,7 +729,7 @@ def test_counts_follow_streams_and_records_come_back() -> None:
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}
     assert dict(after.without_stream("s").replica_counts) == {}
-    record = PartitionChanged("s", "u1", a_partition())
+    record = PartitionStateChanged("s", "u1", a_partition())
     assert record_from_pb(record_to_pb(record)) == record
 
 

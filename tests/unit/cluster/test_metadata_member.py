@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -18,11 +18,11 @@ from liftpy.cluster.member import (
     MAX_QUESTIONS,
     CatchUp,
     Decision,
+    EntryOutcome,
     LookFor,
     MetadataMember,
     Order,
-    Outcome,
-    Publish,
+    PublishEntry,
 )
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -76,7 +76,7 @@ class Member:
     def do(self, order: Order) -> pb.ControlResponse:
         entry = self.member.entry(order, 1, MAX_BYTES)
         assert isinstance(entry, bytes)
-        return self.member.ended(order, Outcome.APPLIED, self.log.apply(entry), self.log.now_ns)
+        return self.member.ended(order, EntryOutcome.APPLIED, self.log.apply(entry), self.log.now_ns)
 
     def lead(self) -> None:
         """Elected, and in office."""
@@ -120,8 +120,8 @@ def test_the_duties_begin_behind_a_barrier_of_the_own_term() -> None:
     assert answered.error == pb.ControlResponse.NOT_FOUND, "judged by the sessions"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.NEVER, Outcome.UNKNOWN])
-def test_a_barrier_that_is_not_known_to_be_applied_begins_nothing_and_is_asked_for_again(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
+def test_a_barrier_that_is_not_known_to_be_applied_begins_nothing_and_is_asked_for_again(outcome: EntryOutcome) -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -218,16 +218,16 @@ def test_only_a_node_that_is_absent_loses_its_session_before_its_time() -> None:
 def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
-    questions = [Question(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
-    said: list[tuple[Question, Said]] = []
+    questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
+    said: list[tuple[LeaderQuestion, Said]] = []
     monkeypatch.setattr(made.member._duties, "testified", lambda *told: said.append(told))
     monkeypatch.setattr(made.member._duties, "questions", lambda: questions)
-    assert [d for d in made.tick() if isinstance(d, Question)] == questions[:MAX_QUESTIONS]
+    assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[:MAX_QUESTIONS]
     made.member.answered(questions[0], None)
     made.member.answered(questions[1], Said.SERVES)
     assert said == [(questions[1], Said.SERVES)], "silence is no testimony"
     monkeypatch.setattr(made.member._duties, "questions", lambda: questions[MAX_QUESTIONS:])
-    assert [d for d in made.tick() if isinstance(d, Question)] == questions[MAX_QUESTIONS:]
+    assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
 
 
 def test_own_orders_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_own_orders_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(orders) == MAX_DUTY_ORDERS
     assert not [d for d in made.tick() if isinstance(d, Order)]
     made.member.entry(orders[0], 1, MAX_BYTES)
-    made.member.ended(orders[0], Outcome.UNKNOWN, None, made.log.now_ns)
+    made.member.ended(orders[0], EntryOutcome.UNKNOWN, None, made.log.now_ns)
     assert [d for d in made.tick() if isinstance(d, Order)]
 
 
@@ -251,19 +251,19 @@ def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> No
     order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
     assert isinstance(order, Order)
     made.do(order)
-    [publish] = [d for d in made.tick() if isinstance(d, Publish)]
+    [publish] = [d for d in made.tick() if isinstance(d, PublishEntry)]
     assert publish.entry.index == made.log.image.index
     assert len(publish.entry.records)
-    assert not [d for d in made.tick(later_ns=HEAD_EVERY_NS - 1) if isinstance(d, Publish)]
-    [head] = [d for d in made.tick(later_ns=1) if isinstance(d, Publish)]
+    assert not [d for d in made.tick(later_ns=HEAD_EVERY_NS - 1) if isinstance(d, PublishEntry)]
+    [head] = [d for d in made.tick(later_ns=1) if isinstance(d, PublishEntry)]
     assert head.entry.index == head.entry.previousIndex == made.log.image.index
 
 
 @pytest.mark.parametrize(
     ("outcome", "error"),
-    [(Outcome.NEVER, pb.ControlResponse.UNAVAILABLE), (Outcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
+    [(EntryOutcome.NEVER, pb.ControlResponse.UNAVAILABLE), (EntryOutcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
 )
-def test_only_what_never_gets_into_the_log_is_refused(outcome: Outcome, error: pb.ControlResponse.Error) -> None:
+def test_only_what_never_gets_into_the_log_is_refused(outcome: EntryOutcome, error: pb.ControlResponse.Error) -> None:
     made = Member()
     made.lead()
     order = made.ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d0")))
@@ -281,11 +281,11 @@ def test_an_operation_whose_first_entry_may_still_come_is_answered_by_the_log_al
     assert isinstance(alone, pb.ControlResponse), "there is no such stream: the log need not be asked"
     first = Order(delete)
     made.member.entry(first, 1, MAX_BYTES)
-    made.member.ended(first, Outcome.UNKNOWN, None, made.log.now_ns)
+    made.member.ended(first, EntryOutcome.UNKNOWN, None, made.log.now_ns)
     second = made.ask(delete)
     assert isinstance(second, Order)
     made.member.entry(second, 1, MAX_BYTES)
-    made.member.ended(second, Outcome.NEVER, None, made.log.now_ns)
+    made.member.ended(second, EntryOutcome.NEVER, None, made.log.now_ns)
     assert isinstance(made.ask(delete), Order), "the first entry is still on its way"
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.accusations import Question, Said
+from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.ids import PartitionKey
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.questions import ask_accused, ask_to_step_aside
 
-QUESTION = Question(PartitionKey("orders", "uid-1", 2), 7, "n2")
+QUESTION = LeaderQuestion(PartitionKey("orders", "uid-1", 2), 7, "n2")
 
 
 class Bus:
