@@ -8,7 +8,7 @@ Constraint: the table is whole. A test compares its rows with the kinds of ``clu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -67,7 +67,7 @@ def unknown(_draft: Draft, _: Any) -> Decision:
 
 
 _BY = AskedBy
-REQUESTS: Mapping[str, RequestKind] = {
+REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
     "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),

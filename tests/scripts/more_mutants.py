@@ -39,7 +39,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
 from sidecar.raft.journal import GroupJournal
-from tests.simulation.mutants.catalogue import Mutant, Patches, method
+from tests.simulation.mutants.catalogue import Mutant, Patches, decided, method
 
 
 def one_report_deposes() -> Patches:
@@ -55,11 +55,11 @@ def reports_of_any_leadership_count() -> Patches:
             request.leaderEpoch = found[1].leader_epoch
         return real(draft, request)
 
-    return [method(elections, "report_leader", count)]
+    return [decided("reportLeader", count)]
 
 
 def nobody_is_passed_over() -> Patches:
-    return [method(elections, "pass_over", lambda draft, request: draft.done())]
+    return [decided("passOver", lambda draft, request: draft.done())]
 
 
 def progress_does_not_count() -> Patches:
@@ -254,7 +254,7 @@ def one_follower_of_two_deposes_unasked() -> Patches:
         request.accusedAsked = True
         return real(draft, request)
 
-    return [method(Accusations, "reported", lambda *args: False), method(elections, "report_leader", report)]
+    return [method(Accusations, "reported", lambda *args: False), decided("reportLeader", report)]
 
 
 def nobody_witnesses_against_a_sole_member() -> Patches:

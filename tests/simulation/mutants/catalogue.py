@@ -21,6 +21,7 @@ from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
 from liftpy.partition import PartitionStatus
+from liftpy.cluster.requests import REQUESTS
 from liftpy.replica import commit, fetch_desk, follower, lag, leader
 from liftpy.replica import effects as do
 from liftpy.replica.events import NoticeReceived, RefusalReason
@@ -61,6 +62,11 @@ class Mutant:
 
 def method(owner: Any, name: str, new: Any) -> Any:
     return patch.object(owner, name, new)
+
+
+def decided(kind: str, new: Any) -> Any:
+    """A row of the table of control requests with another decision: it holds the functions, so it is what has to be patched."""
+    return patch.dict(REQUESTS, {kind: replace(REQUESTS[kind], decide=new)})
 
 
 def _go(follower: FollowerRole, phase: Following) -> None:
