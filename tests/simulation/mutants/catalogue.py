@@ -16,12 +16,12 @@ from unittest.mock import patch
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
 from liftpy.cluster.membership import AnsweredHeartbeats
+from liftpy.cluster.requests import REQUESTS
 from liftpy.cluster.starts import Descent
 from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
 from liftpy.partition import PartitionStatus
-from liftpy.cluster.requests import REQUESTS
 from liftpy.replica import commit, fetch_desk, follower, lag, leader
 from liftpy.replica import effects as do
 from liftpy.replica.events import NoticeReceived, RefusalReason
