@@ -420,21 +420,24 @@ async def test_a_stream_that_flushes_lazily_is_marked_before_its_log_is_opened(
 ) -> None:
     order: list[Any] = []
     identity = SimpleNamespace(flushes_lazily=lambda: order.append("marked"), previous=SimpleNamespace(clean_stop=True))
-    storage = SimpleNamespace(folder=Path("there"))
+    found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True)}
+    folder = SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made")
     node: Any = SimpleNamespace(
-        identity=identity, pool=pool, folder=SimpleNamespace(partition_storage=lambda key: storage),
-        recovered=SimpleNamespace(take=lambda path: ("recovered", path)),
-    )  # fmt: skip
+        identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None))
+    )
 
     def opened(where: Any, config: StreamConfig, **more: Any) -> Any:
-        order.append(more)
+        order.append({"where": where, **more})
         raise StorageError("seen enough")
 
     monkeypatch.setattr(worker_module.Log, "open", opened)
-    with pytest.raises(StorageError):
-        await worker_module.open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
-    assert order[:-1] == ["marked"] * marked
-    assert (order[-1]["clean"], order[-1]["recovered"]) == (True, ("recovered", Path("there")))
+    recovered = found[Path("there")]
+    for where, taken in (("recovered", recovered), ("made", None)):
+        order.clear()
+        with pytest.raises(StorageError):
+            await worker_module.open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
+        assert order[:-1] == ["marked"] * marked
+        assert (order[-1]["clean"], order[-1]["recovered"], order[-1]["where"]) == (True, taken, where)
 
 
 # ---- the partitions of a node --------------------------------------------------------------------------------------------------
