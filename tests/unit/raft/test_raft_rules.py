@@ -579,3 +579,12 @@ def test_who_knows_a_later_process_doubts_and_a_majority_of_doubts_counts(tmp_pa
         alone.heard(peer_id, tail)
         assert bool(alone.missed) is (count == 3), "untrusted ones have to be many, a trusted one is enough"
     assert FolderLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
+
+
+def test_a_journal_is_written_anew_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.raft.journal._NEW_FRAME_BYTES", 100)
+    made = journal(tmp_path, *[1] * 40)
+    pieces = list(made._pieces())
+    assert len(pieces) > 10
+    assert max(map(len, pieces)) < 300
+    made.close()

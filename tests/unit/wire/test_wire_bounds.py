@@ -406,3 +406,16 @@ def test_numbers_of_json() -> None:
 
 def test_the_header_size_is_what_is_written() -> None:
     assert len(build_filler(0, 1, 1, 0)) == HEADER_SIZE_BYTES
+
+
+@pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])
+def test_a_dictionary_has_entries_and_no_more_than_records(entry_count: int, right: bool) -> None:
+    entries = struct.pack("<II", entry_count, 0) + struct.pack(f"<{entry_count}I", *range(1, entry_count + 1))
+    index = struct.pack("<III", 0, 0, 0)
+    body = entries + bytes(-len(entries) % 8) + bytes(8) + index + bytes(8)
+    reader = batch_columns._Reader(memoryview(body))
+    if right:
+        assert list(reader.dictionary(3).index) == [0, 0, 0]
+    else:
+        with pytest.raises(CorruptionError, match=f"has {entry_count} entries for 3 records"):
+            reader.dictionary(3)

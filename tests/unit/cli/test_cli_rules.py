@@ -1,0 +1,174 @@
+"""What commands print for people and for programs, and what they do with what was given; no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from liftpy.errors import UnavailableError
+from liftpy.log.log import Log
+from sidecar.cli import controllers, publish, service
+from sidecar.cli.main import main
+from sidecar.disk.files import FolderStorage
+from sidecar.settings import Target
+from tests.unit.log.log_model import SMALL, fill
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return int(left.value.code or 0), said.out + said.err
+
+
+# ---- liftpy publish -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrong", ["", "=1", "h", "="])
+def test_a_header_needs_a_name_and_a_value(wrong: str) -> None:
+    with pytest.raises(click.BadParameter):
+        publish._headers(("a=1", wrong))
+
+
+def test_headers_are_cut_at_the_first_sign() -> None:
+    assert publish._headers(("a=1", "b=", "c=x=y")) == {"a": b"1", "b": b"", "c": b"x=y"}
+
+
+@pytest.mark.parametrize(("words", "key"), [([], None), (["--key", ""], b""), (["--key", "é"], "é".encode())], ids=str)
+@pytest.mark.parametrize("ack", ["all", "leader", "none"])
+def test_each_line_goes_with_what_was_given(
+    words: list[str], key: bytes | None, ack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    async def publish_lines(publisher: object, file: object, manner: Any) -> Any:
+        seen.extend((publisher, manner))
+        return publish._Report(published=1)
+
+    async def publisher(*given: Any, **more: Any) -> tuple[Any, ...]:
+        return (*given, more["subject"], more["options"].window)
+
+    monkeypatch.setattr(publish, "_publish_lines", publish_lines)
+    monkeypatch.setattr(publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher))))
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"a\n")
+    more = ["--partition", "3", "--subject", "a.b", "--window", "7", "--ack", ack, "--header", "h=1", "--keep-going", *words]
+    with pytest.raises(SystemExit) as left:
+        main(["publish", "s", str(lines), *more])
+    assert not left.value.code
+    given, manner = seen
+    assert given == ("s", 3, "a.b", 7)
+    assert (manner.ack.value, manner.key, manner.headers, manner.keep_going) == (ack, key, {"h": b"1"}, True)
+
+
+def test_answers_out_of_order_are_counted() -> None:
+    async def reported() -> dict[str, object]:
+        report = publish._Report()
+        for line, offset in ((2, 8), (1, 7), (4, 12), (3, 9)):
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            answer.set_result(SimpleNamespace(offset=offset))
+            report.answered(line, answer)
+        for line in (9, 5, 7):
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_exception(UnavailableError(f"line {line}"))
+            report.answered(line, answer)
+        answer = asyncio.get_running_loop().create_future()
+        answer.cancel()
+        report.answered(1, answer)
+        return report.as_json
+
+    found = asyncio.run(reported())
+    assert [found[name] for name in ("published", "first_offset", "last_offset")] == [4, 7, 12]
+    assert [found[name] for name in ("refused", "first_refused_line", "detail")] == [3, 5, "line 5"]
+
+
+# ---- liftpy log ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "streams" / "s-1" / "0"
+    log, _ = Log.open(FolderStorage(path), SMALL)
+    fill(log, 40)
+    log.raise_high_watermark(50)
+    log.close()
+    return path
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[70] ^= 1
+    path.write_bytes(data)
+
+
+def test_all_damage_is_said_and_what_is_right_is_shown_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    files = sorted(folder.glob("*.log"))
+    shown = json.loads(run(capsys, "log", "dump", "--json", str(folder))[1])["segments"]
+    code, text = run(capsys, "log", "dump", str(folder))
+    assert code == 0
+    for segment in shown:
+        offsets = f"{segment['base_offset']}..{segment['next_offset'] - 1}" if segment["records"] else "empty"
+        row = next(line for line in text.splitlines() if segment["name"] in line)
+        assert {offsets, str(segment["records"]), str(segment["file_size_bytes"])} <= set(row.split()), row
+    for path in files[:3]:
+        damage(path)
+    code, text = run(capsys, "log", "verify", str(folder))
+    assert code == 1
+    assert all(path.name in text for path in files[:3])
+    code, text = run(capsys, "log", "dump", str(folder))
+    assert text.count("damaged at 0") == 3
+
+
+def test_a_torn_tail_is_no_damage(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(last.read_bytes()[:-5])
+    _, text = run(capsys, "log", "dump", str(folder))
+    row = next(line for line in text.splitlines() if last.name in line)
+    assert "torn tail at" in row
+    assert "damaged" not in row
+
+
+# ---- liftpy controllers, liftpy service ---------------------------------------------------------------------------------
+def test_controllers_are_json_for_who_asks_and_a_table_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = {"node_id": "n1", "leader": True, "term": 3, "commit_index": 9, "applied_index": 0, "lag": 2, "connected": True}
+    others = [{**member, "node_id": name, "leader": False, "connected": name == "n2"} for name in ("n2", "n3")]
+    found = {"metadata_leader": "n1", "index": 9, "controllers": [member, *others]}
+    monkeypatch.setattr(controllers, "with_client", lambda *_: found)
+    assert json.loads(run(capsys, "controllers", "--json")[1]) == found
+    code, text = run(capsys, "controllers")
+    assert code == 0
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("n")]
+    states = [("n1", "leader"), ("n2", "connected"), ("n3", "silent")]
+    assert [row for row in rows if row[0] in ("n1", "n2", "n3")] == [[*state, "3", "9", "?", "2"] for state in states]
+    assert "no metadata leader" not in text
+    found["metadata_leader"] = ""
+    assert "no metadata leader" in run(capsys, "controllers")[1]
+
+
+async def test_a_service_says_once_that_it_waits_for_the_bus(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def open_connection(nats: object, *, credentials: object, name: str) -> str:
+        asked.append(name)
+        if len(asked) < 5:
+            raise UnavailableError("nobody there")
+        return "connection"
+
+    monkeypatch.setattr(service, "open_connection", open_connection)
+    monkeypatch.setattr(service, "_CONNECT_AGAIN_S", 0.0)
+    with caplog.at_level(logging.WARNING):
+        settings: Any = SimpleNamespace(service="prices")
+        assert await service._connect(settings, Target()) == "connection"  # type: ignore[comparison-overlap]
+    assert asked == ["liftpy-service-prices"] * 5
+    assert [record.getMessage() for record in caplog.records] == ["nobody there; trying on"]
