@@ -1,0 +1,51 @@
+"""The walks of ARCHITECTURE.md: every file and every function that they name is there, and the figures are counted."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+_SECTION = re.search(r"^## Four walks\n(.*?)^## ", _TEXT, re.M | re.S)
+WALKS = re.findall(r"^\*\*(.+?)\*\* \((\d+) files\)(.*?)(?=^\*\*|\Z)", _SECTION[1] if _SECTION else "", re.M | re.S)
+_STEP = re.compile(r"`([\w/]+\.py)`((?:,? `\w+`)*)")
+MOST_FILES = {"A plain message until Spark reads it": 42}
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def missing(text: str) -> list[str]:
+    """What a walk names and the code has not."""
+    wrong = []
+    for name, functions in _STEP.findall(text):
+        path = ROOT / name
+        if not path.exists():
+            wrong.append(name)
+            continue
+        there = functions_of(path)
+        wrong += [f"{name} {function}" for function in re.findall(r"\w+", functions) if function not in there]
+    return wrong
+
+
+def test_there_are_four() -> None:
+    assert len(WALKS) == 4
+
+
+@pytest.mark.parametrize(("title", "count", "text"), WALKS, ids=[title for title, *_ in WALKS])
+def test_a_walk_can_be_walked(title: str, count: str, text: str) -> None:
+    assert not missing(text)
+    files = {name for name, _ in _STEP.findall(text)}
+    assert len(files) == int(count) < MOST_FILES.get(title, 30)
+    assert all(functions for _, functions in _STEP.findall(text)), "every step names a function"
+
+
+def test_what_is_gone_is_noticed() -> None:
+    assert missing("`liftpy/gone.py` `step`") == ["liftpy/gone.py"]
+    assert missing("`liftpy/replica/replica.py` `step`, `leap`") == ["liftpy/replica/replica.py leap"]
