@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model import control, mutants
+from tests.model import control, lease, mutants
 from tests.model.replica import Budget, ReplicaModel
 from tests.model.search import Bounds, Outcome, Search
 from tests.simulation.mutants.catalogue import MUTANTS as KNOWN
@@ -87,8 +87,26 @@ _CONTROL_FULL = {
     "depth 12": Bound(control.ControlModel, 12),
 }
 
-SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL, "control": _CONTROL_SMALL}
-FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL, "control": _CONTROL_FULL}
+
+def _lease(depth: int = 0, **limits: Any) -> Bound:
+    return Bound(lambda: lease.LeaseModel(lease.Limits(**limits)), depth)
+
+
+_LEASE_SMALL = {
+    "a suspended leader": _lease(11, ticks=5, moves=0, takeovers=0, eager=True),
+    "a leadership that moves": _lease(8, ticks=3, suspensions=0, takeovers=0),
+    "an old metadata leader": _lease(10, ticks=7, moves=0, suspensions=0, eager=True),
+}
+_LEASE_FULL = {
+    "a suspended leader": _lease(ticks=8, moves=0, takeovers=0, eager=True),
+    "an old metadata leader": _lease(ticks=8, moves=0, suspensions=0, eager=True),
+    "a leadership that moves": _lease(ticks=4, suspensions=0, takeovers=0),
+    "the default times": _lease(ticks=12, moves=0, session_s=2.0, lease_s=1.5, eager=True),
+    "all": _lease(ticks=12, cuts=1, session_s=2.0, lease_s=1.5, in_flight=2),
+}
+
+SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL, "control": _CONTROL_SMALL, "lease": _LEASE_SMALL}
+FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL, "control": _CONTROL_FULL, "lease": _LEASE_FULL}
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "replica": (
         _known("truncate by HW", "a power cut"),
@@ -109,5 +127,16 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("one report deposes", "depth 5", mutants.one_report_deposes),
         Mutant("two lead in one epoch", "depth 5", mutants.two_lead_in_one_epoch),
         Mutant("a snapshot forgets who is complete", "depth 5", mutants.snapshot_forgets_the_complete),
+    ),
+    "lease": (
+        Mutant("no lease", "a leadership that moves", mutants.no_lease),
+        Mutant("nobody waits for the leader before", "a leadership that moves", mutants.nobody_waits_for_the_leader_before),
+        Mutant("a lease from the answer", "a suspended leader", mutants.lease_from_the_answer),
+        Mutant("a session is shorter than the lease", "a suspended leader", mutants.sessions_end_with_the_lease),
+        Mutant(
+            "sessions do not begin anew",
+            "an old metadata leader",
+            mutants.silence_is_death,
+        ),
     ),
 }

@@ -8,7 +8,10 @@ from typing import Any
 from liftpy.cluster import codec, election
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.draft import Draft
+from liftpy.cluster.session import Sessions
 from liftpy.replica import lag
+from liftpy.replica.lease import Lease
+from liftpy.replica.succession import Succession
 from tests.simulation.mutants.catalogue import method
 
 Patches = list[Any]
@@ -47,3 +50,58 @@ def snapshot_forgets_the_complete() -> Patches:
         return real(replace(partition, passed_over=()))
 
     return [method(codec, "partition_to_pb", forget)]
+
+
+# ---- lease -------------------------------------------------------------------------------------------------------------
+def no_lease() -> Patches:
+    return [method(Lease, "is_current", lambda self, now_ns: True)]
+
+
+def lease_from_the_answer() -> Patches:
+    """It runs from when the answer came, and not from when the heartbeat was sent."""
+    from tests.model.lease import NOW
+
+    heard = Lease.heard
+    return [method(Lease, "heard", lambda self, sent_ns: heard(self, NOW))]
+
+
+def stale_metadata_leader_grants() -> Patches:
+    """It does not look when a majority confirmed it last."""
+    real = Sessions.heartbeat
+    return [
+        method(
+            Sessions,
+            "heartbeat",
+            lambda self, node, incarnation, now_ns, confirmed_ns: real(self, node, incarnation, now_ns, now_ns),
+        )
+    ]
+
+
+def nobody_waits_for_the_leader_before() -> Patches:
+    return [method(Succession, "is_over", lambda self, now_ns: True)]
+
+
+def sessions_end_with_the_lease() -> Patches:
+    """A session lasts less than the lease that it gave."""
+
+    def heartbeat(self: Sessions, *args: Any) -> Any:
+        answer = real(self, *args)
+        if args[0] in self._sessions:
+            self._sessions[args[0]].deadline_ns -= self._session_ns // 2
+        return answer
+
+    real = Sessions.heartbeat
+    return [method(Sessions, "heartbeat", heartbeat)]
+
+
+def silence_is_death() -> Patches:
+    """For a new metadata leader: sessions do not begin anew with it."""
+    real = Sessions.lead
+
+    def lead(self: Sessions, image: Any, now_ns: int) -> None:
+        real(self, image, now_ns)
+        self._anybody_heard = True
+        for session in self._sessions.values():
+            session.deadline_ns = now_ns
+
+    return [method(Sessions, "lead", lead)]
