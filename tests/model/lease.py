@@ -1,6 +1,6 @@
 """The lease model: who may speak for a partition, on a clock of 0.25 s.
 
-The shipped ``Sessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease`` and
+The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease`` and
 ``Succession`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers take any time,
 images come late, the bus says that nobody listens for a node that is cut off from it. A leadership may be moved while the
 session of the old leader lasts.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from liftpy.cluster import session as sessions
-from liftpy.cluster.session import Sessions
+from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.partition import PartitionStatus
 from liftpy.replica.lease import Lease
@@ -33,7 +33,7 @@ NOW = 1000 * NS_PER_S
 TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
-_STRUCTURE = Structure(state=(Sessions, sessions._Session, Lease, Succession), values=())
+_STRUCTURE = Structure(state=(NodeSessions, sessions._Session, Lease, Succession), values=())
 _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 """What happened before it makes no difference any more: every bound below is shorter."""
 
@@ -99,7 +99,7 @@ class LeaseModel:
         self._aged: dict[int, int] = {}
 
     def _number(self, what: Any) -> int:
-        if isinstance(what, Sessions):
+        if isinstance(what, NodeSessions):
             what._nodes = None  # which image it looked at last: it looks again
         return self._held.number(_STRUCTURE.form(what), what)
 
@@ -109,7 +109,7 @@ class LeaseModel:
     def first(self) -> State:
         """a leads; everybody has a lease of now, and the metadata leader has heard everybody now."""
         image, lease_ns = self._images.add(first_image()), round(self._limits.lease_s * NS_PER_S)
-        led = Sessions(self._config)
+        led = NodeSessions(self._config)
         led.lead(self._images[image], NOW)
         nodes = []
         for name in NODES:
@@ -199,7 +199,7 @@ class LeaseModel:
         if state.leader.confirmed_ns != NOW:
             yield ("a majority confirms the metadata leader",), state._replace(leader=state.leader._replace(confirmed_ns=NOW))
         if takeovers and NOW - state.leader.confirmed_ns >= ELECTION_TICKS * TICK_NS:
-            led = Sessions(self._config)
+            led = NodeSessions(self._config)
             led.lead(self._images[state.images[-1]], NOW)
             fresh, left = Metadata(self._number(led), NOW), (*state.left[:4], takeovers - 1)
             taken = state._replace(leader=fresh, old=state.leader, old_image=state.images[-1], left=left)

@@ -8,7 +8,7 @@ from typing import Any
 from liftpy.cluster import codec, election
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.draft import Draft
-from liftpy.cluster.session import Sessions
+from liftpy.cluster.session import NodeSessions
 from liftpy.replica import lag
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
@@ -67,10 +67,10 @@ def lease_from_the_answer() -> Patches:
 
 def stale_metadata_leader_grants() -> Patches:
     """It does not look when a majority confirmed it last."""
-    real = Sessions.heartbeat
+    real = NodeSessions.heartbeat
     return [
         method(
-            Sessions,
+            NodeSessions,
             "heartbeat",
             lambda self, node, incarnation, now_ns, confirmed_ns: real(self, node, incarnation, now_ns, now_ns),
         )
@@ -84,24 +84,24 @@ def nobody_waits_for_the_leader_before() -> Patches:
 def sessions_end_with_the_lease() -> Patches:
     """A session lasts less than the lease that it gave."""
 
-    def heartbeat(self: Sessions, *args: Any) -> Any:
+    def heartbeat(self: NodeSessions, *args: Any) -> Any:
         answer = real(self, *args)
         if args[0] in self._sessions:
             self._sessions[args[0]].deadline_ns -= self._session_ns // 2
         return answer
 
-    real = Sessions.heartbeat
-    return [method(Sessions, "heartbeat", heartbeat)]
+    real = NodeSessions.heartbeat
+    return [method(NodeSessions, "heartbeat", heartbeat)]
 
 
 def silence_is_death() -> Patches:
     """For a new metadata leader: sessions do not begin anew with it."""
-    real = Sessions.lead
+    real = NodeSessions.lead
 
-    def lead(self: Sessions, image: Any, now_ns: int) -> None:
+    def lead(self: NodeSessions, image: Any, now_ns: int) -> None:
         real(self, image, now_ns)
         self._anybody_heard = True
         for session in self._sessions.values():
             session.deadline_ns = now_ns
 
-    return [method(Sessions, "lead", lead)]
+    return [method(NodeSessions, "lead", lead)]
