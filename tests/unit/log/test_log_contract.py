@@ -687,15 +687,15 @@ def test_compaction_looks_at_what_is_committed_and_flushed() -> None:
 
 def test_a_horizon_rises_with_its_epoch_and_an_empty_log_has_none() -> None:
     log = filled()
-    horizon = CompactionHorizon(log.storage, log.segments)
+    horizon = CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME))
     assert horizon.rise(Horizon(5, 7))
     assert horizon.rise(Horizon(6, 3))
     assert horizon.value == Horizon(6, 7)
     assert not horizon.rise(Horizon(6, 9))
-    assert CompactionHorizon(log.storage, log.segments).value == Horizon(6, 7)
+    assert CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME)).value == Horizon(6, 7)
     empty = a_log()
     empty.storage.replace(HORIZON_NAME, log.storage.load(HORIZON_NAME) or b"")
-    assert CompactionHorizon(empty.storage, empty.segments).value == NEVER
+    assert CompactionHorizon(empty.storage, empty.segments, empty.storage.load(HORIZON_NAME)).value == NEVER
 
 
 # ---- Arrow -------------------------------------------------------------------------------------------------------------------
