@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tidy_names
+from tests import tidy_imports, tidy_names
 from tests.conftest import ONE_AT_A_TIME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -202,6 +202,20 @@ def test_a_public_class_has_its_name_alone() -> None:
     of_c = "class Lease: ...\nclass _Session: ..."
     twice = {"a.b": ast.parse("class Lease: ..."), "c": ast.parse(of_c), "d": ast.parse("class _Session: ...")}
     assert tidy_names.names_of_two_classes(twice) == {"Lease": ["a.b", "c"]}
+
+
+def test_no_imports_go_round_in_a_circle() -> None:
+    assert not tidy_imports.circles(MODULES)
+    assert tidy_imports.circles(MODULES, types=True) == [tidy_imports.PARTS_OF_THE_CLUSTER]
+
+
+def test_a_circle_is_noticed() -> None:
+    round_about = {
+        "p": ast.parse(""), "p.a": ast.parse("from p import b"), "p.b": ast.parse("def f():\n    import p.c"),
+        "p.c": ast.parse("if TYPE_CHECKING:\n    from p.a import A"),
+    }  # fmt: skip
+    assert not tidy_imports.circles(round_about)
+    assert tidy_imports.circles(round_about, types=True) == [frozenset({"p.a", "p.b", "p.c"})]
 
 
 def test_constructors_take_few_parameters() -> None:
