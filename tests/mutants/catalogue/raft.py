@@ -1,0 +1,147 @@
+"""Bugs in ``sidecar/raft`` and ``sidecar/metadata``."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import rows
+
+MUTANTS = [
+    *rows(
+        "sidecar/raft/codec.py",
+        ("numbers have no bound", "if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):", "if any((message.get(name) or 0) < 0 for name in _NUMBERS):",
+         "one forged frame takes the metadata group down for good"),
+        ("entries may be of a later term", "in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term", "in_bounds = 0 < entry.index < MAX_NUMBER", "a member holds entries of a term that nobody led"),
+        ("entries may leave gaps", "if not entry.command or not follows or not in_bounds:", "if not entry.command or not in_bounds:", "a member's log misses an entry"),
+        ("transfers are not said", "            vote.transfer = message.get(\"transfer\", False)\n", "", "a planned transfer of the metadata leadership waits for a time-out"),
+    ),
+    *rows(
+        "sidecar/raft/driver.py",
+        ("frames leave before the flush", "    transport.sync()\n    journal.sync()\n", "    transport.sync()\n", "a vote or an acknowledgement is forgotten by a power cut"),
+        ("a failed state machine goes on", "    if core.failure is not None:\n        raise", "    if core.failure is None and core.on_probation is None:\n        raise", "a member whose image is wrong answers"),
+        ("bytes of frames are not given back", "        self.inbox_bytes -= sum(len(frame) for _, frame in frames)\n", "", "after 64 MiB of frames a member hears nothing"),
+        ("who waits for an answer of a member that stops is not told", "                future.set_result((None, FAIL_REASON.UNKNOWN_OUTCOME))", "                pass", "a request hangs when its controller stops"),
+    ),
+    *rows(
+        "sidecar/raft/hardening.py",
+        ("answers of an earlier term count", "case \"next_node_idx\" if term != core.raftCurrentTerm:", "case \"next_node_idx\" if term > core.raftCurrentTerm:", "an old acknowledgement commits an entry that no majority holds"),
+        ("next steps back on success", "                if core.next_index(node) < before:\n                    core.set_next_index(node, before)\n", "", "entries are sent again and again"),
+        ("entries that are applied are cut", "if previous > self._core.raftLastApplied:", "if previous:", "the image holds what the log does not"),
+        ("held entries are cut and written again", "entries[count][1] <= last and self._term_at(entries[count][1]) == entries[count][2]", "entries[count][1] < last - len(entries) and self._term_at(entries[count][1]) == entries[count][2]", "a crash between loses entries that were acknowledged"),
+        ("a snapshot of any size is assembled", "if parts is None or len(parts) + len(data) > MAX_SNAPSHOT_BYTES:", "if parts is None:", "a forged snapshot fills a controller's memory"),
+        ("an older snapshot is installed", "if index <= self._core.raftLastApplied or (", "if index < 0 or (", "an image goes back in time"),
+        ("a snapshot of a later term", "if index >= MAX_NUMBER or term > message[\"term\"]:", "if index >= MAX_NUMBER:", "a member is given entries of a term that its sender has not reached"),
+        ("a session's snapshot goes on in the next", "        self._snapshots.pop(node_id, None)\n\n", "        pass\n\n", "a snapshot is put together from two"),
+    ),
+    *rows(
+        "sidecar/raft/journal.py",
+        ("a journal is written on after a failure", "        self._failed = True\n        try:\n            spent", "        try:\n            spent", "a right frame behind a torn one looks like damage"),
+        ("frames are not flushed", "            os.fdatasync(self._descriptor)\n        self.file_bytes", "            pass\n        self.file_bytes", "votes and entries are forgotten by a power cut"),
+        ("a cut is not written", "            self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))\n", "", "after a restart entries are back that the leader had cut"),
+        ("the vote is not stored", "return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote", "return _RECORD.pack(_META, self._term, self._commit, 0)", "a member votes twice in one term"),
+        ("spent bytes are never given back", "spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES", "spent = self.entry_bytes - self.file_bytes > MAX_SPENT_BYTES", "a journal grows for ever"),
+        ("a torn frame in the middle is the end", "        if position < len(data) and _frame_behind(data, position):\n            raise self._damage(position)\n", "", "a member that lost entries votes"),
+        ("an entry may be missing", "(self._entries and index != self._entries[-1][1] + 1)", "(self._entries and index <= self._entries[-1][1])", "a damaged journal is believed"),
+        ("bytes of entries that are cut stay counted", "            self.entry_bytes -= _size_bytes(self._entries[position:])\n", "", "a journal that is short is taken for a long one"),
+        ("the commit index may be past the end", "return min(self._commit, self._entries[-1][1]) if self._entries else 1", "return self._commit", "a member that lost its tail counts it as committed"),
+    ),
+    *rows(
+        "sidecar/raft/library.py",
+        ("a leader on probation campaigns", "if self.on_probation or self.retired:", "if self.retired:", "a member with an emptied folder leads"),
+        ("who is retired campaigns", "if self.on_probation or self.retired:", "if self.on_probation:", "a member that stops costs an election"),
+        ("a late tick is a silent leader", "            self.hold_election(now + min(away_s, HOLD_S))", "            pass", "a loaded controller starts an election"),
+        ("members are changed by entries", "        return None  # the members are those of the configuration", "        return super()._SyncObj__parseChangeClusterRequest(command)", "a forged entry takes a controller out of the group"),
+        ("compaction waits for no lull", "lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S", "lull = True", "a snapshot is written in the middle of a burst"),
+        ("a match outlives its session", "            self._SyncObj__raftMatchIndex[node] = 0", "            pass", "an entry counts on a member that has lost it"),
+        ("a snapshot's failure is tried for ever", "self.failure = StorageError(\"the snapshot can't be put in its place\")", "pass", "a controller without disk space spins and says nothing"),
+    ),
+    *rows(
+        "sidecar/raft/lineage.py",
+        ("one that went back is trusted", "trusted = bool(self.missed) or known in (0, nonce) or known in held", "trusted = True", "votes of an older copy of a folder count"),
+        ("one doubt is enough", "len(self._doubts) >= self._majority", "len(self._doubts) >= 1", "one liar takes a member's vote away"),
+        ("a lineage is not stored", "        replace_file(self._path, f\"{crc32c.crc32c(body):08x}\\n\".encode() + body)", "        f\"{crc32c.crc32c(body):08x}\\n\".encode() + body", "a copied folder is never told from its original"),
+        ("nonces that were told are forgotten", "if n in told) + every", "if n not in told) + every", "a member that started often is taken for one that went back"),
+    ),
+    *rows(
+        "sidecar/raft/probation.py",
+        ("the first start needs no majority", "return len(heard) == len(peers) or (majority and 2 * (len(heard) + 1) > len(peers) + 1)", "return len(heard) == len(peers) or (majority and len(heard) > 0)", "two groups are founded"),
+        ("a barrier of before ends a probation", "if not self.over and turn == self.turn:", "if not self.over:", "a member votes before it has caught up"),
+        ("promises of an emptied folder are kept", "        if not self.over:\n            journal.forget_promises()", "        if self.over:\n            journal.forget_promises()", "a member forgets whom it has voted for"),
+        ("a term that was voted in is voted in again", "            self._core.vote_is_spent_up_to(max((peer.term for peer in self._peers), default=0))\n", "", "two leaders in one term at the first start"),
+        ("the marker comes first", "        self._core.log.sync()\n        self.lineage.caught_up()\n", "", "a member that dies there votes without its entries"),
+    ),
+    *rows(
+        "sidecar/raft/sealing.py",
+        ("frames may be another's", "if payload[:1] != b\"%c\" % (len(names) & 255) or payload[1 : 1 + len(names)] != names:", "if payload[:1] != b\"%c\" % (len(names) & 255):", "a frame of one member is taken for another's"),
+    ),
+    *rows(
+        "sidecar/raft/sessions.py",
+        ("gaps are passed over", "        if sequence != peer.received + 1:\n", "        if sequence < peer.received + 1:\n", "a lost frame is not noticed: the log misses an entry"),
+        ("duplicates are delivered", "if sequence <= peer.received:", "if sequence < peer.received:", "an entry is appended twice"),
+        ("a message of any size", "if peer.parts is None or peer.parts_bytes + len(body) > MAX_MESSAGE_BYTES:", "if peer.parts is None:", "a forged message fills a controller's memory"),
+        ("a session outlives its silence", "if peer.up and now - peer.received_at > SILENCE_S:", "if peer.up and now - peer.received_at > 100 * SILENCE_S:", "frames to a member that is gone are counted as sent"),
+        ("terms out of reach are believed after a while", "if ahead < TERM_REACH * (1 + int(now - peer.beyond_since)):", "if ahead < TERM_REACH * (2 + int(now - peer.beyond_since)):", "a forged term is believed at once"),
+        ("differing lists of controllers get on", "        if peer.other_list and peer.up:\n            self._end(peer, \"another list of controllers\")", "        if peer.other_list and not peer.up:\n            self._end(peer, \"another list of controllers\")", "two majorities decide apart"),
+        ("what was in flight is sent in the next session", "            self.outbox.clear()\n", "", "frames of an old session reach the new one"),
+        ("strangers are remembered for ever", "            del peer.strangers[old]", "            pass", "a member that started often is never answered again"),
+        ("a new session keeps the old half message", "peer.up, peer.own_epoch, peer.sent, peer.received, peer.parts = False, self.draw() | 1, 0, 0, None", "peer.up, peer.own_epoch, peer.sent, peer.received = False, self.draw() | 1, 0, 0", "a message is put together from two sessions"),
+    ),
+    *rows(
+        "sidecar/raft/snapshot_file.py",
+        ("a snapshot is not flushed", "        os.fsync(descriptor)\n", "        pass\n", "entries that went into a snapshot are lost in a power cut"),
+        ("a snapshot's sum is not compared", "if magic != _MAGIC or crc32c.crc32c(body) != crc:", "if magic != _MAGIC:", "a flipped bit becomes the cluster's image"),
+        ("entries that do not follow", "or not 0 < previous[1] == last[1] - 1:", "or not 0 < previous[1] < last[1]:", "a member's log begins at the wrong index"),
+    ),
+    *rows(
+        "sidecar/raft/transport.py",
+        ("a vote is given while the leader is there", "return bool(request[\"transfer\"]) or self._core.leads or quiet >= VOTE_AGAIN_S", "return True", "a member that was cut off deposes a leader that is well"),
+        ("leases rest on the answer's time", "            sent_ns = min(answer[\"echo_ns\"], now_ns)", "            sent_ns = now_ns", "a paused metadata leader grants leases that another one has ended"),
+        ("half is a majority", "needed = (len(self._nodes) + 1) // 2\n", "needed = len(self._nodes) // 2\n", "leases are granted on a minority"),
+        ("echoes of an earlier session", "        self._echoes.pop(node_id, None)\n", "", "an old stamp confirms a new leader"),
+        ("who is on probation acknowledges", "if self._core.on_probation and message[\"success\"]:", "if self._core.on_probation and message[\"reset\"]:", "an entry counts on a member that may lose it"),
+        ("confirmations of an earlier term", "self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))", "self._confirmed[sender] = (term, max(sent_ns, before_ns))", "a new leader rests on answers to the one before"),
+    ),
+    *rows(
+        "sidecar/metadata/control.py",
+        ("bytes under way are not given back", "        self._under_way_bytes -= size_bytes\n", "", "after 16 MiB of requests the metadata group refuses all"),
+        ("a node may ask for another", "return reply.startswith(f\"{self._subjects.inbox(who)}.\".encode()) and self._node_inboxes.allows(reply)", "return self._node_inboxes.allows(reply)", "a node's user answers another node's requests"),
+        ("who asks is who it says", "        request.sender = who\n", "", "a principal asks in another's name"),
+        ("requests have no bound", "elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:", "elif len(self._under_way) >= _MAX_WAITING:", "large requests fill the metadata leader's memory"),
+        ("any partition of a stream may overlap an inbox", "begins_under(create.subject, create.partitions or 1, prefix)", "begins_under(create.subject, 1, prefix)", "a stream stores answers to applications"),
+    ),
+    *rows(
+        "sidecar/metadata/feed.py",
+        ("answers go anywhere", "if not message.reply or not self._is_inbox(message.reply.encode()):", "if not message.reply:", "a forged request makes a controller send images wherever it wants"),
+        ("a distrusted image stays", "        self._subscription.start_again()", "        pass", "a forged feed is never corrected"),
+    ),
+    *rows(
+        "sidecar/metadata/forwarding.py",
+        ("each attempt is another request", "        if not request.operationId:\n            request.operationId = secrets.token_bytes(16)", "        request.operationId = secrets.token_bytes(16)", "a request is applied twice"),
+        ("an answer of the old leader is waited for", "            self._changed.set()\n            self._changed = asyncio.Event()", "            self._changed = asyncio.Event()", "requests wait for a second at each change of the metadata leader"),
+    ),
+    *rows(
+        "sidecar/metadata/questions.py",
+        ("an answer is testimony", "Said.SERVES if said.serves else Said.DOES_NOT", "Said.SERVES", "a leader that does not serve stays"),
+    ),
+    *rows(
+        "liftpy/cluster/leaderless.py",
+        ("a suspension counts", "elif self._since_ns < 0 or now_ns - self._ticked_ns > _STOOD_STILL_NS:", "elif self._since_ns < 0:", "a controller that wakes up describes the cluster of before"),
+    ),
+    *rows(
+        "sidecar/metadata/opening.py",
+        ("a lost journal is a new one", "if self.probation.has_been_member and not (path.exists() and path.stat().st_size):", "if self.probation.has_been_member and not path.exists():", "a member whose journal was emptied votes again"),
+        ("a lost snapshot is no loss", "elif len(self.journal) and self._first_index() > 1:", "elif len(self.journal) and self._first_index() > 2:", "a member without its image begins from nothing"),
+    ),
+    *rows(
+        "sidecar/metadata/outgoing.py",
+        ("bytes that were sent stay counted", "            self._waiting_bytes -= len(payload)\n", "", "after 64 MiB a controller sends nothing any more"),
+        ("an error of the bus ends it", "except Exception as error:  # whatever", "except OSError as error:  # whatever", "one error of the bus stops a controller"),
+    ),
+    *rows(
+        "liftpy/cluster/stepping_aside.py",
+        ("leaders of any partition step aside", "if partition.status is not PartitionStatus.ONLINE or wanted == partition.leader or wanted not in partition.isr:", "if partition.status is not PartitionStatus.ONLINE or wanted not in partition.isr:", "a leader that stays stops taking publishes"),
+    ),
+    *rows(
+        "sidecar/metadata/thread.py",
+        ("an image that changed meanwhile is not shown", "        self._announced = False  # before", "        self._announced = self._newest is not self._shown  # before", "a node acts on an old image until the next change"),
+        ("a barrier does not show the image", "        self._show()\n        return done", "        return done", "a request is decided on an image of before its barrier"),
+    ),
+]  # fmt: skip

@@ -1,0 +1,131 @@
+"""Bugs in ``liftpy/service`` and ``liftpy/spark``."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import rows
+
+MUTANTS = [
+    *rows(
+        "liftpy/service/emitter.py",
+        ("any answer is an ack", "if not named or ack.streamUid not in (\"\", self._uid):", "if not named:", "an ack of a stream made again counts as written"),
+        ("an offset that differs is written", "        if ack.offset != output.number:\n", "        if ack.offset < 0:\n", "somebody else's record in the output stream goes unnoticed"),
+        ("output 0 expects nothing", "if output.number == 0 else None", "if output.number < 0 else None", "the first output of two leaders is there twice"),
+        ("an output stream made again is written to", "        if bounds.uid != self._uid:\n", "        if not bounds.uid:\n", "outputs are lost with the stream that was deleted"),
+        ("what was written is not looked at", "        if self._must_look or not self._leads():\n", "        if not self._leads():\n", "a new leader writes what the one before it had written"),
+    ),
+    *rows(
+        "liftpy/service/feeding.py",
+        ("the record before is of any epoch", "record.leader_epoch != machine.last_epoch:", "record.leader_epoch < machine.last_epoch:", "a state made of records that were lost goes on"),
+        ("a cut at the position cuts", "if error.end_offset < self._machine.position:", "if error.end_offset < self._machine.position - 1:", "a state made of records that were lost goes on"),
+        ("a log that begins later is enough", "if position < self._log_start_offset:", "if position + 1 < self._log_start_offset:", "a service begins without a record, and differs from the others"),
+        ("the stop is told again and again", "            self._told = True\n", "", "the sidecar is flooded with acknowledgements"),
+    ),
+    *rows(
+        "liftpy/service/host.py",
+        ("orders for another instance", "if order.instance != self._instance or (", "if (", "two instances of a service lead"),
+        ("an older order is obeyed", "(self._order is not None and order.ackId < self._order.ackId):", "(self._order is not None and order.ackId < 0):", "a service leads after it was told to follow"),
+        ("a lease in seconds", "leased = time.monotonic() - self._heard_s < order.leaseMs / 1000", "leased = time.monotonic() - self._heard_s < order.leaseMs", "a service that is cut off leads for a quarter of an hour"),
+        ("a replaced service goes on", "            raise FencedError(f\"{refusal.node}: {refusal.detail}\")", "            return", "two instances of a service run, and overwrite each other's snapshots"),
+    ),
+    *rows(
+        "liftpy/service/log_timers.py",
+        ("a timer that was set again fires twice", "            if self._at_ns.get(name) == at_ns:\n", "            if name in self._at_ns:\n", "a timer that was moved fires at its old time"),
+        ("timers at the very time wait", "self._heap[0][0] <= now_ns:", "self._heap[0][0] < now_ns:", "a timer fires one record late, on this version only"),
+        ("cancelled timers stay in the heap", "        if len(self._heap) > 64 + 2 * len(self._at_ns):\n", "        if len(self._heap) > 1 << 60:\n", "a service that sets and cancels timers grows without end"),
+    ),
+    *rows(
+        "liftpy/service/machine.py",
+        ("log time falls", "self._fire(max(self.now_ns, record.timestamp_ns))", "self._fire(record.timestamp_ns)", "timers fire twice or in another order when a leader's clock was behind"),
+        ("a record is applied twice", "            if record.offset < self.position:\n                continue\n", "", "state differs after a read that overlaps"),
+        ("the stop is passed", "record.offset >= stop_position)", "record.offset > stop_position)", "a service sees a record that can still be cut"),
+        ("snapshots lie where reads end", "boundary = position // self._snapshot_every * self._snapshot_every", "boundary = position", "nodes' snapshots differ: they can't be copied"),
+        ("a leader forgets outputs", "            if self.role is Role.FOLLOWER:\n                self.outbox.trim()", "            self.outbox.trim()", "outputs are never written"),
+        ("timers fire for ever", "            if fired > MAX_FIRES_PER_RECORD:\n", "            if fired < 0:\n", "a service that sets a timer in itself hangs its node's service"),
+    ),
+    *rows(
+        "liftpy/service/outbox.py",
+        ("the first that is kept is dropped", "while self._kept and self._kept[0].number < self.emitted_end:", "while self._kept and self._kept[0].number <= self.emitted_end:", "an output is never written"),
+        ("bytes that are dropped stay counted", "self._kept_bytes -= self._kept.popleft().size_bytes", "self._kept.popleft()", "a service waits for room that it has"),
+    ),
+    *rows(
+        "liftpy/service/sessions.py",
+        ("an acknowledgement of an earlier order", "or session.instance != ack.instance or ack.ackId != order.ack_id:", "or session.instance != ack.instance:", "a service leads before it has replayed"),
+        ("a replaced instance comes back", "if session is not None and session.instance != hello.instance and not hello.first:", "if session is None and hello.instance < 0:", "two instances of a service take turns"),
+        ("services without bound", "if session is None and len(self._sessions) >= MAX_SERVICES:", "if session is None and len(self._sessions) >= MAX_SERVICES * MAX_SERVICES:", "forged hellos fill a node's memory"),
+        ("a service that left holds a promotion up", "            self._gate.names -= {hello.service}\n", "            pass\n", "a partition has no leader until a service comes back"),
+        ("the replay's end is past HW", "        stop_position = view.high_watermark + 1\n        names", "        stop_position = view.log_end_offset\n        names", "a service sees records that may be cut"),
+    ),
+    *rows(
+        "liftpy/service/snapshot.py",
+        ("another service's state is taken", "    if whose != str(identity):\n", "    if not whose:\n", "a copied folder gives a service another one's state"),
+        ("timers that do not add up", "if len(timers) != count or place != len(data):", "if len(timers) != count:", "a damaged snapshot loses a timer"),
+    ),
+    *rows(
+        "liftpy/service/store.py",
+        ("a snapshot is not flushed", "            os.fsync(file.fileno())\n", "", "after a power cut the newest snapshot is empty"),
+        ("a damaged snapshot stays in the way", "                path.rename(path.with_suffix(\".damaged\"))\n", "", "each start reads and warns of the same damage"),
+        ("the one that outputs need is dropped", "if needed is None or position != needed.position:", "if True:", "a service can't produce its outputs again"),
+        ("snapshots past a cut stay", "            if found > position:\n", "            if found > position + 1:\n", "a state of lost records is begun from"),
+        ("two processes share a folder", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two processes of a service overwrite each other's snapshots"),
+    ),
+    *rows(
+        "liftpy/spark/catalog.py",
+        ("bounds of any age", "and not timed and now_s - self._views[0] <= max_age_s:", "and not timed:", "a stream query never sees new records"),
+        ("deleted streams are asked for ever", "with suppress(NotFoundError, UnavailableError):", "with suppress(UnavailableError):", "a query fails for a stream that was made again although a pattern names it"),
+        ("an end past what is committed", "None if ending_at is None else min(ending_at, bounds.end_offset),", "ending_at,", "a batch query reads uncommitted offsets, and waits"),
+        ("views that are behind are taken", "if key in views and views[key].end_offset < end]", "if key not in views]", "a replanned batch says that records are lost"),
+    ),
+    *rows(
+        "liftpy/spark/failures.py",
+        ("errors lose their code", "raise SourceError(f\"[{error.code}] {error}\", error.code) from error", "raise SourceError(str(error)) from error", "Spark users can't tell what to do"),
+    ),
+    *rows(
+        "liftpy/spark/fetching.py",
+        ("records of a later epoch are taken", "        if epoch > planned.leader_epoch:\n", "        if epoch < 0:\n", "a replanned batch holds other records than before"),
+        ("a gap is no loss", "    if span.rules.fail_on_data_loss:\n        raise DataLossError(f\"{text}. Read", "    if not span.rules.fail_on_data_loss:\n        raise DataLossError(f\"{text}. Read", "records are lost in silence"),
+        ("a range that lost all reads past its end", "lost_end = min(bounds.log_start_offset, span.end_offset)", "lost_end = bounds.log_start_offset", "a task reads records of the next one"),
+        ("spans overlap", "                next_offset = end\n", "                next_offset = end - 1 if end - 1 > next_offset else end\n", "rows come twice in tables"),
+        ("all tasks read from one replica", "planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]", "planned.replicas[0]", "one node serves all of Spark"),
+    ),
+    *rows(
+        "liftpy/spark/link.py",
+        ("a forked worker uses its parent's connection", "    _links.clear()\n\n", "    pass\n\n", "tasks in forked workers hang"),
+        ("links have no bound", "while len(_links) > MAX_LINKS:", "while len(_links) > MAX_LINKS * MAX_LINKS:", "a driver keeps a connection and a thread for each query ever made"),
+        ("secrets keep their line end", ".read_text(encoding=\"utf-8\").strip()", ".read_text(encoding=\"utf-8\")", "a password from a file never fits"),
+    ),
+    *rows(
+        "liftpy/spark/offsets.py",
+        ("micro-batches go back", "clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}", "clamped = dict(end)", "after a leader change Spark reads records twice"),
+        ("a limit is per partition", "    if total <= limit_records:\n        return dict(end)", "    if max(waiting.values(), default=0) <= limit_records:\n        return dict(end)", "micro-batches are larger than the limit"),
+        ("a stream made again is gone on with", "if stream in now and now[stream] != uid:", "if stream in now and not now[stream]:", "a checkpoint goes on in a new stream's offsets"),
+        ("partition -0 and others", "key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS", "key.isdigit()", "offsets of strange digits are taken"),
+    ),
+    *rows(
+        "liftpy/spark/options.py",
+        ("credentials in the URL", "        if \"@\" in url:", "        if \"@@\" in url:", "every plan shows the password"),
+        ("milliseconds are microseconds", "_NS_PER_MS = 1_000_000", "_NS_PER_MS = 1_000", "a query from a time begins in 1970"),
+        ("names of streams may be part of others", "if re.fullmatch(self.pattern, name)]", "if re.match(self.pattern, name)]", "a query reads streams that were not asked for"),
+        ("latest as a batch's start", "if self.starting is not None and (self.starting.word == \"latest\" or LATEST in dict(self.starting.offsets).values()):", "if self.starting is not None and self.starting.word == \"latest\":", "a batch query reads nothing, in silence"),
+    ),
+    *rows(
+        "liftpy/spark/planning.py",
+        ("an end that is gone is no loss", "        end = view.end_offset\n    if first", "    if first", "a batch waits for records that were lost"),
+        ("ranges are not contiguous", "whole.record_count * i // count for i", "whole.record_count // count * i for i", "the last records of a split range are not read"),
+        ("offsets that are not committed", "if offset > views[key].end_offset:", "if offset > views[key].end_offset + 1:", "a batch waits for a record that is not there"),
+        ("a partition that is gone is no loss", "if starts.get(key, 0) < ends[key]:", "if starts.get(key, 0) > ends[key]:", "records of a deleted stream are missing in silence"),
+    ),
+    *rows(
+        "liftpy/spark/rows.py",
+        ("batches have no bound in bytes", "if group and (rows + more_rows > MAX_ROWS or size_bytes + more_bytes > MAX_BYTES):", "if group and rows + more_rows > MAX_ROWS:", "large records fill a worker's memory"),
+        ("the last rows are left out", "        if group:\n            yield self._batch(group)\n", "        if len(group) > 1:\n            yield self._batch(group)\n", "the last rows of a task are missing"),
+        ("times in nanoseconds", "fixed(timestamps_ns(group) // _NS_PER_US,", "fixed(timestamps_ns(group),", "timestamps are in the year 50,000"),
+    ),
+    *rows(
+        "liftpy/spark/schema.py",
+        ("columns named twice", "if not checked or len(set(checked)) != len(checked):", "if not checked:", "a riddle of Arrow instead of an error"),
+    ),
+    *rows(
+        "liftpy/spark/session.py",
+        ("Java 8 is Java 1", "return int(second) if first == 1 and second else first", "return first", "the error names a Java that nobody has"),
+    ),
+]  # fmt: skip
