@@ -75,5 +75,10 @@ class PartitionKey:
     uid: str
     partition: int
 
+    @property
+    def folder(self) -> str:
+        """Where a node keeps it, below ``streams/`` of its data folder; its name in the journal of promises."""
+        return f"{self.stream}-{self.uid}/{self.partition}"
+
     def __str__(self) -> str:
         return f"{self.stream}/{self.partition}"

@@ -50,6 +50,7 @@ from sidecar.metadata.thread import GroupThread
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.recovery import RecoveredLogs
@@ -104,6 +105,7 @@ class Node:
         self._links: Links | None = None
         self._thread: GroupThread | None = None
         self._membership: Membership | None = None
+        self._promises: Promises | None = None
         self._proposals: Proposals | None = None
         self._probes: Probes | None = None
         self._quiet: QuietTalk | None = None
@@ -135,6 +137,9 @@ class Node:
             await asyncio.shield(recovery)
         finally:
             await end_tasks([recovery])
+        held = self._recovered.names.__contains__
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
+        self._promises = Promises(journal, self._pool, self.counters, self.fatal)
         damaged = bool(self._recovered.damaged)
         self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect)
         if damaged:
@@ -151,7 +156,7 @@ class Node:
         )
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session
-        self._build(links, self.group, folder, identity)
+        self._build(links, self.group, folder, identity, self._promises)
         logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
@@ -182,7 +187,7 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
-    def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile) -> None:
+    def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
@@ -223,6 +228,7 @@ class Node:
             deletions=Deletions(group, settings.node_id, decides=settings.is_controller),
             identity=identity,
             recovered=self._recovered,
+            promises=promises,
         )
         self.partitions = Partitions(tools)
         links.watch(self.partitions.data_path_changed)
@@ -338,6 +344,8 @@ class Node:
             await self._membership.close()
         if self.partitions is not None:
             clean = await self.partitions.stop() and clean
+        if self._promises is not None:
+            await self._promises.close()
         if registered is not None and self._hand_over and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
         if self._proposals is not None:

@@ -84,6 +84,7 @@ LARGE_CLASSES = {
     "liftpy.config.ReplicationConfig": "settings, each by itself",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
+    "sidecar.partition.worker.NodeTools": "26: what all partitions of a node share",
 }
 
 

@@ -70,7 +70,7 @@ class Log:
         self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
         """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
         self.persisted_epoch = checkpoint.persisted_epoch
-        """The LeaderEpoch promised last by ``persist_epoch``; 0: none."""
+        """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._checkpointed = checkpoint
         self._stored_epochs = decode_epochs(recovered.small_files.get(EPOCHS_NAME))
@@ -95,9 +95,11 @@ class Log:
         now_wall_ns: int = 0,
         clean: bool = False,
         recovered: Recovered | None = None,
+        promised_epoch: int = 0,
     ) -> tuple[Log, OpenReport]:
         """Recover the folder and open the log on it. ``clean``: the node's marker says that this log was closed in good order.
-        ``recovered``: the folder has been recovered already, and not been touched since.
+        ``recovered``: the folder has been recovered already, and not been touched since. ``promised_epoch``: the LeaderEpoch that
+        the journal of promises holds for it, 0: none.
 
         Raises StorageError, UnknownFormatError for data of another format version.
         """
@@ -107,6 +109,7 @@ class Log:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
         log = cls(config, recovered)
+        log.promised(promised_epoch)
         log.segments[-1].made_wall_ns = now_wall_ns
         log._new_names = log.segments[-1].size_bytes == 0  # durable with its first records: thousands may be made at once
         if recovered.report.lost_committed:
@@ -266,11 +269,10 @@ class Log:
             self.high_watermark = high_watermark
             self._advanced()
 
-    def persist_epoch(self, leader_epoch: int) -> None:
-        """Store, durably, that states of an epoch below ``leader_epoch`` are not to be followed any more."""
-        if leader_epoch > self.persisted_epoch:
-            self.persisted_epoch = leader_epoch
-            self._store_checkpoint()
+    def promised(self, leader_epoch: int) -> None:
+        """The journal of promises (``promises.py``) holds, durably, that states of an epoch below ``leader_epoch`` are not followed any
+        more. The next checkpoint says so too."""
+        self.persisted_epoch = max(self.persisted_epoch, leader_epoch)
 
     def checkpoint(self) -> None:
         """Write HW, log start and epochs, where they have changed. The stored HW never runs ahead of what is on disk.
@@ -285,7 +287,8 @@ class Log:
 
     def _store_checkpoint(self) -> None:
         stored = Checkpoint(min(self.high_watermark, self._durable_end_offset - 1), self.log_start_offset, self.persisted_epoch)
-        if stored != self._checkpointed:
+        said = self._checkpointed
+        if (stored.high_watermark, stored.log_start_offset) != (said.high_watermark, said.log_start_offset):
             self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(stored))
             self._checkpointed = stored
 

@@ -25,6 +25,7 @@ class DiskCopy:
     """What a disk held once; see ``Disk``."""
 
     folders: dict[str, MemoryStorage]
+    promises: MemoryStorage
     starts: FolderStarts
     incarnation: int
     clean_stop: bool
@@ -36,6 +37,8 @@ class Disk:
 
     def __init__(self, seed: str) -> None:
         self.folders: dict[str, MemoryStorage] = {}
+        self.promises = MemoryStorage()
+        """Folder of the journal of promises."""
         self.folder_number = 0
         """Which disk it is: an emptied one is another."""
         self.starts = FolderStarts("disk-0")
@@ -73,6 +76,7 @@ class Disk:
     def empty(self) -> None:
         """Replaced by a new one."""
         self.folders.clear()
+        self.promises = MemoryStorage()
         self.folder_number += 1
         self.starts = FolderStarts(f"disk-{self.folder_number}")
         self.incarnation = 0
@@ -81,11 +85,14 @@ class Disk:
     def copy(self) -> DiskCopy:
         """Everything that is written on it, as of now."""
         folders = {name: storage.crash(power=False) for name, storage in self.folders.items()}
-        return DiskCopy(folders, self.starts, self.incarnation, self.clean_stop, self.doubtful)
+        return DiskCopy(
+            folders, self.promises.crash(power=False), self.starts, self.incarnation, self.clean_stop, self.doubtful
+        )
 
     def put_back(self, copy: DiskCopy) -> None:
         """What it held when ``copy`` was made takes the place of everything; while no process runs."""
         self.folders = {name: self._attach(storage.crash(power=False)) for name, storage in copy.folders.items()}
+        self.promises = copy.promises.crash(power=False)
         self.starts, self.incarnation = copy.starts, copy.incarnation
         self.clean_stop, self.doubtful = copy.clean_stop, copy.doubtful
 
@@ -118,6 +125,7 @@ class Disk:
 
         kept = keep or some
         self.folders = {name: self._attach(storage.crash(power=power, keep=kept)) for name, storage in self.folders.items()}
+        self.promises = self.promises.crash(power=power, keep=kept)
         self.fail_syncs = 0
 
     def _attach(self, storage: MemoryStorage) -> MemoryStorage:

@@ -21,6 +21,7 @@ from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
+from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionState
 from liftpy.replica import events as ev
@@ -42,6 +43,11 @@ _REPAIR_NS = 50 * MS
 _AWAITS_MORE = 0.8
 """Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
+
+
+def folder_of(key: PartitionKey) -> str:
+    """Its name on a simulated disk, and in the journal of promises there."""
+    return f"{key.stream}-{key.uid}-{key.partition}"
 
 
 class SimNode:
@@ -111,6 +117,7 @@ class Process:
         self.confirmed: set[int] = set()
         """Indexes of the quiet fetches of the question under way."""
         self._data_path_is_up = True
+        self.promises = PromiseJournal(self.disk.promises)
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._heartbeats = AnsweredHeartbeats()
@@ -268,7 +275,7 @@ class Process:
         self._extend(self._heartbeats.image_seen(image.index))
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
-        name = f"{stream.name}-{stream.uid}-{partition.partition}"
+        name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
         log = self._logs.pop(name, None)
         if log is None:
             log, _ = self._opened(name)
@@ -286,10 +293,14 @@ class Process:
             replica.feed(ev.DataPathChanged(False))
         return replica
 
+    def promise(self, key: PartitionKey, leader_epoch: int) -> None:
+        """As a node does: with one flush of the journal, though here each for itself."""
+        self.promises.store({folder_of(key): leader_epoch})
+
     def _opened(self, name: str) -> tuple[Log, OpenReport]:
         """Open one log; a disk that refuses is tried again, as a process that is restarted does."""
         self.disk.fail_syncs = 0
-        return Log.open(self.disk.folder(name), self.cluster.stream_config)
+        return Log.open(self.disk.folder(name), self.cluster.stream_config, promised_epoch=self.promises.epoch_of(name))
 
     def _data_path_looked_at(self) -> None:
         """The client library tells at once when its connection is lost; a turn of heartbeats later is as good."""

@@ -261,7 +261,8 @@ class SimReplica:
         self.feed(ev.StorageFailed(str(error), isinstance(error, NoSpaceError), token))
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
-        if self._stored(lambda: self.log.persist_epoch(effect.leader_epoch)):
+        if self._stored(lambda: self.process.promise(self.key, effect.leader_epoch)):
+            self.log.promised(effect.leader_epoch)
             self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
 
     def replay_log(self, effect: do.ReplayLog) -> None:

@@ -2,6 +2,7 @@
 
 <data>/lock                                       one process per folder [S10]
 <data>/node                                       node id, incarnation, clean-stop marker, the starts; checksummed, replaced atomically
+<data>/promises/                                  the journal of the LeaderEpochs that candidates here have promised to follow
 <data>/flush-probe.tmp                            while a start tries out what a flush takes; of no meaning afterwards
 <data>/raft/                                      the metadata group's own
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
@@ -16,6 +17,7 @@ import logging
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -25,6 +27,7 @@ import crc32c
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
+from liftpy.log.promises import PromiseJournal
 from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
@@ -154,6 +157,10 @@ class DataFolder:
     def partition_storage(self, key: PartitionKey) -> FolderStorage:
         """The storage of a partition's log; its folder is made if need be."""
         return self.storage(self.partition_path(key))
+
+    def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
+        """The journal of promises, written anew. Raises StorageError, UnknownFormatError."""
+        return PromiseJournal(self.storage(self.path / "promises"), is_held)
 
     def storage(self, path: Path) -> FolderStorage:
         """The storage of the log in ``path``, which is made if need be."""

@@ -27,6 +27,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.notify import Notifications
 from sidecar.partition.chatter import CHATTER, Seldom
 from sidecar.partition.flushing import Flusher
+from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects
@@ -48,6 +49,7 @@ class Tools:
     incarnation: int
     log: Log
     flusher: Flusher
+    promises: Promises
     timers: Timers
     ingest: Ingest
     acks: PendingAcks
@@ -72,6 +74,7 @@ class Executor:
 
     def __init__(self, tools: Tools) -> None:
         self._t = tools
+        self._closed = False
         self.storage_failed = False
         self.no_space = False
         """It failed because the disk was full."""
@@ -152,8 +155,18 @@ class Executor:
         self._t.reads.advanced()
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
-        stored = events.LeaderEpochPersisted(effect.leader_epoch)
-        self._t.flusher.store_epoch(effect.leader_epoch, lambda: self._t.feed(stored))
+        self._t.promises.store(
+            self._t.key.folder, effect.leader_epoch, lambda error: self._promised(effect.leader_epoch, error)
+        )
+
+    def _promised(self, leader_epoch: int, error: StorageError | None) -> None:
+        if self._closed:
+            return
+        if error is not None:
+            self.failed(error)
+            return
+        self._t.log.promised(leader_epoch)
+        self._t.feed(events.LeaderEpochPersisted(leader_epoch))
 
     # ---- publishers -----------------------------------------------------------------------------------------------------
     def reject_publishes(self, effect: do.RejectPublishes) -> None:
@@ -268,6 +281,7 @@ class Executor:
         self._t.services.role_changed()
 
     def close(self) -> None:
-        """Cancel all deadlines."""
+        """Cancel all deadlines; what is stored by then is told to nobody."""
+        self._closed = True
         for timer in self._deadlines.values():
             self._t.timers.cancel(timer)

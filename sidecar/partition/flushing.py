@@ -72,9 +72,7 @@ class Flusher:
         self._loop = asyncio.get_running_loop()
         self._flush: tuple[Flush, Future] | None = None
         self._checkpoint: Future | None = None
-        """A checkpoint, or the storing of a LeaderEpoch, that runs."""
-        self._promise: tuple[int, Callable[[], None]] | None = None
-        """A LeaderEpoch that waits for that, and what to call when it is stored."""
+        """That runs."""
         self._armed = False
         self._timer = Timer(self._due)
         self._closed = False
@@ -176,33 +174,6 @@ class Flusher:
             raise error
         if error is not None and not self._closed:
             logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
-        self._store_promise()
-
-    def store_epoch(self, leader_epoch: int, stored: Callable[[], None]) -> None:
-        """Store in the background that older epochs are not followed any more; of several that wait the last one counts."""
-        self._promise = (leader_epoch, stored)
-        self._store_promise()
-
-    def _store_promise(self) -> None:
-        if self._promise is None or self._checkpoint is not None or self._closed:
-            return
-        (leader_epoch, stored), self._promise = self._promise, None
-        self._checkpoint = future = self._pool.submit(self._log.persist_epoch, leader_epoch)
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._epoch_stored, future, stored))
-
-    def _epoch_stored(self, future: Future, stored: Callable[[], None]) -> None:
-        if self._checkpoint is future:
-            self._checkpoint = None
-        error = future.exception()
-        if self._closed:
-            return
-        if error is None:
-            stored()
-        elif isinstance(error, StorageError):
-            self._failed(error)
-        else:
-            raise error
-        self._store_promise()
 
     def settle(self) -> None:
         """Wait, blocking, for what is under way and take note of it: the log is about to be cut."""

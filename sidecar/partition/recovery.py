@@ -36,6 +36,8 @@ class RecoveredLogs:
 
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
+        self.names: frozenset[str] = frozenset()
+        """Of all logs in the folder: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
         self.suspect: list[str] = []
@@ -45,6 +47,7 @@ class RecoveredLogs:
         """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
         loop = asyncio.get_running_loop()
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
+        self.names = frozenset(f"{path.parent.name}/{path.name}" for path in paths)
         parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
         await asyncio.gather(*(loop.run_in_executor(pool, self._recover_some, part, folder, clean_stop) for part in parts))
         self.damaged.sort()

@@ -46,6 +46,7 @@ from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.flushing import Flusher
+from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects
@@ -93,6 +94,7 @@ class NodeTools:
     deletions: Deletions
     identity: NodeFile
     recovered: RecoveredLogs
+    promises: Promises
 
 
 class PartitionWorker:
@@ -177,6 +179,7 @@ class PartitionWorker:
             incarnation=node.incarnation,
             log=self.log,
             flusher=self.flusher,
+            promises=node.promises,
             timers=node.timers,
             ingest=self.ingest,
             acks=self.acks,
@@ -321,6 +324,7 @@ class PartitionWorker:
             self.log.close(clean=healthy and not delete)
             if delete:
                 self._node.folder.delete_partition(self.key)
+                self._node.promises.forget(self.key.folder)
         except (LiftError, OSError) as error:
             logger.error("%s: closing the log: %s", self.key, error)
             return False
@@ -337,7 +341,8 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
             node.identity.flushes_lazily()
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
         clean = node.identity.previous.clean_stop
-        return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered)
+        promised = node.promises.epoch_of(key.folder)
+        return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised)
 
     if recovered is not None and recovered.is_complete and flushes_always:
         log, report = open_log()

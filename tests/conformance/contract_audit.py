@@ -12,6 +12,7 @@ from typing import Any
 
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
+from liftpy.log.promises import PROMISES_NAME, decode_promises
 from liftpy.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -49,10 +50,20 @@ def batches_in(storage: MemoryStorage) -> dict[int, BatchHeader]:
 class Audit:
     """Of one replica, its log and its folder. ``checks``: how often each claim was looked at."""
 
-    def __init__(self, where: str, log: Log, storage: Callable[[], MemoryStorage], *, threads: bool) -> None:
+    def __init__(
+        self,
+        where: str,
+        log: Log,
+        storage: Callable[[], MemoryStorage],
+        promises: Callable[[], MemoryStorage],
+        *,
+        threads: bool,
+    ) -> None:
         self.where = where
         self.log = log
         self._storage = storage
+        self._promises = promises
+        """Folder of the journal of promises: of this partition's alone."""
         self._threads = threads
         """Flushes run beside it: what was true a moment ago may not be what a power cut leaves now."""
         self.checks: Counter[str] = Counter()
@@ -122,9 +133,9 @@ class Audit:
             case ev.LogCut():
                 self._check("5", self._is_cut_to(event.end_offset), event, "is not on the disk")
             case ev.LeaderEpochPersisted():
-                stored = decode_checkpoint(self._storage().crash().load(CHECKPOINT_NAME))
-                is_stored = stored is not None and stored.persisted_epoch >= event.leader_epoch
-                self._check("6", is_stored, event, "is not on the disk:", stored)
+                left = decode_promises(self._promises().crash().load(PROMISES_NAME))
+                is_stored = max(left.values(), default=0) >= event.leader_epoch
+                self._check("6", is_stored, event, "is not on the disk:", left)
 
     def _is_cut_to(self, end_offset: int) -> bool:
         return all(header.last_offset < end_offset for header in self._after_a_power_cut().values())

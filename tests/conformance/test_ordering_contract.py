@@ -30,6 +30,7 @@ from sidecar import clock
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor
 from sidecar.partition.flushing import Flusher
+from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationDesk
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers
@@ -163,7 +164,7 @@ def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_stored_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flusher, "store_epoch", lambda self, leader_epoch, stored: stored())
+    patch.setattr(Promises, "store", lambda self, key, leader_epoch, told: told(None))
 
 
 def _keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
         made(self, *args)
         disk, storage = self.process.disk, self.log.storage
         name = next(name for name, folder in disk.folders.items() if folder is storage)
-        audit = Audit(self.node_id, self.log, lambda: disk.folders.get(name, storage), threads=False)
+        audit = Audit(self.node_id, self.log, lambda: disk.folders.get(name, storage), lambda: disk.promises, threads=False)
         audits.append(audit)
         by_node[self.node_id] = audit
         audit.watch(self.replica)

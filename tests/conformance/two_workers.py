@@ -17,6 +17,7 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
+from liftpy.log.promises import PromiseJournal
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -29,6 +30,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.partition.promises import Promises
 from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
@@ -147,6 +149,7 @@ class WorkerNode:
         """What the next append meets."""
         self.log, _ = Log.open(self.storage, stream)
         self.storage.fault = self._fault
+        self.promises = MemoryStorage()
         self.asked = Asked()
         self.errors: list[Exception] = []
         self.bus = Bus(node_id, table)
@@ -176,9 +179,10 @@ class WorkerNode:
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
             counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
             repair=lambda why: None, step_aside=lambda *a: None,
+            promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)
-        self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, threads=True)
+        self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         driver = self.worker._driver
         carry_out = driver.execute

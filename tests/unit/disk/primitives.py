@@ -155,8 +155,6 @@ def cuts_and_goes_on(recorder: Recorder, folder: Path) -> None:
     recorder.promise(("cutting", 1))
     log.cut_to(1)
     recorder.promise(("cut", 1))
-    log.persist_epoch(5)
-    recorder.promise(("epoch", 5))
     _append(log, recorder, 1, epoch=5)
 
 
@@ -221,7 +219,7 @@ def newest_of_each_key_is_there(folder: Path, promised: list[int]) -> None:
 
 def log_holds(folder: Path, promised: list[tuple[Any, ...]]) -> None:
     """Everything that was flushed and not cut since, nothing that was cut, nothing before the start, no hole."""
-    flushed, epoch, start, highest, written = 0, 0, 0, 1 << 60, 1
+    flushed, start, highest, written = 0, 0, 1 << 60, 1
     for promise in promised:
         match promise:
             case ("flushed", end, leader_epoch):
@@ -233,8 +231,6 @@ def log_holds(folder: Path, promised: list[tuple[Any, ...]]) -> None:
             case ("start", offset):
                 start = offset
                 flushed, highest = max(flushed, offset) if flushed > offset else offset, 1 << 60
-            case ("epoch", leader_epoch):
-                epoch = leader_epoch
     if not (folder / "log").exists():
         assert not promised
         return
@@ -249,9 +245,33 @@ def log_holds(folder: Path, promised: list[tuple[Any, ...]]) -> None:
     if highest < 1 << 60:
         old = [value for value in found if int(value.partition(b"/")[0]) >= highest]
         assert all(int(value.partition(b"/")[2].split(b"v")[0]) > written for value in old), "what was cut came back"
-    assert log.persisted_epoch >= epoch
     assert log.high_watermark >= max((p[1] for p in promised if p[0] == "hw"), default=-1)
     log.close()
+
+
+# ---- promises ------------------------------------------------------------------------------------------------------------
+def promises_are_stored(recorder: Recorder, folder: Path) -> None:
+    """Appended together, written anew by the next process, which a torn write may have gone before."""
+    epoch = 0
+    for _ in range(3):
+        data = DataFolder(folder / "data")
+        journal = data.open_promises(lambda key: True)
+        for _ in range(3):
+            epoch += 1
+            journal.store({"orders-u1/0": epoch, f"orders-u1/{epoch}": epoch})
+            recorder.promise(epoch)
+        journal.close()
+        data.close()
+
+
+def promises_are_kept(folder: Path, promised: list[int]) -> None:
+    data = DataFolder(folder / "data")
+    journal = data.open_promises(lambda key: True)
+    data.close()
+    last = promised[-1] if promised else 0
+    assert journal.epoch_of("orders-u1/0") in (last, last + 1)
+    assert all(journal.epoch_of(f"orders-u1/{epoch}") == epoch for epoch in range(1, last + 1))
+    journal.close()
 
 
 # ---- the metadata group ----------------------------------------------------------------------------------------------------
@@ -347,6 +367,7 @@ PRIMITIVES = {
     "a log begins afresh": Primitive(begins_afresh, log_holds),
     "a log is compacted": Primitive(compacts, newest_of_each_key_is_there),
     "a log is opened after a kill": Primitive(opens_again, log_holds),
+    "promises are stored": Primitive(promises_are_stored, promises_are_kept),
     "the group's journal": Primitive(journals, journal_holds),
     "the group's snapshot": Primitive(trims_its_journal, snapshot_and_journal_hold_all),
     "a service's snapshots": Primitive(stores_snapshots, snapshots_are_there),

@@ -136,8 +136,24 @@ def test_a_flush_from_before_a_cut_says_nothing_of_what_comes_after() -> None:
 
 def test_what_was_promised_about_epochs_is_kept() -> None:
     storage = MemoryStorage()
-    _log(storage).persist_epoch(5)
-    assert reopened(storage.crash()).persisted_epoch == 5
+    log = _log(storage)
+    log.promised(5)
+    log.promised(4)
+    fill(log, 1)
+    log.flush()
+    log.raise_high_watermark(0)
+    calls: list[str] = []
+    storage.fault = calls.append
+    log.checkpoint()
+    assert "replace" in calls
+    assert reopened(storage.crash()).persisted_epoch == 5, "older versions read it there"
+    calls.clear()
+    log.promised(6)
+    log.checkpoint()
+    assert calls == [], "the journal has it"
+    opened, _ = Log.open(storage.crash(), StreamConfig(), promised_epoch=6)
+    assert opened.persisted_epoch == 6
+    assert Log.open(storage.crash(), StreamConfig(), promised_epoch=4)[0].persisted_epoch == 5
 
 
 def test_epochs_are_those_of_a_scan() -> None:

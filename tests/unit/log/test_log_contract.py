@@ -167,12 +167,17 @@ def test_the_stored_hw_is_durable_records_alone() -> None:
     assert stored(log).high_watermark == 4
 
 
-def test_a_promise_is_stored_before_it_is_kept_and_never_falls() -> None:
+def test_a_promise_never_falls_and_goes_with_the_next_checkpoint() -> None:
     log = a_log()
-    for epoch, held in ((5, 5), (3, 5), (7, 7)):
-        log.persist_epoch(epoch)
+    for number, (epoch, held) in enumerate(((5, 5), (3, 5), (7, 7))):
+        log.promised(epoch)
+        add(log, 1)
+        log.flush()
+        log.raise_high_watermark(number)
+        log.checkpoint()
         assert (stored(log).persisted_epoch, log.persisted_epoch) == (held, held)
-    assert Log.open(log.storage, StreamConfig(), clean=True)[0].persisted_epoch == 7
+    assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=6)[0].persisted_epoch == 7
+    assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=8)[0].persisted_epoch == 8
 
 
 def test_readers_are_woken_by_appends_hw_and_cuts_and_by_nothing_else() -> None:
@@ -231,7 +236,7 @@ def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
 
 def test_a_fresh_start_keeps_nothing() -> None:
     log = filled()
-    log.persist_epoch(4)
+    log.promised(4)
     log.start_afresh(100)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end_offset) == (100, 100, 99, 100)
     assert log.epochs.entries == ()

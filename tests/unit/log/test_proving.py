@@ -342,8 +342,6 @@ def test_a_checkpoint_that_proves_and_promises_is_not_written_again(base_offset:
     storage.fault = None
     written = content(log)
     assert lose_power(storage) == written, "also what the older checkpoint does not prove"
-    log.persist_epoch(8)
-    assert opened(storage.crash(power=True))[0].persisted_epoch == 8
 
 
 def test_a_log_start_within_a_segment_does_not_fall_back() -> None:

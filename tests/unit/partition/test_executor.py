@@ -39,6 +39,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     fed: list[events.Event] = []
     names = (
         "flusher",
+        "promises",
         "timers",
         "ingest",
         "acks",

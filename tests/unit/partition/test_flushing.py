@@ -254,45 +254,6 @@ async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.
     assert reopened.high_watermark == 0
 
 
-async def test_a_leader_epoch_is_stored_beside_flushes_and_behind_a_checkpoint(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    stored: list[int] = []
-    may_store = threading.Event()
-    persist = bench.log.persist_epoch
-
-    def slow(leader_epoch: int) -> None:
-        assert may_store.wait(10)
-        persist(leader_epoch)
-
-    bench.log.persist_epoch = slow  # type: ignore[method-assign]
-    bench.flusher.store_epoch(3, lambda: stored.append(3))
-    bench.flusher.store_epoch(4, lambda: stored.append(4))
-    bench.flusher.store_epoch(5, lambda: stored.append(5))
-    assert stored == [], "the loop does not wait for the disk"
-    bench.append()
-    await until(lambda: bench.flushed, "a flush does not wait for an epoch")
-    may_store.set()
-    await until(lambda: stored == [3, 5], "of those that wait the last one counts")
-    assert bench.log.persisted_epoch == 5
-    bench.flusher.checkpoint()
-    bench.flusher.store_epoch(6, lambda: stored.append(6))
-    await until(lambda: stored == [3, 5, 6], "it waits for the checkpoint")
-    await bench.flusher.close()
-
-
-async def test_an_epoch_that_can_not_be_stored_fails_the_log(pool: concurrent.futures.Executor) -> None:
-    bench = Bench(pool)
-    stored: list[int] = []
-
-    def fail(leader_epoch: int) -> None:
-        raise StorageError("the disk refuses")
-
-    bench.log.persist_epoch = fail  # type: ignore[method-assign]
-    bench.flusher.store_epoch(3, lambda: stored.append(3))
-    await until(lambda: bench.failed, "the replica is told")
-    assert stored == []
-
-
 def test_a_flush_knows_how_much_it_is_of() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     sizes = []

@@ -74,6 +74,7 @@ class Recorded:
 
 PARTS = (
     "flusher",
+    "promises",
     "timers",
     "ingest",
     "acks",
@@ -355,7 +356,8 @@ def worker(**more: Any) -> Any:
     made = SimpleNamespace(
         key=KEY, told=told, feed=told.append, set_aside=("old",), leader="n1",
         _node=SimpleNamespace(counters=Counter(), settings=SimpleNamespace(node_id="n1"),
-                              folder=SimpleNamespace(delete_partition=told.append)),
+                              folder=SimpleNamespace(delete_partition=told.append),
+                              promises=SimpleNamespace(forget=told.append)),
         flusher=SimpleNamespace(settle=lambda: told.append("settled")),
         executor=SimpleNamespace(storage_failed=False, failed=lambda error: told.append(error)),
     )  # fmt: skip
@@ -390,7 +392,7 @@ def test_an_end_is_clean_where_log_and_closing_were(healthy: bool, delete: bool,
     ended = worker(log=SimpleNamespace(close=close))
     assert PartitionWorker._close(ended, healthy, delete) is (healthy and fails is None)
     assert closed == [healthy and not delete]
-    assert ended.told == ([KEY] if delete and fails is None else [])
+    assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
 
 
 @pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(7)])])
@@ -423,8 +425,9 @@ async def test_a_stream_that_flushes_lazily_is_marked_before_its_log_is_opened(
     found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True)}
     folder = SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made")
     node: Any = SimpleNamespace(
-        identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None))
-    )
+        identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None)),
+        promises=SimpleNamespace(epoch_of=lambda key: 7 if key == KEY.folder else 0),
+    )  # fmt: skip
 
     def opened(where: Any, config: StreamConfig, **more: Any) -> Any:
         order.append({"where": where, **more})
@@ -438,6 +441,7 @@ async def test_a_stream_that_flushes_lazily_is_marked_before_its_log_is_opened(
             await worker_module.open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
         assert order[:-1] == ["marked"] * marked
         assert (order[-1]["clean"], order[-1]["recovered"], order[-1]["where"]) == (True, taken, where)
+        assert order[-1]["promised_epoch"] == 7
 
 
 # ---- the partitions of a node --------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def test_a_log_that_was_recovered_is_opened_without_touching_a_file(
     paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
     closed, _ = Log.open(FolderStorage(paths[0]), SMALL)
     closed.raise_high_watermark(7)
-    closed.persist_epoch(3)
+    closed.promised(3)
     closed.close()
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)

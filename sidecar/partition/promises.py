@@ -1,0 +1,87 @@
+"""The node's promises, stored together: while one flush of the journal runs, further promises wait, and the next one takes them all.
+
+The order of things and the format: ``liftpy/log/promises.py``. Whoever is told acts at once, which costs as much as any change of a
+role: so they are told in slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
+
+from liftpy.errors import StorageError
+from liftpy.log.promises import PromiseJournal
+from sidecar.partition.slices import Slices
+
+Told = Callable[[StorageError | None], None]
+"""Called on the loop: None when the promise is on the disk."""
+
+
+class Promises:
+    """``store`` for all partitions of a node. What waits is one promise for each partition at most, the last one."""
+
+    def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
+        self._journal = journal
+        self._pool = pool
+        self._counters = counters
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, tuple[int, Told]] = {}
+        self._running: Future[None] | None = None
+        self._telling: Slices[tuple[Told, StorageError | None]] = Slices(lambda told: told[0](told[1]))
+        self._closed = False
+
+    def epoch_of(self, key: str) -> int:
+        """The LeaderEpoch promised for a partition's folder (``<stream>-<uid>/<partition>``); 0: none."""
+        return self._journal.epoch_of(key)
+
+    def store(self, key: str, leader_epoch: int, told: Told) -> None:
+        """Make it durable in the background that older epochs are not followed any more, and say so. Of several that wait for one
+        partition the last one counts."""
+        if self._closed:
+            return
+        self._waiting[key] = leader_epoch, told
+        if self._running is None:
+            self._running = Future()  # what comes in this turn of the loop goes together
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        if self._closed:
+            return
+        self._counters["flushes of promises"] += 1
+        self._counters["promises to follow a LeaderEpoch"] += len(waiting)
+        epochs = {key: epoch for key, (epoch, _) in waiting.items()}
+        self._running = future = self._pool.submit(self._journal.store, epochs)
+        tolds = [told for _, told in waiting.values()]
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._ended, future, tolds))
+
+    def _ended(self, future: Future[None], tolds: list[Told]) -> None:
+        self._running = None
+        if self._closed:
+            return
+        error = future.exception()
+        if error is not None and not isinstance(error, StorageError):
+            self._fatal(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            return
+        if self._waiting:
+            self._running = Future()
+            self._begin()
+        self._telling.add((told, error) for told in tolds)
+
+    def forget(self, key: str) -> None:
+        """The partition is deleted here."""
+        self._waiting.pop(key, None)
+        self._journal.forget(key)
+
+    async def close(self) -> None:
+        """Tell nobody any more, and wait for what is under way."""
+        self._closed = True
+        self._telling.close()
+        running, self._running = self._running, None
+        if running is not None and not running.cancel():
+            await asyncio.wait([asyncio.wrap_future(running)])
+        self._journal.close()
