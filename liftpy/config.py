@@ -134,8 +134,9 @@ class ReplicationConfig:
     probe_after: float = 0.3
     """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
     max_idle_wait_s: float = 1.0
-    quiet_rounds: int = 10
-    """Idle waits without news after which a follower's partition is quiet: it is asked for together with others, or more seldom."""
+    quiet_rounds: int = 2
+    """Fetches in a row that bring no news, an idle wait apart, after which a follower's partition is quiet: it is asked for together
+    with others, or more seldom. With 1 a busy one would come and go with every record."""
     fetch_timeout_s: float = 1.0
     fetch_backoff_min_s: float = 0.05
     fetch_backoff_max_s: float = 1.0

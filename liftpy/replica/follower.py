@@ -72,7 +72,7 @@ class FollowerRole(ReplicaRole):
         self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
         self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
         self._woken = False  # the leader said that there is more, and no fetch has been sent since
-        self._quiet_rounds = 0  # idle waits that ended in a fetch without news, in a row
+        self._quiet_rounds = 0  # fetches without news, in a row
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
         self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
         self._met = False  # there has been a sign of this leader in this epoch

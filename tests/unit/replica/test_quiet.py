@@ -44,10 +44,10 @@ def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_
     assert follower.replica.may_serve_committed()
 
 
-def test_ten_idle_waits_by_default() -> None:
+def test_one_idle_wait_by_default() -> None:
     follower = quiet_follower(ReplicationConfig())
     assert follower.replica.phase == "FOLLOWER_QUIET"
-    assert ReplicationConfig().quiet_rounds == 10
+    assert ReplicationConfig().quiet_rounds == 2
 
 
 @pytest.mark.parametrize("isr", ["ab", "ac"])
