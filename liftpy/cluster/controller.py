@@ -8,6 +8,7 @@ from __future__ import annotations
 from liftpy.cluster.draft import Decision, Draft, Rules
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.requests import REQUESTS, unknown
+from liftpy.cluster.steps import Steps, finished
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -18,7 +19,13 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 def decide_on(draft: Draft, request: pb.ControlRequest) -> Decision:
     """The same on a draft that was made for it."""
+    return finished(deciding_on(draft, request))
+
+
+def deciding_on(draft: Draft, request: pb.ControlRequest) -> Steps[Decision]:
+    """The same, in steps."""
     name = request.WhichOneof("request")
-    if name not in REQUESTS:
-        return unknown(draft, None)
-    return REQUESTS[name].decide(draft, getattr(request, name))
+    decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
+    if isinstance(decision, Decision):
+        return decision
+    return (yield from decision)

@@ -6,24 +6,56 @@ applies the same entries has the same image [M5]. ``apply`` never raises: what c
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from liftpy.cluster.batches import decide_batch
 from liftpy.cluster.codec import stream_to_pb
-from liftpy.cluster.controller import decide
-from liftpy.cluster.draft import Decision, Rules, refuse
+from liftpy.cluster.controller import decide, deciding_on
+from liftpy.cluster.draft import Decision, Draft, Rules, refuse
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
-from liftpy.cluster.replay import replay, replay_all
+from liftpy.cluster.replay import replay, replaying_all
 from liftpy.cluster.requests import kind_of
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.cluster.steps import Steps
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_TIME_NS = 1 << 63
 _ERROR = pb.ControlResponse
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What comes of an entry."""
+
+    image: ClusterImage
+    records: tuple[Record, ...]
+    answer: bytes
+    failures: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The work on the entry that is to be applied next."""
+
+    entry: bytes
+    index: int
+    work: Steps[_Applied]
+    applied: _Applied | None = None
+    """When the work is done."""
+
+    def step(self) -> bool:
+        """Do some of it; whether it is done."""
+        if self.applied is None:
+            try:
+                next(self.work)
+            except StopIteration as end:
+                self.applied = end.value
+        return self.applied is not None
 
 
 class ClusterFsm:
@@ -38,40 +70,55 @@ class ClusterFsm:
         """Entries that ended in an unexpected error: each is a bug, answered UNKNOWN, and changed nothing."""
         self.refused_count = 0
         """Entries that are not a ControlRequest: somebody has put foreign bytes into the log."""
+        self._ahead: _Ahead | None = None
 
     @property
     def records(self) -> list[pb.Record]:
         """``last_records`` as protobufs, without what only controllers need; made on demand."""
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Do a step of the work on the entry that is to be applied next; whether it was the last one, so that ``apply`` is short.
+        Nothing shows before ``apply``, and whether this is called, and how often, changes nothing."""
+        if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
+            self._ahead = _Ahead(entry, index, self._applying(entry, index))
+        return self._ahead.step()
+
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one).
 
         Returns the serialized ControlResponse. An index that was applied before changes nothing and is answered INVALID.
         """
-        self.last_records = ()
-        if index <= self.image.index:
-            detail = f"entry {index} comes after {self.image.index}"
-            return pb.ControlResponse(error=_ERROR.INVALID, detail=detail, index=self.image.index).SerializeToString()
+        while not self.work_ahead(entry, index):
+            pass
+        assert self._ahead is not None
+        applied, self._ahead = self._ahead.applied, None
+        assert applied is not None
+        self.image, self.last_records = applied.image, applied.records
+        self.failure_count += applied.failures
+        self.refused_count += applied.refused
+        return applied.answer
+
+    def _applying(self, entry: bytes, index: int) -> Steps[_Applied]:
         before = self.image
+        if index <= before.index:
+            detail = f"entry {index} comes after {before.index}"
+            answer = pb.ControlResponse(error=_ERROR.INVALID, detail=detail, index=before.index)
+            return _Applied(before, (), answer.SerializeToString())
         try:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
-            self.refused_count += 1
-            self.image = replace(before, index=index)
-            return _finish(refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response, b"", index)
+            response = refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response
+            return _Applied(replace(before, index=index), (), _finish(response, b"", index), refused=1)
         now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
         try:
-            self.image, self.last_records, answer = self._apply(replace(before, index=index, time_ns=now_ns), request)
+            return (yield from self._apply(replace(before, index=index, time_ns=now_ns), request))
         except MemoryError:
             raise  # not a function of the log: a controller that went on would differ from the others
         except Exception as error:
             # A bug, and the same one on every controller. The entry is taken back as a whole, so that the group goes on.
-            self.failure_count += 1
-            self.image, self.last_records = replace(before, index=index), ()
-            detail = f"{type(error).__name__}: {error}"[:500]
-            return _finish(pb.ControlResponse(error=_ERROR.UNKNOWN, detail=detail), request.operationId, index)
-        return answer
+            response = pb.ControlResponse(error=_ERROR.UNKNOWN, detail=f"{type(error).__name__}: {error}"[:500])
+            return _Applied(replace(before, index=index), (), _finish(response, request.operationId, index), failures=1)
 
     def snapshot(self) -> bytes:
         """The image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
@@ -81,32 +128,32 @@ class ClusterFsm:
         """Take the image of a snapshot; raise StorageError, and keep the own image, if it is damaged or unknown."""
         self.image = decode_snapshot(data)
         self.last_records = ()
+        self._ahead = None
 
-    def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, tuple[Record, ...], bytes]:
+    def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[_Applied]:
         if kind_of(request).read_only:
             decision = decide(image, request, image.time_ns, self.rules)
-            return image, (), _finish(decision.response, request.operationId, image.index)
+            return _Applied(image, (), _finish(decision.response, request.operationId, image.index))
         held = image.operations.get(request.operationId)
         if held is not None:
-            return image, (), again(image, held)
-        after, (records, response) = self._decide(image, request)
+            return _Applied(image, (), again(image, held))
+        after, (records, response), failures = yield from self._decide(image, request)
         answer = _finish(response, request.operationId, image.index)
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
             done = OperationDone(Operation(request.operationId, image.time_ns, _shortened(response, answer)))
             after, records = replay(after, done), (*records, done)
-        return after, records, answer
+        return _Applied(after, records, answer, failures)
 
-    def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> tuple[ClusterImage, Decision]:
-        """The image after the request, and what was decided."""
+    def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
+        """The image after the request, what was decided, and how many of a batch met a bug."""
         refused = refusal(request)
         if refused is not None:
-            return image, refused
+            return image, refused, 0
         if request.HasField("batch"):
             after, records, response, failures = decide_batch(image, request.batch, image.time_ns, self.rules)
-            self.failure_count += failures
-            return after, Decision(records, response)
-        decision = decide(image, request, image.time_ns, self.rules)
-        return replay_all(image, decision.records), decision
+            return after, Decision(records, response), failures
+        decision = yield from deciding_on(Draft(image, image.time_ns, self.rules), request)
+        return (yield from replaying_all(image, decision.records)), decision, 0
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:

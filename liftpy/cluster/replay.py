@@ -22,6 +22,7 @@ from liftpy.cluster.records import (
     StreamCreated,
     StreamDeleted,
 )
+from liftpy.cluster.steps import PER_STEP, Steps, finished
 from liftpy.invariants import check
 from liftpy.partition import PartitionState, PartitionStatus
 
@@ -54,8 +55,15 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
 
 def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
     """``image`` after all of ``records``, in order."""
-    for record in records:
+    return finished(replaying_all(image, records))
+
+
+def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:
+    """The same, in steps."""
+    for number, record in enumerate(records, 1):
         image = replay(image, record)
+        if number % PER_STEP == 0:
+            yield
     return image
 
 

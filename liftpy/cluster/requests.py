@@ -16,6 +16,7 @@ from typing import Any
 from liftpy.cluster.decisions import elections, isr, nodes, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
+from liftpy.cluster.steps import Steps
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -32,8 +33,9 @@ class AskedBy(Enum):
 class RequestKind:
     """One row."""
 
-    decide: Callable[[Draft, Any], Decision]
-    """What apply does with the request's message; it reads nothing but its arguments and never raises [M6]."""
+    decide: Callable[[Draft, Any], Decision | Steps[Decision]]
+    """What apply does with the request's message, in steps where it may concern thousands of partitions; it reads nothing but its
+    arguments and never raises [M6]."""
     asked_by: AskedBy
     asker: str = ""
     """Of NODES: the field that names who asks. '': any node may."""

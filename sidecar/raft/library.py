@@ -36,6 +36,8 @@ APPLIED_PER_TICK_BYTES = 8 * 1024
 machine is busy. A leader sends its heartbeats between ticks."""
 ENTRY_BYTES = 100
 """What an entry costs beside its bytes."""
+STEP_BYTES = 2 * 1024
+"""As what a step of the work on an entry counts that concerns thousands of partitions (``liftpy/cluster/steps.py``)."""
 COMPACT_AFTER_BYTES = 512 * 1024
 """Of what was applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
 what a start begins with, and takes ten times as long as reading the snapshot of thousands of partitions."""
@@ -134,6 +136,9 @@ class StateMachine(Protocol):
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry; return its answer. Never raises."""
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Do a step of the work on the entry that is to be applied next; whether that was the last, so that ``apply`` is short."""
 
 
 def settings(
@@ -365,6 +370,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         try:
             while self.raftLastApplied < committed and self._applied_bytes < APPLIED_PER_TICK_BYTES:
                 following = self.raftLastApplied + 1
+                if not self._worked_ahead(following):
+                    self._applied_bytes += STEP_BYTES
+                    continue
                 self._SyncObj__raftCommitIndex = following
                 super()._SyncObj__applyLogEntries()
                 if self.raftLastApplied < following:
@@ -372,6 +380,22 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         finally:
             self._SyncObj__raftCommitIndex = committed
         return False
+
+    def _worked_ahead(self, index: int) -> bool:
+        """Do a step of the work on the entry at ``index``; whether it can be applied now. Some concern thousands of partitions."""
+        log = self.log
+        position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]
+        if not 0 <= position < len(log):
+            return True
+        command = log[position][0]
+        assert isinstance(command, bytes)
+        if command[:1] != _REGULAR:
+            return True
+        try:
+            return self._machine.work_ahead(bytes(command[1:]), index)
+        except BaseException as error:
+            self.failure = error
+            return True
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
         if command[:1] != _REGULAR or self.failure is not None:

@@ -14,6 +14,7 @@ from liftpy.cluster.decisions.nodes import current_node
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import LeaderReport, StreamImage
 from liftpy.cluster.records import LeaderReported
+from liftpy.cluster.steps import PER_STEP, Steps
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -147,7 +148,7 @@ def elect_leader(draft: Draft, request: pb.ElectLeader) -> Decision:
     return _changed(draft, stream, partition, elected)
 
 
-def drain_node(draft: Draft, request: pb.DrainNode) -> Decision:
+def drain_node(draft: Draft, request: pb.DrainNode) -> Steps[Decision]:
     """A node stops in good order: planned transfers of all that it leads; the detail tells how many."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
@@ -155,7 +156,9 @@ def drain_node(draft: Draft, request: pb.DrainNode) -> Decision:
     if not draft.rules.elections:
         return draft.done(pb.ControlResponse(detail="elections are switched off in this cluster"))
     moving = staying = 0
-    for stream, partition in draft.image.partitions_of(node.node_id):
+    for number, (stream, partition) in enumerate(draft.image.partitions_of(node.node_id), 1):
+        if number % PER_STEP == 0:
+            yield
         if partition.leader == node.node_id:
             moved = election.transfer(draft, stream, partition)
             staying += moved is None

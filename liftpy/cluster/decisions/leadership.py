@@ -16,39 +16,42 @@ from dataclasses import replace
 from liftpy.cluster import election
 from liftpy.cluster.draft import Draft
 from liftpy.cluster.image import StreamImage
+from liftpy.cluster.steps import PER_STEP, Steps
 from liftpy.partition import PartitionState, PartitionStatus
 
 Step = Callable[[Draft, StreamImage, PartitionState, str], PartitionState]
 
 
-def after_registration(draft: Draft, node_id: str, complete: bool) -> str:
+def after_registration(draft: Draft, node_id: str, complete: bool) -> Steps[str]:
     """Record the changes of every partition that the node holds; return what happened, for people."""
     if complete:
-        _each(draft, node_id, _complete_back)
+        yield from _each(draft, node_id, _complete_back)
         return ""
-    changed = _each(draft, node_id, _incomplete_back)
+    changed = yield from _each(draft, node_id, _incomplete_back)
     offline = sum(partition.status is PartitionStatus.OFFLINE for partition in changed)
     return f"may have lost acknowledged data: out of {len(changed)} partitions until it has caught up, {offline} are offline"
 
 
-def after_fencing(draft: Draft, node_id: str) -> str:
+def after_fencing(draft: Draft, node_id: str) -> Steps[str]:
     """Elections for what the node leads. Without elections it stays with the node, whose lease ends meanwhile [D22]."""
     if not draft.rules.elections:
         return ""
-    changed = _each(draft, node_id, _gone)
+    changed = yield from _each(draft, node_id, _gone)
     return f"{len(changed)} partitions need another leader" if changed else ""
 
 
-def after_return(draft: Draft, node_id: str) -> str:
+def after_return(draft: Draft, node_id: str) -> Steps[str]:
     """A member of the last known ISR is back: partitions that wait for one get their leader."""
-    _each(draft, node_id, _revive)
+    yield from _each(draft, node_id, _revive)
     return ""
 
 
-def _each(draft: Draft, node_id: str, step: Step) -> list[PartitionState]:
+def _each(draft: Draft, node_id: str, step: Step) -> Steps[list[PartitionState]]:
     """``step`` for every partition in whose elections the node counts; what changed is recorded and returned."""
     changes = []
-    for stream, partition in draft.image.partitions_of(node_id):
+    for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
+        if number % PER_STEP == 0:
+            yield
         counts = node_id in partition.isr or node_id in partition.complete or election.is_quorum(stream)
         if counts or node_id == partition.candidate:
             changed = step(draft, stream, partition, node_id)

@@ -14,6 +14,7 @@ from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.records import NodeChanged, NodeRemoved
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
+from liftpy.cluster.steps import Steps
 from liftpy.errors import InvalidNameError
 from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -26,7 +27,7 @@ MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 
 
-def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
+def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
     """A process of the node has started: a new incarnation, and new LeaderEpochs for what it goes on leading."""
     wrong = _wrong_registration(draft, request)
     if wrong:
@@ -59,7 +60,7 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Decision:
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
-    detail = leadership.after_registration(draft, node.node_id, complete)
+    detail = yield from leadership.after_registration(draft, node.node_id, complete)
     held = draft.image.replica_counts.get(node.node_id, 0)
     if 0 < node.partition_budget < held:
         beyond = f"it holds {held} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
@@ -82,7 +83,7 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
     return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)
 
 
-def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
+def fence_node(draft: Draft, request: pb.FenceNode) -> Steps[Decision]:
     """The node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
@@ -91,11 +92,11 @@ def fence_node(draft: Draft, request: pb.FenceNode) -> Decision:
         return draft.done(pb.ControlResponse(node=node_to_pb(node)))
     fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
     draft.add(NodeChanged(fenced))
-    detail = leadership.after_fencing(draft, node.node_id)
+    detail = yield from leadership.after_fencing(draft, node.node_id)
     return draft.done(pb.ControlResponse(node=node_to_pb(fenced), detail=detail))
 
 
-def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Decision:
+def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Steps[Decision]:
     """The node's heartbeats are back, in the same process."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
@@ -104,7 +105,7 @@ def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Decision:
         return draft.done(pb.ControlResponse(node=node_to_pb(node)))
     back = replace(node, fenced=False, session_time_ns=draft.now_ns)
     draft.add(NodeChanged(back))
-    detail = leadership.after_return(draft, node.node_id)
+    detail = yield from leadership.after_return(draft, node.node_id)
     return draft.done(pb.ControlResponse(node=node_to_pb(back), detail=detail))
 
 

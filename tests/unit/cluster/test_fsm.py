@@ -43,7 +43,7 @@ def test_an_unexpected_error_takes_the_entry_back_as_a_whole(monkeypatch: pytest
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(fsm_module, "replay_all", broken)
+    monkeypatch.setattr(fsm_module, "replaying_all", broken)
     response = driver.create()
     assert response.error == Error.UNKNOWN
     assert "a bug" in response.detail

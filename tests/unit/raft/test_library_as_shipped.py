@@ -72,6 +72,9 @@ class _Raising:
         self.calls += 1
         raise ValueError(entry)
 
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        return True
+
 
 class _Counting(_Raising):
     def apply(self, entry: bytes, index: int) -> bytes:
