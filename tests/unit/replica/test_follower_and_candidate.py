@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from stepping import KEY, S, Stepped, state
 
+from liftpy.config import ReplicationConfig
 from liftpy.partition import PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.events import Deadline, RefusalReason
 
 
-def idle(end: int = 3) -> Stepped:
+def idle(end: int = 3, config: ReplicationConfig | None = None) -> Stepped:
     """b follows a in epoch 1, has ``end`` records and sleeps."""
-    follower = Stepped("b").follows()
+    follower = Stepped("b", config).follows()
     if end:
         follower.answered([(0, end - 1, 1)], -1)
         follower.step(ev.LogFlushed(end))
@@ -337,7 +338,7 @@ def test_a_silent_leader_is_reported_again_and_again() -> None:
 
 
 def test_a_leader_that_answers_is_not_reported() -> None:
-    follower = idle()
+    follower = idle(config=ReplicationConfig(quiet_rounds=3))
     follower.fire(Deadline.FETCH)
     follower.answered([], 2)
     follower.fire(Deadline.LEADER)
