@@ -89,10 +89,6 @@ class RaftMember:
         self._shown = fsm.image
         """The image that the watchers have seen."""
 
-    def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Called by the library before it applies an entry, until it is True: a step of the work."""
-        return self._fsm.work_ahead(entry, index)
-
     def _state_changed(self, old: int, new: int) -> None:
         if new == _LEADER:
             logger.info("%s leads the metadata group in term %d", self.node_id, self._log.term)

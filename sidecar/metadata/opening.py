@@ -123,6 +123,10 @@ class MemberLog:
         self._feed.applied(index, self.fsm.last_records)
         return answer
 
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """Called by the library before it applies an entry, until it is True: a step of the work."""
+        return self.fsm.work_ahead(entry, index)
+
     def _save(self, name: str, state: Any) -> None:
         last, previous, nodes = state
         ids = tuple(sorted(node.id for node in nodes))
