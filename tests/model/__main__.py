@@ -34,7 +34,7 @@ def main() -> int:
         print("\n".join(known))
         return 0
     bugs = contextlib.nullcontext() if not options.mutant else known[options.mutant].applied()
-    named = {**SMALL[options.model], **(FULL[options.model] if not options.small else {})}
+    named = {**FULL[options.model], **SMALL[options.model]} if options.small or options.mutant else FULL[options.model]
     if options.mutant:
         names = [known[options.mutant].bound]
     else:
