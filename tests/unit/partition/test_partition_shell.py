@@ -36,6 +36,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar.partition import housekeeping
 from sidecar.partition import set as partitions_module
 from sidecar.partition import worker as worker_module
+from sidecar.partition.deletions import Deletions
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.housekeeping import Housekeeping
@@ -847,3 +848,12 @@ async def test_confirmations_are_of_their_question_alone() -> None:
 async def test_the_image_that_a_node_begins_with_is_empty() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
+
+
+def test_streams_that_are_gone_are_remembered_in_a_bound_the_newest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
+    group: Any = None
+    deletions = Deletions(group, "n1", decides=False)
+    for uid in "abcde":
+        deletions._remember(uid)
+    assert list(deletions._gone) == ["c", "d", "e"]

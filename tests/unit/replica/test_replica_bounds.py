@@ -615,3 +615,11 @@ def test_a_read_is_of_the_stream_that_it_names(uid: str, refused: bool) -> None:
     source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)
     reads: Any = Reads(type(KEY)("s", "u1", 0), "n1", source, SimpleNamespace(now_ns=lambda: 0), None)  # type: ignore[arg-type]
     assert (reads._why_not(pb.ReadRequest(streamUid=uid)) is not None) is refused
+
+
+@pytest.mark.parametrize("end", [8, 9, 10])
+@pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
+def test_nothing_that_was_cut_is_flushed_or_committed(end: int, flushed: int, hw: int) -> None:
+    log = LocalLog(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+    log.cut(end)
+    assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))

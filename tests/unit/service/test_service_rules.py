@@ -248,3 +248,14 @@ def test_timers_are_a_table_of_names() -> None:
                 del table[name]
         assert timers.entries() == tuple(sorted((at, name) for name, at in table.items()))
         assert len(timers._heap) <= 64 + 2 * 8 + 2, "what was cancelled takes no space"
+
+
+def test_timers_have_a_bound_and_one_that_is_set_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.log_timers.MAX_TIMERS", 3)
+    timers = LogTimers()
+    for name in "abc":
+        timers.set(name, 5)
+    with pytest.raises(ValueError, match="more than"):
+        timers.set("d", 1)
+    timers.set("a", 9)
+    assert [timers.pop_due(9) for _ in range(4)] == [(5, "b"), (5, "c"), (9, "a"), None]
