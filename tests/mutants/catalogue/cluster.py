@@ -79,9 +79,6 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/fsm.py",
-        ("an entry is applied twice", "if index <= self.image.index:", "if index < self.image.index:", "a restart applies the last entry again"),
-        ("a retry is another operation", "        if held is not None:\n            return image, (), again(image, held)", "        if held is not None and not held.response:\n            return image, (), again(image, held)", "a stream is created, or an error told, by a retry"),
-        ("a bug leaves half of its records", "            self.image, self.last_records = replace(before, index=index), ()", "            self.last_records = ()", "the same entry is applied again after a bug"),
         ("time may be anything", "now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns", "now_ns = request.timeNs", "a request without a time sets the cluster's clock to zero"),
     ),
     *rows(

@@ -83,8 +83,6 @@ MUTANTS = [
          "            return self.flushed_end_offset", "the next flush says yes to pages that are lost"),
         ("HW is stored as it is", "Checkpoint(min(self.high_watermark, self._durable_end_offset - 1),", "Checkpoint(self.high_watermark,",
          "after a power cut a replica says that committed records are lost, or proves what is not there"),
-        ("a promise is stored for the next checkpoint", "            self.persisted_epoch = leader_epoch\n            self._store_checkpoint()", "            self.persisted_epoch = leader_epoch",
-         "after a restart a replica follows an epoch that it had left"),
         ("readers are not woken by HW", "            self.high_watermark = high_watermark\n            self._advanced()", "            self.high_watermark = high_watermark",
          "tailing readers wait for their time-out"),
         ("an index stays beside a file that was cut", "            self.storage.remove(index_name(active.base_offset))\n            self.storage.sync_folder()\n            self._shorten",
