@@ -29,6 +29,11 @@ def shown(text: str) -> str:
     return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
 
 
+def is_name(name: str) -> bool:
+    """Whether it may be a stream's, node's or service's."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):

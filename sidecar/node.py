@@ -53,6 +53,7 @@ from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietAsker, QuietTalk
+from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
@@ -209,7 +210,6 @@ class Node:
             intake=self._intake,
             drops=self._drops,
             subjects=self.subjects,
-            inboxes=self._inboxes,
             node_inboxes=self._node_inboxes,
             router=router,
             notifications=notifications,
@@ -220,6 +220,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
+            reads=ReadTools(links.reads, self.subjects, self._inboxes, self._timers, self.counters),
             flush_place=self._flush_place,
             fatal=self.fatal,
             repair=self.repair,

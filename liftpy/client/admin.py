@@ -196,13 +196,24 @@ class Admin:
             with attempt:
                 left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
                 answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
-                response = frames.decode(answer, cluster_pb2.ControlResponse)
-                if response.operationId != request.operationId:
-                    raise ProtocolError(f"the answer on {subject} is to another request")
+                response = self._decoded(answer, subject, request.operationId)
                 if response.error != _Error.OK:
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
+        """What was answered. What can't be read, or answers something else, says nothing about the request: it is asked again, under
+        the same operation id, so that it is applied once."""
+        try:
+            response = frames.decode(answer, cluster_pb2.ControlResponse)
+        except ProtocolError as error:
+            self._transport.counters["damaged answers"] += 1
+            raise OutcomeUnknownError(f"the answer on {subject} can't be read: {error}") from None
+        if response.operationId != operation_id:
+            self._transport.counters["answers to something else"] += 1
+            raise OutcomeUnknownError(f"the answer on {subject} is to another request")
+        return response
 
 
 def control_error(response: cluster_pb2.ControlResponse) -> LiftError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -19,7 +20,7 @@ from typing import Any
 from liftpy.client import positions
 from liftpy.client.iteration import Fetch, Item, Iteration, ReadAhead
 from liftpy.client.positions import Bounds, Start, Until
-from liftpy.client.progress import NotServedError, ReadProgress, bounds_of, check_head
+from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
@@ -32,6 +33,7 @@ from liftpy.errors import (
 )
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.addressee import MisdirectedError, must_be_for
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import Subjects
 
@@ -40,6 +42,7 @@ _PAYLOAD_RESERVE_BYTES = 4096
 _HEDGE_S = 0.2
 _MOST_HEDGES = 5
 _EXISTS_S = 2.0
+_ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +127,24 @@ class PartitionReader:
         Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
         or CorruptionError that every replica's answer led to.
         """
-        wait_s = self.options.wait_s
+        wait_s, opinion = self.options.wait_s, SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
-                request = progress.request(self._max_bytes, round(wait_s * 1000))
+                request = progress.request(self._max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
                 answer = await self._answer(asked, request, wait_s)
                 try:
                     slices = progress.accept(answer)
                 except NotServedError as error:
                     if error.leader != asked:  # there is a thing or two that only the leader knows
                         self.node = self.options.node or error.leader
+                    raise
+                except FINAL as error:
+                    self._transport.counters["answers doubted"] += 1
+                    self.node = self.options.node or (progress.leader if progress.leader != asked else "")
+                    raise opinion.ask_again(error, progress.leader) from None
+                except MisdirectedError:
+                    self._transport.counters["answers to something else"] += 1
                     raise
                 except (CorruptionError, ProtocolError):
                     self._transport.counters["damaged answers"] += 1
@@ -171,16 +181,23 @@ class PartitionReader:
         )
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
-        node = self.options.node
+        node, opinion = self.options.node, SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
                 asked, node = node, self.options.node
+                request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
                 head, _ = frames.decode_read_response(await self._answer(asked, request, 0.0))
+                must_be_for(head, self.partition, stream=self.stream, requestId=request.requestId)
+                must_agree(head, uid, *last)
                 self.node = self.node or head.node  # it answers: reading begins there
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
-                check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
+                try:
+                    check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
+                except FINAL as error:
+                    self._transport.counters["answers doubted"] += 1
+                    raise opinion.ask_again(error, head.leader) from None
                 return bounds_of(head), head.nextOffset
         raise AssertionError("unreachable: the attempts end with a result or an error")
 

@@ -11,15 +11,29 @@ from dataclasses import dataclass, field
 
 from liftpy.client.positions import Bounds, out_of_range
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import (
+    DamagedBatchError,
+    LiftError,
+    LogTruncatedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    UnavailableError,
+)
+from liftpy.ids import is_name
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.addressee import must_be_for
 from liftpy.wire.batch import MAX_BATCH_BYTES, RecordBatch, split_batches
 from liftpy.wire.pieces import Assembly
 
 MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
 """What the batches taken from one answer may be decompressed to, together; one is always taken."""
+_MOST_BEHIND = 8
+"""Answers in a row that know of a lower HW than the greatest seen, until that one is no longer believed: no replica has it."""
 _Error = client_pb2.ReadResponse.Error
+FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError)
+"""What ends a reader, whoever says it; see ``SecondOpinion``."""
 
 
 class NotServedError(UnavailableError):
@@ -31,6 +45,22 @@ class NotServedError(UnavailableError):
         super().__init__(text)
         self.leader = leader
         self.high_watermark = high_watermark
+
+
+class SecondOpinion:
+    """What would end a reader is believed when it is said twice, in answers to two questions of which the second went elsewhere, or to
+    the leader: one frame that is whole and not true, from a broken tool or a stranger who heard where an answer was waited for, ends
+    nobody. Of one ``fetch`` or ``bounds``."""
+
+    def __init__(self) -> None:
+        self._heard: type[LiftError] | None = None
+
+    def ask_again(self, error: LiftError, leader: str) -> NotServedError:
+        """What to raise the first time: the question goes out again. Raises ``error`` itself when it is heard again."""
+        if type(error) is self._heard:
+            raise error
+        self._heard = type(error)
+        return NotServedError(f"asked for a second opinion: {error}", leader)
 
 
 @dataclass(slots=True)
@@ -58,16 +88,28 @@ class ReadProgress:
     """The batch at ``next_offset``, as far as it has come, if it needs several messages; of whichever replica."""
     suspect: tuple[str, int] | None = None
     """(node, offset): who answered last with what is not what was written there; None when nobody did. Tell it [S14]."""
+    leader: str = field(init=False, default="")
+    """As the last answer names it; empty: none, or not known."""
+    _request_id: int = field(init=False, default=0)
+    _behind_count: int = field(init=False, default=0)
+    """Answers in a row that know of a lower HW than ``high_watermark``, and sent nothing."""
 
     @property
     def done(self) -> bool:
         """Whether everything up to the end has been handed on."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
-    def request(self, max_bytes: int, wait_ms: int) -> client_pb2.ReadRequest:
-        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us."""
+    def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
+        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us.
+
+        ``request_id``: unguessable; the answer bears it.
+        """
         held = self.assembly.held
+        self._request_id = request_id
         return client_pb2.ReadRequest(
+            stream=self.stream,
+            partition=self.partition,
+            requestId=request_id,
             position=held.position,
             batchCrc=held.crc,
             offset=self.next_offset,
@@ -85,6 +127,9 @@ class ReadProgress:
         Nothing comes of the first pieces of a batch: ask again.
         """
         head, body = frames.decode_read_response(answer)
+        must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
+        must_agree(head, self.uid, self.last_offset, self.leader_epoch)
+        self.leader = head.leader
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         piece = frames.piece_in(head, body)
         if piece is not None:
@@ -143,7 +188,11 @@ class ReadProgress:
             position = max(position, min(head.nextOffset, head.highWatermark + 1))
         committed = max(head.highWatermark, self.high_watermark)
         if position == self.next_offset and committed >= position and not self.done:
-            raise NotServedError(f"{head.node} sent nothing at {position} although {committed} is committed", head.leader)
+            self._behind_count += head.highWatermark < position
+            if self._behind_count < _MOST_BEHIND:
+                raise NotServedError(f"{head.node} sent nothing at {position} although {committed} is committed", head.leader)
+            self.high_watermark = head.highWatermark
+        self._behind_count = 0
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
         self.leader_epoch = epoch
         self._answered_by(head)
@@ -154,14 +203,31 @@ class ReadProgress:
         self.high_watermark = max(self.high_watermark, head.highWatermark)
 
 
+def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_epoch: int) -> None:
+    """Raise ProtocolError for an answer's header that contradicts itself, or what was asked: no replica says that, so it ends nobody.
+    ``last_offset``, ``last_epoch``: of the last record that the reader has, epoch 0: none."""
+    wrong = ""
+    if not (is_name(head.node) or not head.node) or not (is_name(head.leader) or not head.leader):
+        wrong = "the names of its nodes are none"  # they become part of a subject
+    elif head.error == _Error.OK and uid and head.streamUid != uid:
+        wrong = f"it serves the stream with uid {head.streamUid[:64]!r}, which was not asked for"
+    elif head.error == _Error.WRONG_STREAM and (not uid or head.streamUid == uid):
+        wrong = "it refuses the stream that it has"
+    elif head.error == _Error.CUT and not (last_epoch and 0 <= head.cutEndOffset <= last_offset):
+        wrong = f"it says that the log is cut at {head.cutEndOffset}, behind what was read"
+    elif head.highWatermark < -1 or head.logStartOffset < 0:
+        wrong = f"HW {head.highWatermark}, log start {head.logStartOffset}"
+    if wrong:
+        raise ProtocolError(f"an answer that contradicts itself or the question: {wrong}")
+
+
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
     """Raise the LiftError that an answer's header stands for; nothing for OK. ``uid`` empty: any."""
     error: LiftError | None = None
     name, text = f"{stream}/{partition}", f"{head.node or 'a replica'}: {head.detail or 'no detail'}"
     match head.error:
         case _Error.OK:
-            if uid and head.streamUid != uid:
-                error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
+            pass
         case _Error.WRONG_STREAM:
             error = NotFoundError(f"{name}: the stream that was read (uid {uid}) was deleted and made again [{text}]")
         case _Error.OFFSET_OUT_OF_RANGE if offset < head.logStartOffset:

@@ -5,7 +5,7 @@ partition's latest: a node that the metadata names as leader says it only with a
 [D8]; any other node says what it has, and that it does not lead.
 
 A reader at the end may wait (long poll): it is answered by the next commit or when its time is over, whichever comes first. Waiting
-readers are bounded; one too many is answered at once.
+readers are bounded, at a partition by number and at a node in bytes; one too many is answered at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
-from liftpy.ids import PartitionKey
+from liftpy.ids import PartitionKey, shown
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
@@ -25,13 +25,24 @@ from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
+from liftpy.wire.addressee import MisdirectedError, must_be_for
 from liftpy.wire.batch import parse_header
 from liftpy.wire.envelope import ChecksumError
 from liftpy.wire.pieces import Held, room_bytes
-from liftpy.wire.refusals import refused
+from liftpy.wire.refusals import REFUSED, refused
 
 MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
+"""Readers in a long poll at one partition."""
+MAX_WAITING_BYTES = 32 << 20
+"""What those of a whole node are remembered by, with their reply subjects and what Python needs."""
+MAX_REQUEST_BYTES = 2048
+"""A ReadRequest names a stream and a uid; one of our own has 150."""
+WAITING_COST_BYTES = 1500
+"""What a reader that waits costs beside the bytes of its request and its reply subject: measured."""
+TOO_LARGE = f"{REFUSED}read request, too large"
+NOT_WAITED = "readers answered without their wait"
+NOT_SERVED = "reads dropped, too many answers unsent"
 _HEADER_ROOM_BYTES = 4096
 _DEFAULT_BYTES = 1024 * 1024
 _E = pb.ReadResponse
@@ -131,6 +142,10 @@ class ReadShell(Protocol[_Told]):
     def max_payload(self) -> int:
         """Bytes of one message at most, as of now."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more answer can be sent, as far as it is known now."""
+
     def now_ns(self) -> int:
         """Monotonic."""
 
@@ -148,14 +163,38 @@ class _Waiting(Generic[Asker]):
     offset: int
     """First offset that is wanted; answered when the end passes it."""
     cancel: Callable[[], None]
+    cost_bytes: int
+
+
+@dataclass(slots=True)
+class ReadBudget:
+    """What all the readers that wait at one node cost together, in bytes."""
+
+    max_bytes: int = MAX_WAITING_BYTES
+    used_bytes: int = 0
+
+    def take(self, cost_bytes: int) -> bool:
+        """Whether there was room."""
+        if self.used_bytes + cost_bytes > self.max_bytes:
+            return False
+        self.used_bytes += cost_bytes
+        return True
 
 
 class Reads(Generic[Asker]):
     """Reads of one partition at one replica. ``counters``: of the node, by reason."""
 
     def __init__(
-        self, key: PartitionKey, node_id: str, source: ReadSource, shell: ReadShell[Asker], counters: Counter[str]
+        self,
+        key: PartitionKey,
+        node_id: str,
+        source: ReadSource,
+        shell: ReadShell[Asker],
+        counters: Counter[str],
+        budget: ReadBudget | None = None,
     ) -> None:
+        """``budget``: shared by all partitions of a node."""
+        self._budget = budget or ReadBudget()
         self._key = key
         self._node_id = node_id
         self._source = source
@@ -169,15 +208,24 @@ class Reads(Generic[Asker]):
         """Readers in a long poll."""
         return len(self._waiting)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What they cost."""
+        return sum(waiting.cost_bytes for waiting in self._waiting.values())
+
     def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
         """A frame that shall be a ReadRequest: answer it, now or later, exactly once. One that was changed on its way is not answered:
         who waits for an answer to something else would take it for his."""
+        if len(frame) > MAX_REQUEST_BYTES:
+            self._counters[TOO_LARGE] += 1
+            return
         try:
             request = frames.decode(frame, pb.ReadRequest)
+            must_be_for(request, self._key.partition, stream=self._key.stream)
         except ProtocolError as error:
             self._counters[refused(error)] += 1
-            if not isinstance(error, ChecksumError):
-                self._refuse(asker, _E.BAD_REQUEST, str(error))
+            if not isinstance(error, ChecksumError | MisdirectedError):
+                self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, str(error)))
             return
         if request.HasField("badOffset"):
             outcome = self._source.log.complaint(request.badOffset, READERS, self._shell.now_ns())
@@ -195,25 +243,35 @@ class Reads(Generic[Asker]):
     def close(self) -> None:
         """Answer everybody who waits: not here any more."""
         for number in list(self._waiting):
-            waiting = self._waiting.pop(number)
-            waiting.cancel()
-            self._refuse(waiting.asker, _E.NO_SUCH_PARTITION, "this node gives the partition up")
+            waiting = self._leave(number)
+            self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node gives the partition up")
 
     # ---- who waits -----------------------------------------------------------------------------------------------------
-    def _wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> None:
+    def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
+        """Whether ``asker`` waits now: one too many is answered at once, and asks again when it likes."""
+        cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
+        if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
+            self._counters[NOT_WAITED] += 1
+            return False
         number = self._next_id
         self._next_id += 1
         wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
         cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._expired(number))
-        self._waiting[number] = _Waiting(asker, request, offset, cancel)
+        self._waiting[number] = _Waiting(asker, request, offset, cancel, cost_bytes)
+        return True
+
+    def _leave(self, number: int) -> _Waiting[Asker]:
+        waiting = self._waiting.pop(number)
+        waiting.cancel()
+        self._budget.used_bytes -= waiting.cost_bytes
+        return waiting
 
     def _expired(self, number: int) -> None:
         if number in self._waiting:
             self._finish(number)
 
     def _finish(self, number: int) -> None:
-        waiting = self._waiting.pop(number)
-        waiting.cancel()
+        waiting = self._leave(number)
         self._answer(waiting.asker, waiting.request, may_wait=False)
 
     # ---- answers -------------------------------------------------------------------------------------------------------
@@ -221,19 +279,19 @@ class Reads(Generic[Asker]):
         try:
             refusal = self._why_not(request)
             if refusal is not None:
-                self._refuse(asker, *refusal)
+                self._refuse(asker, request, *refusal)
             elif self._is_served_here(asker, request):
                 self._serve(asker, request, may_wait)
         except OffsetOutOfRangeError as error:
-            self._refuse(asker, _E.OFFSET_OUT_OF_RANGE, str(error))
+            self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, str(error))
         except LiftError as error:
             self._counters["failed reads"] += 1
-            self._refuse(asker, _E.UNKNOWN, f"{error.code}: {error}")
+            self._refuse(asker, request, _E.UNKNOWN, f"{error.code}: {error}")
 
     def _why_not(self, request: pb.ReadRequest) -> tuple[int, str] | None:
         source = self._source
         if request.streamUid and request.streamUid != self._key.uid:
-            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {request.streamUid}"
+            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {shown(request.streamUid)}"
         if request.isolation not in (pb.ReadRequest.COMMITTED, pb.ReadRequest.UNCOMMITTED):
             return _E.BAD_REQUEST, f"isolation {request.isolation} is not known"
         if request.isolation == pb.ReadRequest.UNCOMMITTED and not source.leads:
@@ -255,10 +313,10 @@ class Reads(Generic[Asker]):
                 head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
                 head.cutEndOffset = judgement.end_offset
                 self._counters["readers of lost records"] += cut
-                self._send(asker, head)
+                self._send(asker, request, head)
                 return False
         if source.high_watermark < request.minHighWatermark:
-            self._refuse(asker, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
+            self._refuse(asker, request, _E.NOT_READY, f"HW is {source.high_watermark}, below {request.minHighWatermark}")
             return False
         return True
 
@@ -269,18 +327,19 @@ class Reads(Generic[Asker]):
         if request.byTimestamp:
             offset = min(offset, end_offset)
         if request.boundsOnly:
-            self._send(asker, self._head(offset))
+            self._send(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
-            self._refuse(asker, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
+            self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
         elif offset < end_offset:
             self._serve_batches(asker, request, offset, end_offset)
-        elif may_wait and request.waitMs and len(self._waiting) < MAX_WAITING:
-            self._wait(asker, request, offset)
-        else:
-            self._send(asker, self._head(offset))
+        elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
+            self._send(asker, request, self._head(offset))
 
     def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
+        if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered
+            self._counters[NOT_SERVED] += 1
+            return
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
@@ -289,14 +348,14 @@ class Reads(Generic[Asker]):
         head, piece = self._head(read.next_offset), read.piece
         if piece is not None and not request.HasField("position"):
             text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
-            self._refuse(asker, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
+            self._refuse(asker, request, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")
             return
         if piece is not None:
             head.pieceTotal, head.piecePosition, head.pieceCrc = piece.total_bytes, piece.position, piece.crc
             self._counters["pieces of batches sent"] += 1
         elif request.byTimestamp and read.chunks:
             head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
-        self._send(asker, head, read.chunks)
+        self._send(asker, request, head, read.chunks)
 
     def _end_offset(self, isolation: int) -> int:
         """Exclusive end of what a reader of ``isolation`` may see."""
@@ -319,8 +378,11 @@ class Reads(Generic[Asker]):
             leader=source.leader,
         )
 
-    def _refuse(self, asker: Asker, error: int, detail: str) -> None:
-        self._send(asker, self._head(0, error, detail))
+    def _refuse(self, asker: Asker, request: pb.ReadRequest, error: int, detail: str) -> None:
+        self._send(asker, request, self._head(0, error, detail))
 
-    def _send(self, asker: Asker, head: pb.ReadResponse, batches: Chunks = ()) -> None:
+    def _send(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse, batches: Chunks = ()) -> None:
+        """``request``: the one that is answered; if it names what it is for, so does the answer."""
+        if request.HasField("partition"):
+            head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))

@@ -457,6 +457,11 @@ class SimReplica:
         """Of the simulated NATS, in bytes."""
         return self.cluster.network.max_payload_bytes
 
+    @property
+    def has_room(self) -> bool:
+        """Always: the simulated network loses what is too much."""
+        return True
+
     def now_ns(self) -> int:
         """Monotonic."""
         return self.cluster.clock.now_ns

@@ -1,7 +1,8 @@
 """The envelope: the header before every payload on a ``<ns>`` subject, and before an enveloped publish.
 
 Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
-CRC-32C present (1) | message type (1) | [CRC-32C of what follows the header (4)] | payload.
+CRC-32C present, bit 1: an address of 16 bytes stands before the payload, under the CRC (1) | message type (1) |
+[CRC-32C of what follows the header (4)] | [address] | payload. An address is sent only to who asked for it (``addressee.py``).
 Source: the published Liftbridge envelope; vectors in ``tests/vectors/wire.json``.
 """
 
@@ -19,7 +20,8 @@ MAGIC = b"\xb9\x0e\x43\xb4"
 VERSION = 0
 HEADER_SIZE_BYTES = 8
 CRC_HEADER_SIZE_BYTES = 12
-_FLAG_CRC = 1
+ADDRESS_SIZE_BYTES = 16
+_FLAG_CRC, _FLAG_ADDRESS = 1, 2
 _HEADER = struct.Struct(">4sBBBB")
 _CRC = struct.Struct(">I")
 
@@ -90,6 +92,8 @@ class ChecksumError(EnvelopeError):
 def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
     """As ``decode``, of an envelope that has to have a CRC."""
     payload = decode(frame, expected)[1]
+    if frame[6] & _FLAG_ADDRESS:
+        raise EnvelopeError("an address where none belongs")
     if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
         raise EnvelopeError("an envelope without a CRC-32C where one has to be")
     return payload
@@ -100,12 +104,16 @@ def header(message_type: MessageType) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_BYTES, 0, message_type)
 
 
-def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = ()) -> bytes:
-    """The 12 header bytes of an envelope with a CRC around ``head`` and the ``chunks`` behind it, and ``head``."""
+def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = (), address: bytes = b"") -> bytes:
+    """The 12 header bytes of an envelope with a CRC around ``head`` and the ``chunks`` behind it, and ``head``. ``address``: what it is
+    an answer to, 16 bytes, or none."""
+    flags = _FLAG_CRC
+    if address:
+        flags, head = _FLAG_CRC | _FLAG_ADDRESS, address + head
     crc = crc32c.crc32c(head)
     for chunk in chunks:
         crc = crc32c.crc32c(chunk, crc)
-    return _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, _FLAG_CRC, message_type) + _CRC.pack(crc) + head
+    return _HEADER.pack(MAGIC, VERSION, CRC_HEADER_SIZE_BYTES, flags, message_type) + _CRC.pack(crc) + head
 
 
 def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
@@ -119,6 +127,12 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
 
     ``expected``: the only type that is accepted, None for any.
     """
+    message_type, _, payload = decode_addressed(frame, expected)
+    return message_type, payload
+
+
+def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, bytes, memoryview]:
+    """Type, address (b"" where there is none) and payload; as ``decode``."""
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
         raise EnvelopeError(f"{len(view)} bytes are shorter than an envelope header", "no envelope")
@@ -135,10 +149,15 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
             raise EnvelopeError(f"the CRC flag needs a header of {CRC_HEADER_SIZE_BYTES} bytes, not {header_size_bytes}")
         if _CRC.unpack_from(view, HEADER_SIZE_BYTES)[0] != crc32c.crc32c(payload):
             raise ChecksumError("the CRC-32C does not match the payload")
+    address = b""
+    if flags & _FLAG_ADDRESS:
+        if not flags & _FLAG_CRC or len(payload) < ADDRESS_SIZE_BYTES:
+            raise EnvelopeError(f"an address needs a CRC-32C and {ADDRESS_SIZE_BYTES} bytes")
+        address, payload = bytes(payload[:ADDRESS_SIZE_BYTES]), payload[ADDRESS_SIZE_BYTES:]
     try:
         message_type = MessageType(number)
     except ValueError:
         raise EnvelopeError(f"message type {number} is unknown", "message type") from None
     if expected is not None and message_type is not expected:
         raise EnvelopeError(f"message type {message_type.name} where {expected.name} was expected", "message type")
-    return message_type, payload
+    return message_type, address, payload

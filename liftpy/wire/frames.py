@@ -23,7 +23,7 @@ from liftpy.wire.pieces import Piece
 _RESPONSE = struct.Struct(">Qq")
 _LENGTH = struct.Struct(">I")
 _PIECE = struct.Struct(">QqIII")
-PIECE_OVERHEAD_BYTES = envelope.CRC_HEADER_SIZE_BYTES + _PIECE.size
+PIECE_OVERHEAD_BYTES = envelope.CRC_HEADER_SIZE_BYTES + envelope.ADDRESS_SIZE_BYTES + _PIECE.size
 RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
 
 _TYPES: dict[type[Message], MessageType] = {
@@ -99,18 +99,20 @@ def parse(payload: bytes | memoryview, expected: type[M]) -> M:
         raise ProtocolError(f"not a {expected.__name__}: {error}") from None
 
 
-def replication_response_header(leader_epoch: int, high_watermark: int, chunks: Chunks | None = None) -> bytes:
+def replication_response_header(
+    leader_epoch: int, high_watermark: int, chunks: Chunks | None = None, address: bytes = b""
+) -> bytes:
     """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before.
 
-    With ``chunks``, which are what follows, the envelope has a CRC-32C.
+    With ``chunks``, which are what follows, the envelope has a CRC-32C, and the ``address`` of the fetch if it asked for one.
     """
-    return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks)
+    return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks, address)
 
 
-def _head(message_type: MessageType, head: bytes, chunks: Chunks | None) -> bytes:
+def _head(message_type: MessageType, head: bytes, chunks: Chunks | None, address: bytes = b"") -> bytes:
     if chunks is None:
         return envelope.header(message_type) + head
-    return envelope.checked_header(message_type, head, chunks)
+    return envelope.checked_header(message_type, head, chunks, address)
 
 
 def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
@@ -127,10 +129,10 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
     return ReplicationResponse(leader_epoch, high_watermark, payload[RESPONSE_HEADER_SIZE_BYTES:])
 
 
-def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece) -> bytes:
-    """Envelope and header of a ReplicationPiece, PIECE_OVERHEAD_BYTES, with a CRC-32C; the piece's data follows."""
+def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece, address: bytes = b"") -> bytes:
+    """Envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C; the piece's data follows."""
     head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
-    return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,))
+    return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
 
 
 def is_piece(frame: bytes | memoryview) -> bool:

@@ -149,6 +149,11 @@ class BusConnection(StrictConnection):
         return self._pending_data_size + outlet.waiting_bytes + receiver.transport.get_write_buffer_size()
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more message can be sent, however large."""
+        return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
+
+    @property
     def _is_up(self) -> bool:
         receiver = self._receiver
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())

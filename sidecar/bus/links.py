@@ -23,6 +23,10 @@ _INGEST_GRACE_S = 10.0
 """A connection that was cut as a slow consumer is back before, and may be cut again: that is load, and no reason for an election."""
 
 
+_READS_BYTES = 32 * 1024 * 1024
+"""Answers to readers that wait to be sent; what is asked for beyond is not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """Connected, all three."""
@@ -76,6 +80,6 @@ async def open_links(settings: NodeSettings, intake: NodeIntake) -> Links:
     """Connect all three; keeps trying until cancelled."""
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"))
-    reads = await open_bus(settings, lambda: BusConnection("reads"))
+    reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES))
     ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads))
     return Links(replication, ingest, reads)

@@ -112,7 +112,8 @@ class Notifications:
                 self._requests.step_aside(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:
-                testimony = pb.LeaderTestimony(serves=self._requests.testify(frames.parse(body, pb.LeaderQuestion)))
+                question = frames.parse(body, pb.LeaderQuestion)
+                testimony = pb.LeaderTestimony(serves=self._requests.testify(question), question=question)
                 self._bus.send(reply.decode(), (frames.sealed(testimony),))
                 return
             if kind is not MessageType.LEADER_NOTICE:

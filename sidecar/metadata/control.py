@@ -18,6 +18,7 @@ from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.subject_index import begins_under
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import shown
 from liftpy.wire import frames
@@ -25,6 +26,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.ending import end_tasks
 from sidecar.metadata.forwarding import DecideHere
 from sidecar.tasks import spawn
@@ -36,6 +38,30 @@ _MAX_WAITING = 4096
 """Requests that may be under way at once; more are answered UNAVAILABLE."""
 _MAX_WAITING_BYTES = 16 << 20
 """Of the requests that are under way, as they came; the same of more."""
+
+
+_PER_S, _AT_ONCE = 400, 1000
+"""Requests of operators and clients that are looked at in a second, and that may come at once: whoever sends more must not take the
+time of the metadata group. Nodes' own are not counted: heartbeats and reports are what the cluster lives by."""
+FLOODED = f"{REFUSED}control request, too many"
+
+
+class Allowance:
+    """So many a second, and what was not used before, up to ``at_once``."""
+
+    def __init__(self, per_s: float, at_once: int) -> None:
+        self._per_ns = per_s / NS_PER_S
+        self._at_once = self._left = float(at_once)
+        self._seen_ns = 0
+
+    def take(self, now_ns: int) -> bool:
+        """Whether one more may be."""
+        self._left = min(self._at_once, self._left + max(0, now_ns - self._seen_ns) * self._per_ns)
+        self._seen_ns = now_ns
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class ControlDesk:
@@ -60,6 +86,7 @@ class ControlDesk:
         self._leads = leads
         self._decide = decide
         self._alone = alone
+        self._allowance = Allowance(_PER_S, _AT_ONCE)
         self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -78,6 +105,9 @@ class ControlDesk:
         who = self._asker(door, message.subject)
         if not self._is_answered(door, who, message.reply.encode()):
             self.counters[REPLY] += 1
+            return
+        if door is not Door.NODE and not self._allowance.take(clock.now_ns()):  # neither read nor answered: both take time
+            self.counters[FLOODED] += 1
             return
         try:
             request = frames.decode(message.data, pb.ControlRequest)

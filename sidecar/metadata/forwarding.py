@@ -10,6 +10,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.cluster.forwarding import ATTEMPT_NS, Forwarding
+from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.wire import frames
@@ -59,10 +60,14 @@ class Forwarder:
         changing = attended(self._changed.wait())
         try:
             await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                way.answered(frames.decode(asking.result().data, pb.ControlResponse))
-            else:
+            if not asking.done():
                 way.unanswered("the metadata leader changed meanwhile", sent=True)
+                return
+            response = frames.decode(asking.result().data, pb.ControlResponse)
+            if response.operationId == way.request.operationId[:OPERATION_ID_SIZE_BYTES]:
+                way.answered(response)
+            else:
+                way.unanswered("an answer to another request came", sent=True)
         except (nats.errors.NoRespondersError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             way.unanswered("no controller can be reached", sent=False)
         except (nats.errors.Error, TimeoutError, LiftError) as error:

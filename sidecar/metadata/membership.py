@@ -151,8 +151,21 @@ class Membership:
             if own is not None and own.incarnation > self.incarnation:
                 text = f"another process has registered as {self._settings.node_id}: two nodes must not share an id"
                 self._fatal(FencedError(text))
+        elif response.error == pb.ControlResponse.NOT_FOUND and self._is_removed(response.index):
+            node_id = self._settings.node_id
+            self._fatal(
+                FencedError(
+                    f"node {node_id!r} was removed from the cluster (liftpy node remove) while this process stood still, so it stops. "
+                    "Nothing in its folder was deleted. To have it back start it again: it joins as a new member, without replicas; "
+                    "else delete the folder"
+                )
+            )
         else:
             logger.debug("heartbeat not answered: %s", response.detail or response.error)
+
+    def _is_removed(self, index: int) -> bool:
+        """Whether the image says so too, as of the answer at least: neither a forged record nor a new metadata leader ends a node."""
+        return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
     async def drain(self, timeout_s: float) -> None:
         """Have everything that this node leads moved to others, and wait until it is, at most ``timeout_s``."""

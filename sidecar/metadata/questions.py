@@ -25,6 +25,8 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
     try:
         answer = await connection.request(subject, frames.sealed(asked), timeout=timeout_s)
         said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
+        if said.HasField("question") and said.question != asked:
+            return None  # about another leadership; of an older version it does not say
     except nats.errors.NoRespondersError:
         return Said.ABSENT
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):

@@ -19,6 +19,7 @@ from liftpy.replica import events
 from liftpy.replica.quiet import MAX_PER_QUESTION, Ended, QuietFetch, QuietFetches, WaitQuestion
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.addressee import MisdirectedError
 from liftpy.wire.header_block import is_status
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, refused
@@ -109,36 +110,41 @@ class QuietTalk:
             self._end(silent)
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
-            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question.fetches),), reply):
+            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
                 self._end(self._quiet.failed(question))
         self._is_ticking = len(self._quiet) > 0
         if self._is_ticking:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
-    def _frame(self, fetches: tuple[QuietFetch, ...]) -> bytes:
-        question = pb.QuietFetches(replicaID=self._asker.node_id, incarnation=self._asker.incarnation)
-        for fetch in fetches:
-            question.fetches.add(
+    def _frame(self, question: WaitQuestion) -> bytes:
+        asker = self._asker
+        frame = pb.QuietFetches(replicaID=asker.node_id, incarnation=asker.incarnation, question=question.number)
+        for fetch in question.fetches:
+            frame.fetches.add(
                 stream=fetch.key.stream,
                 streamUid=fetch.key.uid,
                 partition=fetch.key.partition,
                 leaderEpoch=fetch.leader_epoch,
                 requestId=fetch.request_id,
             )
-        return frames.sealed(question)
+        return frames.sealed(frame)
 
     def _answered(self, number: int, payload: bytes, headers: bytes) -> None:
-        question = self._asked.pop(number, None)
+        question = self._asked.get(number)
         if question is None:
             return
         if headers and is_status(headers, payload):
+            del self._asked[number]
             self._end(self._quiet.failed(question))
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
-        except ProtocolError as error:
+            if answer.question and answer.question != number:
+                raise MisdirectedError(f"an answer to question {answer.question}, not {number}")
+        except ProtocolError as error:  # the answer itself may still come
             self._counters[refused(error)] += 1
             return
+        del self._asked[number]
         if answer.count == len(question.fetches):
             self._end(self._quiet.answered(question, frozenset(answer.over)))
 
@@ -170,7 +176,9 @@ class QuietTalk:
             self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
         confirmed = self._confirmed
         over = [token - first for token in range(first, first + count) if token not in confirmed]
-        self._bus.send(reply.decode(), (frames.sealed(pb.QuietFetchesAnswer(over=over, count=count)),))
+        self._bus.send(
+            reply.decode(), (frames.sealed(pb.QuietFetchesAnswer(over=over, count=count, question=question.question)),)
+        )
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
         """The partition's leader has counted it."""

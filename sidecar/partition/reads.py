@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from liftpy.ids import PartitionKey
-from liftpy.replica.reads import Chunks, Reads, ReadSource
+from liftpy.replica.reads import Chunks, ReadBudget, Reads, ReadSource
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import Subjects
@@ -18,25 +19,29 @@ from sidecar.bus.connection import BusConnection, Listener
 from sidecar.partition.timers import Timer, Timers
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTools:
+    """What the reads of all partitions of a node share."""
+
+    bus: BusConnection
+    subjects: Subjects
+    inboxes: InboxRule
+    timers: Timers
+    counters: Counter[str]
+    budget: ReadBudget = field(default_factory=ReadBudget)
+    """Of readers that wait."""
+
+
 class ReadSubjects:
     """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject."""
 
-    def __init__(
-        self,
-        bus: BusConnection,
-        subjects: Subjects,
-        key: PartitionKey,
-        node_id: str,
-        source: ReadSource,
-        inboxes: InboxRule,
-        timers: Timers,
-        counters: Counter[str],
-    ) -> None:
+    def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource) -> None:
+        bus, subjects = tools.bus, tools.subjects
         self._bus = bus
-        self._inboxes = inboxes
-        self._timers = timers
-        self._counters = counters
-        self._reads = Reads[str](key, node_id, source, self, counters)
+        self._inboxes = tools.inboxes
+        self._timers = tools.timers
+        self._counters = tools.counters
+        self._reads = Reads[str](key, node_id, source, self, tools.counters, tools.budget)
         self.advanced = self._reads.advanced
         """To be called when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
@@ -47,6 +52,11 @@ class ReadSubjects:
     def waiting_count(self) -> int:
         """Readers in a long poll."""
         return self._reads.waiting_count
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What they cost."""
+        return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
         """Join or leave the queue group of the replicas that answer anybody's reads."""
@@ -73,6 +83,11 @@ class ReadSubjects:
     def max_payload(self) -> int:
         """As the NATS server says."""
         return self._bus.max_payload
+
+    @property
+    def has_room(self) -> bool:
+        """In what waits to be sent to readers."""
+        return self._bus.has_room
 
     def now_ns(self) -> int:
         """Monotonic."""

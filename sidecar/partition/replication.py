@@ -21,6 +21,7 @@ from liftpy.replica import events
 from liftpy.replica.assembling import FetchAssembly
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.addressee import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import ChecksumError, MessageType
 from liftpy.wire.header_block import is_status
@@ -48,10 +49,12 @@ _seldom = Seldom()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces."""
+    """Where a request's answer goes, and what it holds of the next batch; None: it takes no pieces. ``request_id``: what the answer
+    says that it is for; None: the asker is of an older version, whose answers say nothing."""
 
     reply: str
     held: Held | None = None
+    request_id: int | None = None
 
 
 class ReplicationDesk:
@@ -93,10 +96,10 @@ class ReplicationDesk:
         self._tokens.clear()
         self._kept.clear()
 
-    def _token(self, reply: bytes, held: Held | None = None) -> int:
+    def _token(self, asker: Asker) -> int:
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = Asker(reply.decode(), held)
+        self._tokens[token] = asker
         if len(self._tokens) > _MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         return token
@@ -111,6 +114,7 @@ class ReplicationDesk:
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.ReplicationRequest)
+            must_be_for(request, self._key.partition)
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             return
@@ -119,7 +123,7 @@ class ReplicationDesk:
         held = Held(request.position, request.batchCrc) if request.HasField("position") else None
         self._feed(
             events.FetchReceived(
-                token=self._token(reply, held),
+                token=self._token(Asker(reply.decode(), held, _named_id(request))),
                 replica=request.replicaID,
                 offset=request.offset,
                 leader_epoch=request.leaderEpoch,
@@ -137,6 +141,7 @@ class ReplicationDesk:
     def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
+            must_be_for(request, self._key.partition)
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             return
@@ -144,7 +149,7 @@ class ReplicationDesk:
             return
         self._feed(
             events.EpochQueryReceived(
-                token=self._token(reply),
+                token=self._token(Asker(reply.decode(), request_id=_named_id(request))),
                 replica=request.replicaID,
                 asked_epoch=request.leaderEpoch,
                 current_epoch=request.currentEpoch,
@@ -163,7 +168,7 @@ class ReplicationDesk:
         if effect.kept_for:
             self._kept[effect.kept_for] = asker
         if effect.from_offset >= log.log_end_offset:
-            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
+            self._send_empty(asker, effect.leader_epoch, high_watermark)
         else:
             self._send_batches(effect, asker, log, high_watermark)
 
@@ -177,7 +182,15 @@ class ReplicationDesk:
         """Answer it with HW alone; it can still be answered with more."""
         asker = self._kept.get(effect.replica)
         if asker is not None:
-            self._bus.send(asker.reply, (frames.replication_response_header(effect.leader_epoch, high_watermark, ()),))
+            self._send_empty(asker, effect.leader_epoch, high_watermark)
+
+    def _send_empty(self, asker: Asker, leader_epoch: int, high_watermark: int) -> None:
+        header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(asker))
+        self._bus.send(asker.reply, (header,))
+
+    def _address(self, asker: Asker) -> bytes:
+        """What a binary answer says that it is for."""
+        return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
@@ -198,12 +211,14 @@ class ReplicationDesk:
             _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
             return
         if portion.piece is None:
-            header = frames.replication_response_header(effect.leader_epoch, high_watermark, portion.chunks)
+            header = frames.replication_response_header(
+                effect.leader_epoch, high_watermark, portion.chunks, self._address(asker)
+            )
         elif asker.held is None:
             self._cannot_be_sent(effect.from_offset, portion.piece.total_bytes)
             return
         else:
-            header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece)
+            header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece, self._address(asker))
             self._counters["pieces of batches sent"] += 1
         self._bus.send(asker.reply, (header, *portion.chunks))
 
@@ -225,7 +240,7 @@ class ReplicationDesk:
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
         refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
         refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
-        self._answer(effect.token, frames.sealed(refusal))
+        self._answer(effect.token, refusal)
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
         """Answer an epoch query."""
@@ -235,12 +250,15 @@ class ReplicationDesk:
             currentEpoch=effect.current_epoch,
             logStartOffset=effect.log_start_offset,
         )
-        self._answer(effect.token, frames.sealed(response))
+        self._answer(effect.token, response)
 
-    def _answer(self, token: int, frame: bytes) -> None:
+    def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
         asker = self._tokens.pop(token, None)
-        if asker is not None:
-            self._bus.send(asker.reply, (frame,))
+        if asker is None:
+            return
+        if asker.request_id is not None:
+            answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, asker.request_id
+        self._bus.send(asker.reply, (frames.sealed(answer),))
 
 
 @dataclass(slots=True)
@@ -301,6 +319,7 @@ class FetchClient:
             position=held.position,
             batchCrc=held.crc,
             flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
+            partition=self._key.partition,
         )
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
@@ -316,6 +335,8 @@ class FetchClient:
             currentEpoch=effect.current_epoch,
             replicaID=self._node_id,
             streamUid=self._key.uid,
+            partition=self._key.partition,
+            requestId=effect.request_id,
         )
         self._send(self._offset_subject, effect.request_id, frames.sealed(request))
 
@@ -335,7 +356,7 @@ class FetchClient:
                 logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
             )
             event = events.RequestFailed(request_id, str(error), error.offset)
-        except ChecksumError as error:  # changed on its way, or somebody else's: the answer itself may still come
+        except (ChecksumError, MisdirectedError) as error:  # changed on its way, or another's: the answer itself may still come
             self._counters[refused(error)] += 1
             return
         except LiftError as error:
@@ -344,7 +365,8 @@ class FetchClient:
         self._feed(event)
 
     def _event(self, request_id: int, payload: bytes) -> events.Event:
-        kind, body = envelope.decode(payload)
+        kind, to, body = envelope.decode_addressed(payload)
+        must_be_at(to, lambda: address(self._key.uid, self._key.partition, request_id))
         match kind:
             case MessageType.REPLICATION_RESPONSE:
                 return self._response(request_id, frames.parse_replication_response(body))
@@ -352,9 +374,11 @@ class FetchClient:
                 return self._piece(request_id, frames.parse_replication_piece(body))
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
+                must_be_for(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
+                must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 return events.EpochQueryAnswered(
                     request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
                 )
@@ -434,6 +458,11 @@ class AnswerRouter:
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
+
+
+def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest) -> int | None:
+    """Of who says whom his request is for, and wants to hear it back."""
+    return request.requestId if request.HasField("partition") else None
 
 
 def _refused_fetch(reason: events.RefusalReason) -> str:

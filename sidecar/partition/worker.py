@@ -49,7 +49,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
-from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
@@ -72,8 +72,6 @@ class NodeTools:
     intake: NodeIntake
     drops: Drops
     subjects: Subjects
-    inboxes: InboxRule
-    """Of applications."""
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
@@ -83,6 +81,8 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
+    reads: ReadTools
+    """With the inboxes of applications."""
     flush_times: NodeFlushTimes
     flush_place: FlushPlace
     fatal: Callable[[Exception], None]
@@ -130,16 +130,14 @@ class PartitionWorker:
             failed=lambda: self.executor.storage_failed,
             is_heard=lambda: self.ingest.heard,
         )
-        self.reads = ReadSubjects(
-            node.links.reads, node.subjects, key, node_id, source, node.inboxes, node.timers, node.counters
-        )
+        self.reads = ReadSubjects(node.reads, key, node_id, source)
         self.ingest = Ingest(
             node.links.ingest,
             own_subject,
             node.settings.replication,
             config.ack_policy,
             config.codec,
-            node.inboxes,
+            node.reads.inboxes,
             self.acks,
             self.feed,
             wall_ns=time.time_ns,

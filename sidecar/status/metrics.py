@@ -31,6 +31,7 @@ _SUMS = {
 _BYTES = {
     "held_bytes": "Publishes that are held back: their partition's ISR is short, or its followers are behind.",
     "uncommitted_bytes": "Appended by leaders here and not committed, about.",
+    "waiting_readers_bytes": "What readers in a long poll cost, of those that wait here.",
     "assembling_bytes": "Held by followers here of batches that come in pieces and are not whole yet.",
 }
 

@@ -133,6 +133,7 @@ class Reporter:
             **_replica(snapshot),
             "waiting_acks": worker.acks.count,
             "waiting_readers": worker.reads.waiting_count,
+            "waiting_readers_bytes": worker.reads.waiting_bytes,
             "flushes": worker.flusher.count,
             "flush_times": worker.flusher.times.report(),
             "records_in": ingest.records,

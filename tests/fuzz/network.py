@@ -150,7 +150,7 @@ def decoders() -> list[Decoder]:
             p,
             lambda f: envelope.encode(*f, crc=True),
             mended,
-            covers=("liftpy.wire.envelope:decode",),
+            covers=("liftpy.wire.envelope:decode", "liftpy.wire.envelope:decode_addressed"),
         ),
         *[_of_class(of) for of in frames._TYPES],
         Decoder(

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "liftpy.strict_json:load_json": "what reads JSON calls it",
     "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
     "liftpy.client.transport:Transport.parse_errors": "counts",
+    "liftpy.client.admin:Admin._decoded": "calls frames.decode, with one error of its own",
     "liftpy.client.client:Client._status_page": "JSON for people, of any form",
     "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
     "liftpy.testing.group:SimGroup.apply": "a simulator's",

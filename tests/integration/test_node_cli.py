@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -53,4 +55,27 @@ def test_a_node_that_is_gone_for_good_is_forgotten_and_no_other() -> None:
             code, said = liftpy(cluster, "node", "remove", "n4", *more)
             assert (code, said["code"]) == (2, "CONFIG")
             assert said["detail"] == "node 'n4' holds 3 replicas of held: move them, or delete those streams, first"
+        assert nodes(cluster) == {"n1", "n2", "n3", "n4"}
+
+
+def test_a_node_that_was_removed_while_it_stood_still_is_told_and_stops() -> None:
+    """Before, it was answered NOT_FOUND for ever, and ran on without a word."""
+    with DevCluster(4) as cluster:
+        removed = cluster.nodes["n4"]
+        removed.send(signal.SIGSTOP)
+        code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "30")
+        assert (code, said["removed"]) == (0, True)
+        removed.send(signal.SIGCONT)
+        deadline = time.monotonic() + 30
+        while removed.running:
+            assert time.monotonic() < deadline, list(removed.log)
+            time.sleep(0.05)
+        assert "exit code 1" in removed.how_it_ended
+        critical = [line for line in removed.log if "CRITICAL" in line]
+        assert len(critical) == 1, list(removed.log)
+        for what in ("node 'n4' was removed from the cluster", "so it stops", "start it again", "delete the folder"):
+            assert what in critical[0]
+        assert nodes(cluster) == {"n1", "n2", "n3"}
+        removed.start()
+        removed.wait_ready()
         assert nodes(cluster) == {"n1", "n2", "n3", "n4"}

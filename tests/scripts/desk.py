@@ -25,7 +25,7 @@ from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import ReplicationDesk
 from sidecar.partition.timers import Timers
 
@@ -38,6 +38,7 @@ class FakeBus:
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
         self.max_payload = max_payload
+        self.has_room = True
         self.sinks: dict[str, Callable[..., None]] = {}
         self.sent: list[tuple[str, bytes]] = []
         self.errors: Counter[str] = Counter()
@@ -120,7 +121,7 @@ class Desk:
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )
         source: Any = _Source(self)
-        self.reads = ReadSubjects(shell, self.subjects, self.key, "n1", source, inboxes, Timers(), self.counters)
+        self.reads = ReadSubjects(ReadTools(shell, self.subjects, inboxes, Timers(), self.counters), self.key, "n1", source)
         self.ingest.start()
         self.replication.start()
 

@@ -15,7 +15,8 @@ from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.rights import USES
 from liftpy.wire.subjects import Subjects
-from tests.system.garbage.__main__ import send_garbage
+from tests.system.garbage.__main__ import send_floods, send_garbage
+from tests.system.garbage.floods import FLOODS
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets
 
@@ -37,6 +38,17 @@ def test_garbage_on_every_subject_changes_nothing() -> None:
         "reply subject",
         "metadata: subject",
     } <= outcome.refused.keys()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+def test_floods_of_whole_frames_move_nothing_and_what_is_too_much_is_counted() -> None:
+    outcome = send_floods({name: flood.short for name, flood in FLOODS.items()})
+    assert outcome.wrong() == [], outcome.text()
+    assert outcome.refused["metadata: control request, too many"] > 0
+    assert outcome.refused["metadata: control request"] >= FLOODS["large-requests"].short
+    made = FLOODS["streams"].short + FLOODS["ghosts"].short
+    assert outcome.described == 4 + 2 + made, "what was whole was done, and the cluster can still say so"
 
 
 def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None:

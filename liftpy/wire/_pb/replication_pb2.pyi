@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReplicationRequest(_message.Message):
-    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros")
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros", "partition")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class ReplicationRequest(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCHCRC_FIELD_NUMBER: _ClassVar[int]
     FLUSHMICROS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     offset: int
     leaderEpoch: int
@@ -35,10 +36,11 @@ class ReplicationRequest(_message.Message):
     position: int
     batchCrc: int
     flushMicros: int
-    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ...) -> None: ...
+    partition: int
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class ReplicationRefusal(_message.Message):
-    __slots__ = ("reason", "leaderEpoch", "logStartOffset")
+    __slots__ = ("reason", "leaderEpoch", "logStartOffset", "streamUid", "partition", "requestId")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[ReplicationRefusal.Reason]
@@ -60,34 +62,50 @@ class ReplicationRefusal(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
     reason: ReplicationRefusal.Reason
     leaderEpoch: int
     logStartOffset: int
-    def __init__(self, reason: _Optional[_Union[ReplicationRefusal.Reason, str]] = ..., leaderEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ...) -> None: ...
+    streamUid: str
+    partition: int
+    requestId: int
+    def __init__(self, reason: _Optional[_Union[ReplicationRefusal.Reason, str]] = ..., leaderEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
 class LeaderEpochOffsetRequest(_message.Message):
-    __slots__ = ("leaderEpoch", "currentEpoch", "replicaID", "streamUid")
+    __slots__ = ("leaderEpoch", "currentEpoch", "replicaID", "streamUid", "partition", "requestId")
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     CURRENTEPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
     leaderEpoch: int
     currentEpoch: int
     replicaID: str
     streamUid: str
-    def __init__(self, leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., replicaID: _Optional[str] = ..., streamUid: _Optional[str] = ...) -> None: ...
+    partition: int
+    requestId: int
+    def __init__(self, leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., replicaID: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
 class LeaderEpochOffsetResponse(_message.Message):
-    __slots__ = ("endOffset", "leaderEpoch", "currentEpoch", "logStartOffset")
+    __slots__ = ("endOffset", "leaderEpoch", "currentEpoch", "logStartOffset", "streamUid", "partition", "requestId")
     ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     CURRENTEPOCH_FIELD_NUMBER: _ClassVar[int]
     LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
     endOffset: int
     leaderEpoch: int
     currentEpoch: int
     logStartOffset: int
-    def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ...) -> None: ...
+    streamUid: str
+    partition: int
+    requestId: int
+    def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
 class PartitionNotification(_message.Message):
     __slots__ = ("stream", "partition")
@@ -98,14 +116,16 @@ class PartitionNotification(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class QuietFetches(_message.Message):
-    __slots__ = ("replicaID", "incarnation", "fetches")
+    __slots__ = ("replicaID", "incarnation", "fetches", "question")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FETCHES_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     incarnation: int
     fetches: _containers.RepeatedCompositeFieldContainer[QuietFetch]
-    def __init__(self, replicaID: _Optional[str] = ..., incarnation: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[QuietFetch, _Mapping]]] = ...) -> None: ...
+    question: int
+    def __init__(self, replicaID: _Optional[str] = ..., incarnation: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[QuietFetch, _Mapping]]] = ..., question: _Optional[int] = ...) -> None: ...
 
 class QuietFetch(_message.Message):
     __slots__ = ("stream", "streamUid", "partition", "leaderEpoch", "requestId")
@@ -122,12 +142,14 @@ class QuietFetch(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
 class QuietFetchesAnswer(_message.Message):
-    __slots__ = ("over", "count")
+    __slots__ = ("over", "count", "question")
     OVER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     over: _containers.RepeatedScalarFieldContainer[int]
     count: int
-    def __init__(self, over: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ...) -> None: ...
+    question: int
+    def __init__(self, over: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., question: _Optional[int] = ...) -> None: ...
 
 class LeaderNotice(_message.Message):
     __slots__ = ("stream", "partition", "leader", "leaderEpoch", "epoch", "epochStartOffset", "highWatermark", "logStartOffset", "streamUid")
@@ -176,7 +198,9 @@ class LeaderQuestion(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
 
 class LeaderTestimony(_message.Message):
-    __slots__ = ("serves",)
+    __slots__ = ("serves", "question")
     SERVES_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     serves: bool
-    def __init__(self, serves: _Optional[bool] = ...) -> None: ...
+    question: LeaderQuestion
+    def __init__(self, serves: _Optional[bool] = ..., question: _Optional[_Union[LeaderQuestion, _Mapping]] = ...) -> None: ...

@@ -7,8 +7,10 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 from sidecar.dev.cluster import DevCluster
+from tests.system.garbage.floods import FLOODS
 from tests.system.garbage.run import Outcome, Run
 
 NODES = 4
@@ -60,6 +62,18 @@ def send_garbage(
     return outcome
 
 
+def send_floods(floods: Mapping[str, int], *, per_s: int = PER_S, verbose: bool = False) -> Outcome:
+    """A cluster of its own; names of ``FLOODS`` -> how many frames of each."""
+    lines = Lines(verbose)
+    with DevCluster(NODES, on_line=lines.take) as cluster:
+        run = Run(cluster, 0, per_s, 1, frozenset(), lines.forget, floods)
+        outcome = asyncio.run(run.run())
+        outcome.ended = cluster.ended()
+    outcome.log_lines, outcome.most_lines_in_a_second = lines.count, lines.most_in_a_second
+    outcome.said = dict(lines.kinds.most_common(8))
+    return outcome
+
+
 def main() -> None:
     """Parse, send, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -72,8 +86,15 @@ def main() -> None:
         "--only", action="append", default=[], help="a row of the table of subjects (its builder), may be repeated"
     )
     parser.add_argument("--verbose", action="store_true", help="print what the nodes log")
+    parser.add_argument("--flood", choices=sorted(FLOODS), help="this flood of whole frames in the place of garbage")
+    parser.add_argument("--count", type=int, default=0, help="of the flood's frames; 0: its long form")
     given = parser.parse_args()
-    outcome = send_garbage(given.frames, per_s=given.per_s, seed=given.seed, rows=frozenset(given.only), verbose=given.verbose)
+    if given.flood:
+        count = given.count or FLOODS[given.flood].count
+        outcome = send_floods({given.flood: count}, per_s=given.per_s, verbose=given.verbose)
+    else:
+        rows = frozenset(given.only)
+        outcome = send_garbage(given.frames, per_s=given.per_s, seed=given.seed, rows=rows, verbose=given.verbose)
     print(outcome.text())
     wrong = outcome.wrong()
     print("\n".join(wrong) or "nothing is wrong")

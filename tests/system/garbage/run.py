@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from liftpy.errors import ClientClosedError, LiftError
 from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects
 from sidecar.dev.cluster import DevCluster
 from sidecar.ending import end_tasks
+from tests.system.garbage.floods import FLOODS, QUIET, QUIET_DATA, Flood
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets
 
@@ -63,6 +66,10 @@ class Outcome:
     read: int = 0
     """Records that the reader got while it lasted."""
     reader_failed: str = ""
+    ack_p50_ms: tuple[float, float] = (0.0, 0.0)
+    """(before, while it lasted)."""
+    described: int = 0
+    """Nodes and streams that the cluster described in the end."""
     failed_publishes: list[str] = field(default_factory=list)
     longest_ack_gap_s: float = 0.0
     replicas_differ: bool = False
@@ -93,8 +100,10 @@ class Outcome:
             "nothing was read": not self.read,
             f"the reader failed: {self.reader_failed}": self.reader_failed,
             f"memory grew: {grown} MiB": grown,
-            "nothing was refused": not sum(self.refused.values()),
-            f"{self.most_lines_in_a_second} lines in a second": self.most_lines_in_a_second > MAX_LINES_PER_S,
+            "nothing was refused": not self.by_row.keys() & FLOODS.keys() and not sum(self.refused.values()),
+            "the cluster does not describe itself": not self.described,
+            f"{self.most_lines_in_a_second} lines in a second": self.most_lines_in_a_second > MAX_LINES_PER_S
+            and "streams" not in self.by_row,  # each says who leads it
         }
         return [text for text, is_wrong in checks.items() if is_wrong]
 
@@ -104,11 +113,21 @@ class Outcome:
 
 
 class Run:
-    """``rows``: only on these rows' subjects; ``began`` is called when the garbage begins."""
+    """``rows``: only on these rows' subjects; ``began`` is called when the garbage begins. ``floods``: those
+    in the place of garbage, one after the other, each with how many frames."""
 
     def __init__(
-        self, cluster: DevCluster, count: int, per_s: int, seed: int, rows: frozenset[str], began: Callable[[], None]
+        self,
+        cluster: DevCluster,
+        count: int,
+        per_s: int,
+        seed: int,
+        rows: frozenset[str],
+        began: Callable[[], None],
+        floods: Mapping[str, int] | None = None,
     ) -> None:
+        self._floods = floods or {}
+        self._latencies_ms: tuple[list[float], list[float]] = ([], [])
         self._cluster = cluster
         self._count, self._per_s = count, per_s
         self._rng = random.Random(seed)
@@ -129,6 +148,8 @@ class Run:
         out = self._out
         async with await connect(self._cluster.nats_url, self._cluster.namespace) as client:
             await client.create_stream(STREAM, DATA, partitions=PARTITIONS)
+            if self._floods:
+                await client.create_stream(QUIET, QUIET_DATA)
             nc = StrictConnection(Counter())  # nats-py's own would not stand what is said here
             await nc.connect(self._cluster.nats_url)
             await self._whole(client)
@@ -143,8 +164,11 @@ class Run:
             self._began()
             started = self._acked_at = time.monotonic()
             watch = asyncio.create_task(self._watch(client))
-            out.missed = await self._unknown(nc)
-            await self._send(nc.max_payload)
+            for name, size in self._floods.items():
+                await self._pour(FLOODS[name], size)
+            if not self._floods:
+                out.missed = await self._unknown(nc)
+                await self._send(nc.max_payload)
             out.seconds = round(time.monotonic() - started, 1)
             looked = self._looks
             await self._until(lambda: self._looks >= looked + 2, "what the last frames did has been looked at")
@@ -152,6 +176,10 @@ class Run:
             await asyncio.gather(*tasks[:_PUBLISHERS])
             await watch
             await end_tasks(tasks)
+            p50s = [round(statistics.median(found), 2) if found else 0.0 for found in self._latencies_ms]
+            out.ack_p50_ms = p50s[0], p50s[1]
+            state = await client.describe_cluster()
+            out.described = len(state.image.nodes) + len(state.image.streams)
             after = await self._starts(client)
             out.restarted = [name for name in before if before[name] != after.get(name)]
             await self._compare(client)
@@ -164,6 +192,7 @@ class Run:
         partition, count = number % PARTITIONS, 0
         while not self._ended.is_set():
             value = b"%d %d " % (number, count) + b"v" * 100
+            began = time.monotonic()
             try:
                 await client.publish(STREAM, value, partition=partition)
             except LiftError as error:
@@ -171,6 +200,7 @@ class Run:
                 await asyncio.sleep(0.1)
                 continue
             now = time.monotonic()
+            self._latencies_ms[bool(self._acked_at)].append((now - began) * 1000)
             if self._acked_at:
                 self._out.longest_ack_gap_s = max(self._out.longest_ack_gap_s, round(now - self._acked_at, 2))
                 self._acked_at = now
@@ -230,6 +260,20 @@ class Run:
     def _is_meant(self, pattern: str, known: list[str]) -> bool:
         inbox = tuple(f"{subject}." for subject in targets(self._place)["inbox"])
         return pattern.startswith(inbox) or any(matches(pattern, subject) for subject in known)
+
+    async def _pour(self, flood: Flood, count: int) -> None:
+        assert self._cluster.nats is not None
+        link, began, sent = _Link(self._cluster.nats.port), time.monotonic(), 0
+        frames = flood.make(self._place)
+        while sent < count:
+            block = list(itertools.islice(frames, min(_BLOCK, count - sent)))
+            await asyncio.wait_for(link.send(block), _DEADLINE_S)
+            sent += len(block)
+            await asyncio.sleep(max(0.0, began + sent / self._per_s - time.monotonic()))
+        await link.close()
+        self._out.frames += sent
+        self._out.by_row[flood.name] = sent
+        self._out.cut_off |= link.cut_off
 
     async def _send(self, max_payload: int) -> None:
         assert self._cluster.nats is not None

@@ -47,7 +47,8 @@ class Controller:
         answer = self.script.pop(0)(request)
         if answer is not None:
             answer.operationId = answer.operationId or request.operationId
-            await message.respond(frames.encode(answer))
+            frame = frames.sealed(answer)
+            await message.respond(frame[:-1] if answer.detail == "damage it" else frame)
 
 
 def fails(error: int, detail: str = "") -> Answer:
@@ -99,6 +100,21 @@ async def test_an_unknown_outcome_is_asked_again_with_the_same_id(
     controller.script = [made]
     await admin.create_stream("orders2", "shop.orders2")
     assert len({asked.operationId for asked in controller.asked}) == 2  # another call, another id
+
+
+async def test_an_answer_that_is_damaged_or_anothers_says_nothing_and_is_asked_for_again(
+    admin: Admin, controller: Controller, transport: Transport
+) -> None:
+    """The change may have been made: its outcome is unknown, and the same operation id makes it once."""
+    another: Answer = lambda _: pb.ControlResponse(operationId=b"another request!")  # noqa: E731
+    controller.script = [another, another, made]
+    assert (await admin.create_stream("orders", "shop.orders")).uid == "u1"
+    assert len({asked.operationId for asked in controller.asked}) == 1
+    assert transport.counters["answers to something else"] == 2
+    damaged: Answer = lambda _: pb.ControlResponse(detail="damage it")  # noqa: E731
+    controller.script = [damaged, made]
+    assert (await admin.create_stream("more", "shop.more")).uid == "u1"
+    assert transport.counters["damaged answers"] == 1
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,18 @@ def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
         (answer(batch(5, 2)[:-1] + b"!", hw=9), CorruptionError, "CRC-32C"),
         (answer(batch(5, 2)[:-3], hw=9), CorruptionError, "bytes"),
         (b"garbage", ProtocolError, "envelope"),
-        (answer(batch(5, 2), hw=9, uid="u2"), NotFoundError, "made again"),
-        (answer(hw=9, error=_Error.WRONG_STREAM), NotFoundError, "made again"),
+        (answer(batch(5, 2), hw=9, uid="u2"), ProtocolError, "contradicts .*uid 'u2'"),
+        (answer(hw=9, error=_Error.WRONG_STREAM), ProtocolError, "refuses the stream that it has"),
+        (answer(hw=9, error=_Error.WRONG_STREAM, uid="u2"), NotFoundError, "made again"),
+        (answer(hw=9, error=_Error.CUT, cutEndOffset=6), ProtocolError, "cut at 6, behind what was read"),
+        (answer(hw=9, error=_Error.CUT, cutEndOffset=-1), ProtocolError, "cut at -1"),
+        (answer(hw=9, node="n1 x\r\nPUB a"), ProtocolError, "names of its nodes"),
+        (answer(hw=9, leader="n2.>"), ProtocolError, "names of its nodes"),
+        (answer(hw=-2), ProtocolError, "HW -2"),
+        (answer(hw=9, logStartOffset=-1), ProtocolError, "log start -1"),
+        (answer(batch(5, 2), hw=9, stream="t", partition=0), ProtocolError, "for stream 't'"),
+        (answer(batch(5, 2), hw=9, stream="s", partition=1), ProtocolError, "for partition 1"),
+        (answer(batch(5, 2), hw=9, stream="s", partition=0, requestId=8), ProtocolError, "for requestId 8"),
         (answer(hw=9, error=_Error.OFFSET_OUT_OF_RANGE, logStartOffset=7), OffsetOutOfRangeError, "log starts at 7"),
         (answer(hw=3, error=_Error.OFFSET_OUT_OF_RANGE), NotServedError, "OFFSET_OUT_OF_RANGE"),
         (answer(hw=3, error=_Error.NOT_READY, detail="promoting", leader="n2"), NotServedError, "NOT_READY .*promoting"),
@@ -92,7 +102,8 @@ def test_nothing_sent_below_the_high_watermark_means_another_replica() -> None:
     ],
 )
 def test_a_wrong_answer_is_an_error_and_moves_nothing(frame: bytes, kind: type[Exception], text: str) -> None:
-    progress = ReadProgress("s", 0, 5, uid="u1", leader_epoch=1)
+    progress = ReadProgress("s", 0, 5, uid="u1", leader_epoch=1, last_offset=4)
+    progress.request(1000, 0, 7)
     with pytest.raises(kind, match=text):
         progress.accept(frame)
     assert (progress.next_offset, progress.leader_epoch, progress.high_watermark) == (5, 1, -1)

@@ -324,3 +324,38 @@ def test_a_whole_batch_of_a_nodes_own_is_never_refused_for_its_size() -> None:
     while request.batch.ByteSize() > MAX_BATCH_BYTES:
         del request.batch.requests[-1]
     assert fit(request, len(frames.encode(request))) == ""
+
+
+async def test_a_flood_of_requests_is_dropped_unread_beyond_the_allowance_and_nodes_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
+    controller = Controller()
+    await controller.desk.open()
+    asked = frames.sealed(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+    beat = frames.sealed(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1", incarnation=1)))
+
+    async def answered(count: int, message: Message) -> int:
+        before = len(controller.replies)
+        for _ in range(count):
+            await controller.receive(message)
+            await asyncio.gather(*controller.desk._under_way)
+        return len(controller.replies) - before
+
+    for subject in ("space.info", "space.control.admin"):
+        controller.desk.counters.clear()
+        controller.desk._allowance = control.Allowance(400, 50)
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
+        assert controller.desk.counters[control.FLOODED] == 30
+        controller.desk.counters.clear()
+        assert await answered(80, Message(beat)) == 80, "what the cluster lives by"
+        now_ns += 10_000_000
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 4, "0.01 s later"
+        now_ns += 3600 * 1_000_000_000
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50, "a quiet hour gives no more than at once"
+        controller.desk.counters.clear()
+        controller.leads = False
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 0
+        assert controller.desk.counters[control.FLOODED] == 80, "nor does who does not lead read them"
+        controller.leads = True

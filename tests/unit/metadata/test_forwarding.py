@@ -57,3 +57,18 @@ async def test_nobody_answers_until_the_deadline() -> None:
     response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert len(bus.asked) == 1
+
+
+async def test_an_answer_to_another_request_decides_nothing_and_the_request_is_asked_again() -> None:
+    class Mixed(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            answer = await super().request(subject, payload, timeout)
+            if len(self.asked) == 1:
+                answer.data = frames.encode(pb.ControlResponse(operationId=b"another request!"))
+            return answer
+
+    bus = Mixed(silent=0)
+    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    assert response.error == pb.ControlResponse.OK
+    assert len(bus.asked) == 2
+    assert bus.asked[0].operationId == bus.asked[1].operationId == response.operationId

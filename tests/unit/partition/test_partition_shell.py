@@ -42,7 +42,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietAsker, QuietTalk
-from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient
 from sidecar.partition.timers import Timer, Timers
@@ -795,7 +795,8 @@ async def test_damage_in_an_answer_is_told_with_its_offset() -> None:
 async def test_reads_are_answered_under_inboxes_alone_and_shared_by_the_isr() -> None:
     bus, counters = NatsBus(), Counter[str]()
     source: Any = SimpleNamespace()
-    reads = ReadSubjects(bus, Subjects(), KEY, "n1", source, InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]
+    tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]
+    reads = ReadSubjects(tools, KEY, "n1", source)  # type: ignore[arg-type]
     shared, own = "liftpy.orders.3.read", "liftpy.orders.3.read.n1"
     assert set(bus.listening) == {own}
     for wanted in (True, True, False, False, True):

@@ -252,3 +252,21 @@ async def test_questions_that_are_too_long_or_none_are_refused(leader: Side) -> 
     with pytest.raises(ProtocolError):
         leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(b"\xff\xff\xff"))
     assert not leader.bus.sent
+
+
+async def test_an_answer_to_another_question_confirms_nothing_and_the_right_one_is_still_taken(
+    follower: Side, leader: Side
+) -> None:
+    follower.wait(0)
+    _, frame, reply = await follower.question()
+    right = answer_of(leader, frame, reply)
+    said = frames.decode(right, pb.QuietFetchesAnswer)
+    assert said.question == frames.decode(frame, pb.QuietFetches).question > 0
+    said.question += 1
+    follower.bus.answer(reply, frames.sealed(said))
+    assert follower.ended() == {}
+    assert by_reason(follower.counters) == {"addressee": 1}
+    follower.bus.answer(reply, right)
+    async with asyncio.timeout(5):
+        while follower.ended() == {}:  # the leader did not confirm it, and that is heard
+            await asyncio.sleep(0)

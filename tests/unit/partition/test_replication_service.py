@@ -12,11 +12,16 @@ from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.events import RefusalReason
-from liftpy.wire import frames
+from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.addressee import address
 from liftpy.wire.batch import build_batch, split_batches
+from liftpy.wire.envelope import ChecksumError, MessageType
+from liftpy.wire.pieces import Piece
 from liftpy.wire.refusals import by_reason
 from liftpy.wire.subjects import Subjects
+from sidecar.partition import replication
+from sidecar.partition.chatter import Seldom
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from tests.scripts.desk import Desk
 
@@ -130,7 +135,10 @@ def test_an_answer_that_was_changed_on_its_way_is_as_if_it_had_not_come(at: int)
     assert (len(heard), counters) == (1, {"refused: checksum": 1})
 
 
-def test_what_comes_damaged_again_and_again_is_said_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_comes_damaged_again_and_again_is_said_once_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "_seldom", Seldom())  # another test may have said the same in this second
     client, heard, _ = follower()
     batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
     batch[-1] ^= 1  # as the leader's disk has it: the envelope is right
@@ -138,3 +146,88 @@ def test_what_comes_damaged_again_and_again_is_said_once_a_second(caplog: pytest
         client._answered(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
     assert len(heard) == 1000
     assert 1 <= len([r for r in caplog.records if "came damaged" in r.getMessage()]) <= 3
+
+
+# ---- what requests and answers are for -----------------------------------------------------------------------------------------
+def asked(desk: Desk, **fields: object) -> list[events.Event]:
+    """Both requests of a follower, that name what they are for."""
+    reply = "liftpy.inbox.n2.1.7"
+    fetch_ = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
+    query = pb.LeaderEpochOffsetRequest(replicaID="n2", currentEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.sealed(fetch_), reply)
+    desk.bus.deliver(desk.subjects.offset("orders", 0), frames.sealed(query), reply)
+    found, desk.fetches[:] = list(desk.fetches), []
+    return list(found)
+
+
+async def test_a_request_for_another_partition_is_dropped_and_counted() -> None:
+    desk = Desk()
+    assert len(asked(desk, partition=0)) == len(asked(desk)) == 2
+    assert asked(desk, partition=1) == []
+    assert desk.counters == {"refused: addressee": 2}
+    assert desk.bus.sent == [], "who is answered by the wrong partition would take it for his"
+
+
+async def test_answers_say_what_they_are_for_to_who_asked_so() -> None:
+    desk = Desk()
+    for fields, said in (({"partition": 0}, True), ({}, False)):
+        fetched, queried = asked(desk, **fields)
+        assert isinstance(fetched, events.FetchReceived)
+        assert isinstance(queried, events.EpochQueryReceived)
+        desk.replication.send_response(do.SendFetchResponse(fetched.token, 0, 1 << 20, 1, "n2"), desk.log, -1)
+        desk.replication.tell_waiter(do.TellWaiter("n2", 1), 3)
+        desk.replication.send_epoch_answer(do.SendEpochAnswer(queried.token, 1, 4, 1, 0))
+        refused_, _ = asked(desk, **fields)
+        assert isinstance(refused_, events.FetchReceived)
+        desk.replication.send_refusal(do.SendFetchRefusal(refused_.token, RefusalReason.STALE_EPOCH, 1, 0))
+        for answer in desk.bus.take("liftpy.inbox.n2"):
+            kind, to, body = envelope.decode_addressed(answer)
+            if kind is MessageType.REPLICATION_RESPONSE:
+                assert to == (address("uid-1", 0, 7) if said else b"")
+                continue
+            of = pb.ReplicationRefusal if kind is MessageType.REPLICATION_REFUSAL else pb.LeaderEpochOffsetResponse
+            named = frames.parse(body, of)
+            assert (named.HasField("partition"), named.streamUid, named.requestId) == (
+                (said, "uid-1", 7) if said else (False, "", 0)
+            )
+
+
+def _answers(uid: str, partition: int, request_id: int) -> list[bytes]:
+    """Of every kind, for that fetch."""
+    to = address(uid, partition, request_id)
+    piece = Piece(9, 100, 0, memoryview(b"piece"))
+    named = {"streamUid": uid, "partition": partition, "requestId": request_id}
+    return [
+        frames.replication_response_header(1, 5, (), to),
+        frames.replication_piece_header(1, 5, piece, to) + b"piece",
+        frames.sealed(pb.ReplicationRefusal(leaderEpoch=9, **named)),  # type: ignore[arg-type]
+        frames.sealed(pb.LeaderEpochOffsetResponse(endOffset=3, **named)),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(("uid", "partition", "request_id"), [("u2", 0, 7), ("u1", 1, 7), ("u1", 0, 8)])
+def test_an_answer_to_another_fetch_is_dropped_and_the_right_one_still_taken(uid: str, partition: int, request_id: int) -> None:
+    client, heard, counters = follower()
+    for wrong in _answers(uid, partition, request_id):
+        client._answered(7, wrong, b"")
+    assert heard == [], "neither an event nor a failed request: the answer itself may still come"
+    assert counters == {"refused: addressee": 4}
+    for right in _answers("u1", 0, 7):
+        client._answered(7, right, b"")
+    kinds = [events.FetchAnswered, events.FetchPieceArrived, events.FetchRefused, events.EpochQueryAnswered]
+    assert [type(event) for event in heard] == kinds
+    client._answered(7, frames.replication_response_header(1, 5, ()), b"")
+    assert len(heard) == 5, "of an older version, which does not say"
+
+
+def test_an_address_is_under_the_sum_and_stands_only_where_there_is_one() -> None:
+    frame = bytearray(frames.replication_response_header(1, 5, (), address("u1", 0, 7)))
+    for at in range(12, 28):
+        spoiled = bytes(frame[:at]) + bytes([frame[at] ^ 1]) + bytes(frame[at + 1 :])
+        with pytest.raises(ChecksumError):
+            envelope.decode(spoiled)
+    frame[6] = 2  # an address without a sum
+    with pytest.raises(envelope.EnvelopeError, match="needs a CRC"):
+        envelope.decode(bytes(frame))
+    with pytest.raises(envelope.EnvelopeError, match="needs a CRC"):
+        envelope.decode(envelope.checked_header(MessageType.ACK, b"", (), b"short"))

@@ -48,9 +48,10 @@ class Source:
 
 
 class Shell:
-    max_payload = 1 << 20
+    max_payload, has_room = 1 << 20, True
 
     def __init__(self, source: Source | ReplicaSource) -> None:
+        self.source = source
         self.time_ns = self.next_timer = 0
         self.timers: dict[int, tuple[int, Callable[[], None]]] = {}
         self.answers: list[tuple[str, client_pb2.ReadResponse, list[int]]] = []
@@ -233,3 +234,62 @@ def test_a_candidate_serves_what_it_has() -> None:
     candidate.told(state("", leader_epoch=1, candidate="b", status=PartitionStatus.CANDIDATE_FOUND))
     assert candidate.replica.role == "CANDIDATE"
     assert _source(candidate).may_serve
+
+
+# ---- whom a request is for, and what waiting readers cost --------------------------------------------------------------------------
+def test_a_request_for_another_partition_is_dropped_and_an_answer_says_what_it_is_for() -> None:
+    source = Source()
+    shell = Shell(source)
+    for named in ({"stream": KEY.stream, "partition": KEY.partition + 1}, {"stream": "t", "partition": KEY.partition}):
+        shell.reads.asked(frames.sealed(client_pb2.ReadRequest(**named)), "x")  # type: ignore[arg-type]
+    assert shell.answers == []
+    assert shell.counters == {"refused: addressee": 2}
+    right = client_pb2.ReadRequest(stream=KEY.stream, partition=KEY.partition, requestId=9, minHighWatermark=-1)
+    shell.reads.asked(frames.sealed(right), "x")
+    shell.reads.asked(frames.sealed(client_pb2.ReadRequest()), "older")
+    right.waitMs = 50
+    shell.reads.asked(frames.sealed(right), "waits")
+    shell.pass_time(1)
+    heads = {asker: (head.stream, head.HasField("partition"), head.requestId) for asker, head, _ in shell.answers}
+    assert heads == {"x": (KEY.stream, True, 9), "older": ("", False, 0), "waits": (KEY.stream, True, 9)}
+
+
+def test_all_partitions_of_a_node_share_the_bytes_that_waiting_readers_may_cost() -> None:
+    budget = module.ReadBudget(max_bytes=3 * module.WAITING_COST_BYTES)
+    shells = [Shell(Source()), Shell(Source())]
+    for shell in shells:
+        shell.reads = Reads[str](KEY, "a", shell.source, shell, shell.counters, budget)
+    wait = frames.sealed(client_pb2.ReadRequest(waitMs=1000, minHighWatermark=-1))
+    for number in range(3):
+        shells[number % 2].reads.asked(wait, f"_INBOX.{number}")
+    assert [shell.reads.waiting_count for shell in shells] == [1, 1], (
+        "the third has no room: what they ask and where counts too"
+    )
+    assert [head.error for _, head, _ in shells[0].answers] == [OK], "it is answered at once"
+    assert shells[0].counters == {module.NOT_WAITED: 1}
+    assert budget.used_bytes == sum(shell.reads.waiting_bytes for shell in shells) > 2 * module.WAITING_COST_BYTES
+    shells[0].pass_time(2)
+    shells[1].reads.close()
+    assert budget.used_bytes == 0
+    shells[0].reads.asked(wait, "_INBOX.9")
+    assert shells[0].reads.waiting_count == 1
+
+
+def test_a_request_that_is_too_large_is_dropped_unread() -> None:
+    shell = Shell(Source())
+    shell.reads.asked(frames.sealed(client_pb2.ReadRequest(streamUid="x" * module.MAX_REQUEST_BYTES, waitMs=1000)), "x")
+    assert (shell.answers, shell.reads.waiting_count) == ([], 0)
+    assert shell.counters == {module.TOO_LARGE: 1}
+
+
+def test_the_log_is_not_read_for_who_can_not_be_answered() -> None:
+    source = Source()
+    source.append(3)
+    shell = Shell(source)
+    shell.has_room = False
+    read = frames.sealed(client_pb2.ReadRequest(offset=0))
+    shell.reads.asked(read, "x")
+    assert (shell.answers, shell.counters) == ([], {module.NOT_SERVED: 1})
+    shell.has_room = True
+    shell.reads.asked(read, "x")
+    assert [offsets for _, _, offsets in shell.answers] == [[0, 1, 2]]

@@ -275,7 +275,7 @@ def test_the_header_of_a_read_response_is_within_it() -> None:
 def test_a_piece_comes_back_as_it_was_sent() -> None:
     piece = Piece(crc=7, total_bytes=100, position=40, data=memoryview(b"x" * 10))
     head = frames.replication_piece_header(3, -1, piece)
-    assert len(head) == frames.PIECE_OVERHEAD_BYTES
+    assert len(head) == frames.PIECE_OVERHEAD_BYTES - envelope.ADDRESS_SIZE_BYTES
     found = frames.decode_replication_piece(head + bytes(piece.data))
     assert (found.leader_epoch, found.high_watermark, found.piece) == (3, -1, piece)
 

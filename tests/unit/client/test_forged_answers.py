@@ -1,0 +1,159 @@
+"""A whole answer that is not true ends no reader: what contradicts itself, or belongs elsewhere, is dropped and counted, and what would
+end it is believed when it is said twice [A6]. Against a real nats-server, with a replica that lies when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client.client import Client
+from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, SecondOpinion
+from liftpy.client.transport import Transport
+from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.subjects import Subjects
+from tests.unit.client.test_client_consumer import QUICK, Replica, expected, values
+from tests.unit.client.test_client_progress import answer, batch
+
+_Error = client_pb2.ReadResponse.Error
+Lie = Callable[[client_pb2.ReadResponse], None]
+
+
+class Liar(Replica):
+    """Answers that go through ``lies``, each once, from the answer on that has to do with records."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lies: list[Lie] = []
+        self.bounds_lies: list[Lie] = []
+        self.told = 0
+
+    async def answer(self, request: client_pb2.ReadRequest) -> bytes:
+        head, body = frames.decode_read_response(await super().answer(request))
+        head.stream, head.partition, head.requestId = request.stream, request.partition, request.requestId
+        if self.lies and request.offset > 0 and not request.boundsOnly:
+            self.told += 1
+            self.lies.pop(0)(head)
+        elif self.bounds_lies and request.boundsOnly:
+            self.bounds_lies.pop(0)(head)
+        return frames.read_response_header(head, (body,)) + body
+
+
+def _set(**fields: Any) -> Lie:
+    def lie(head: client_pb2.ReadResponse) -> None:
+        for name, value in fields.items():
+            setattr(head, name, value)
+
+    return lie
+
+
+LIES = {
+    "another uid": _set(streamUid="u9"),
+    "made again": _set(error=_Error.WRONG_STREAM, streamUid="u9"),
+    "refused for what it has": _set(error=_Error.WRONG_STREAM),
+    "retention": _set(error=_Error.OFFSET_OUT_OF_RANGE, logStartOffset=1 << 40),
+    "cut": _set(error=_Error.CUT, cutEndOffset=3),
+    "cut behind what was read": _set(error=_Error.CUT, cutEndOffset=1 << 40),
+    "malformed": _set(error=_Error.BAD_REQUEST),
+    "unknown": _set(error=77),
+    "a leader that is a line of the protocol": _set(error=_Error.NOT_LEADER, leader="x 0\r\n\r\nPUB evil 0\r\n\r\n"),
+    "a leader that is a pattern": _set(error=_Error.NOT_LEADER, leader="*"),
+    "another stream": _set(stream="t"),
+    "another partition": _set(partition=1),
+    "another request": _set(requestId=1),
+    "HW out of reach": _set(highWatermark=1 << 60),
+    "HW below what is sent": _set(highWatermark=-1),
+    "numbers below zero": _set(highWatermark=-5, logStartOffset=-9),
+    "a piece that is none": _set(pieceTotal=1 << 20, piecePosition=5, pieceCrc=9),
+}
+
+
+@pytest.fixture
+def subjects() -> Subjects:
+    return Subjects("forged")
+
+
+@pytest.fixture
+async def client(nats_url: str, transport: Transport, subjects: Subjects) -> AsyncIterator[Client]:
+    async with Client(transport, subjects, owns_connection=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def liar(server_side: Transport, subjects: Subjects) -> AsyncIterator[Liar]:
+    liar = Liar(server_side, subjects, "n1")
+    await liar.start()
+    liar.grow(500)
+    yield liar
+    await liar.stop()
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_one_answer_that_is_not_true_ends_no_reader_and_costs_no_record(client: Client, liar: Liar, name: str) -> None:
+    liar.lies = [LIES[name]]
+    assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
+    assert liar.told == 1
+
+
+async def test_what_is_said_twice_is_believed(client: Client, liar: Liar, transport: Transport) -> None:
+    for name, kind in (("made again", NotFoundError), ("retention", OffsetOutOfRangeError), ("cut", LogTruncatedError)):
+        liar.lies = [LIES[name]] * 2
+        with pytest.raises(kind):
+            await values(aiter(client.consume("s", until=499, options=QUICK)))
+        assert liar.lies == [], "one answer was not enough, two were"
+    assert transport.counters["answers doubted"] == 6
+
+
+async def test_what_is_dropped_is_counted_by_what_it_was(client: Client, liar: Liar, transport: Transport) -> None:
+    liar.lies = [LIES["another partition"], LIES["another request"], LIES["cut behind what was read"], LIES["made again"]]
+    assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
+    assert transport.counters["answers to something else"] == 2
+    assert transport.counters["damaged answers"] == 1
+    assert transport.counters["answers doubted"] == 1
+
+
+async def test_what_a_reader_asks_says_whom_it_is_for(client: Client, liar: Liar) -> None:
+    await values(aiter(client.consume("s", until=499, options=QUICK)))
+    assert {(a.stream, a.partition, a.HasField("partition")) for a in liar.asked} == {("s", 0, True)}
+    assert len({a.requestId for a in liar.asked}) > 1
+
+
+def test_a_second_opinion_is_another_one_only_if_it_says_the_same() -> None:
+    opinion = SecondOpinion()
+    gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
+    said: list[LiftError] = [opinion.ask_again(gone, "n2"), opinion.ask_again(cut, "n2")]
+    assert all(isinstance(error, NotServedError) and error.leader == "n2" for error in said)
+    with pytest.raises(LogTruncatedError):
+        opinion.ask_again(cut, "n2")
+
+
+def test_an_hw_that_no_replica_has_is_forgotten_and_one_that_others_have_is_not() -> None:
+    progress = ReadProgress("s", 0, 0, uid="u1")
+    progress.accept(answer(batch(0, 2), hw=1 << 60))
+    for _ in range(_MOST_BEHIND - 1):
+        with pytest.raises(NotServedError):
+            progress.accept(answer(hw=1))
+    assert progress.accept(answer(hw=1)) == []
+    assert progress.high_watermark == 1
+    with pytest.raises(NotServedError):
+        progress.accept(answer(hw=5))  # what it says itself: that it has records, and sends none
+    for _ in range(20):
+        with pytest.raises(NotServedError):
+            progress.accept(answer(hw=5))
+
+
+async def test_bounds_ask_for_a_second_opinion_too(client: Client, liar: Liar, transport: Transport) -> None:
+    liar.bounds_lies = [LIES["another partition"], LIES["made again"], LIES["another request"]]
+    assert (await client.bounds("s")).high_watermark == 499
+    assert liar.bounds_lies == []
+    assert transport.counters["answers doubted"] == 0, "without a uid nobody is told that it was made again"
+    reader = client._reader("s", 0, QUICK)
+    liar.bounds_lies = [LIES["made again"], LIES["another partition"]]
+    assert (await reader.bounds("u1"))[0].uid == "u1"
+    assert transport.counters["answers doubted"] == 1
+    liar.bounds_lies = [LIES["made again"]] * 2
+    with pytest.raises(NotFoundError):
+        await reader.bounds("u1")
