@@ -20,7 +20,7 @@ from sidecar.metadata.opening import MemberFolder
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import FAIL_REASON, check_library
 from sidecar.raft.probation import MARKER
-from tests.simulation.raft.group_simulation import Member
+from tests.unit.raft.plain_member import Member
 from tests.unit.raft.shipped import REASONS, Network
 
 

@@ -9,8 +9,8 @@ import pytest
 from sidecar.raft.codec import decode
 from sidecar.raft.probation import MARKER, is_first_start, waits_for
 from sidecar.raft.sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
-from tests.simulation.raft.group_simulation import Member
 from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.plain_member import Member
 
 
 def peer(name: str, *, heard: bool = True, is_new: bool = True, up: bool = True) -> Peer:

@@ -1,0 +1,202 @@
+"""SimMember: a controller between two crashes. ``MemberLog`` and ``MetadataMember`` as shipped; the shell around them is this one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, LookFor, MetadataMember, Order, PublishEntry
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.metadata.opening import MemberFolder, MemberLog, MemberSurroundings
+from sidecar.raft.driver import tick_once
+from sidecar.raft.library import MAX_APPEND_BYTES, outcome_of
+from tests.simulation.raft.asking import Asking
+from tests.simulation.raft.ghost import CheckedFsm, Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.raft.group_simulation import Run
+
+_LEADER = 2
+_JOIN_ATTEMPT_NS = NS_PER_S
+
+Decided = Callable[[pb.ControlResponse | None], None]
+
+
+class DiskBefore:
+    """A member's journal before a tick, to be left as a death within the tick's flush leaves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal"
+        self._before = self._path.read_bytes() if self._path.exists() else b""
+
+    @property
+    def written(self) -> bool:
+        """Whether the tick changed the file: only then can a death be within its flush."""
+        return self._path.read_bytes() != self._before
+
+    def tear(self, draw: random.Random) -> str:
+        """Keep a part of what the tick wrote: some first bytes of an append; of a rewrite the old file or the new one."""
+        after = self._path.read_bytes()
+        if after.startswith(self._before) and self._before:
+            self._path.write_bytes(after[: draw.randrange(len(self._before), len(after))])
+            return "torn: append"
+        if draw.random() < 0.5:
+            self._path.with_name("journal.tmp").write_bytes(after[: draw.randrange(len(after))])
+            self._path.write_bytes(self._before)
+            return "torn: rewrite, not yet renamed"
+        return "torn: rewrite, just renamed"
+
+
+class SimMember:
+    """``death``: when it will die: one of DEATHS, or not at all; or of what it died."""
+
+    def __init__(self, run: Run, node_id: str) -> None:
+        self.run_ = run
+        self.node_id = node_id
+        fsm, self.feed = CheckedFsm(run.ghost, node_id), FeedProducer()
+        opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after)
+        around = MemberSurroundings(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
+        self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
+        self.log.core.conf.logCompactionBatchSize = run.piece_bytes
+        self.member = MetadataMember(run.config, fsm.rules, self.log, self.feed, lambda: run.draws["ids"].randbytes(16))
+        self.log.transport.sessions.fit(run.max_payload)
+        self.feed.fit(run.max_payload)
+        self.log.transport.sessions.set_online(True)
+        self.inbox: list[tuple[str, bytes]] = []
+        self.death = ""
+        self.paused_until = 0.0
+        self._backlog: list[Callable[[], None]] = []
+        self._dead = False
+        self._answers: list[tuple[Order, Decided, bytes | None, int]] = []
+        self._open_orders: set[Order] = set()
+        self._waits: tuple[int, int] | None = None
+        """(turn of its probation, index that has to be applied) of a barrier that was committed."""
+        self._catch_up()
+
+    # ---- what reaches it -----------------------------------------------------------------------------------------------
+    def run(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` in this process, now or when the pause ends."""
+        if self._dead:
+            return
+        if self.paused_until > self.run_.now:
+            self._backlog.append(callback)
+        else:
+            callback()
+
+    def resume(self) -> None:
+        """What waited while it was paused comes at once."""
+        backlog, self._backlog = self._backlog, []
+        for callback in backlog:
+            self.run(callback)
+
+    def died(self) -> None:
+        """Nothing reaches it any more."""
+        self._dead = True
+        self.log.journal.abandon()
+
+    # ---- a tick --------------------------------------------------------------------------------------------------------
+    def tick(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """The part before anything leaves; raises StorageError."""
+        tick_once(self.log.core, self.log.transport, self.log.journal, frames)
+
+    def after_tick(self) -> None:
+        """The rest of it, as ``Driver`` and ``RaftMember`` do it."""
+        answers, self._answers = self._answers, []
+        for order, done, answer, reason in answers:
+            self._order_ended(order, outcome_of(answer, reason), answer, done)
+        self.log.probation.look()
+        if self._waits is not None and self.log.applied_index >= self._waits[1]:
+            turn, self._waits = self._waits[0], None
+            self.log.probation.barrier_applied(turn)
+            if self.log.probation.over:
+                self.member.caught_up()
+            else:
+                self._catch_up()
+        run = self.run_
+        for decision in self.member.tick(run.now_ns(), votes=self.log.probation.over, online=True):
+            self._do(decision)
+
+    def _state_changed(self, old: int, new: int) -> None:
+        if old == _LEADER and new != _LEADER:
+            self.member.resign()
+
+    def _do(self, decision: Decision) -> None:
+        run = self.run_
+        match decision:
+            case PublishEntry():
+                run.published(self, decision.entry)
+            case Order():
+                self.order(decision, lambda _: None)
+            case CatchUp():
+                self._catch_up()
+            case LookFor():
+                absent = run.is_absent(decision.node_id)
+                run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
+            case LeaderQuestion():
+                said = Said.ABSENT if run.is_absent(decision.node) else None
+                run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.answered(decision, said)))
+
+    def _looked_for(self, looked: LookFor, absent: bool) -> None:
+        self.run_.seen["nodes found absent"] += absent
+        self.member.looked_for(looked.node_id, absent=absent)
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+    def decide(self, request: pb.ControlRequest, timeout_ns: int, done: Decided) -> None:
+        """As ``Orders.decide``."""
+        decided = self.member.request(request, timeout_ns, self.run_.now_ns())
+        if isinstance(decided, Order):
+            self.order(decided, done)
+        else:
+            done(decided)
+
+    def order(self, order: Order, done: Decided) -> None:
+        """As ``Orders.order``."""
+        entry = self.member.entry(order, self.run_.wall_ns(self.node_id), MAX_APPEND_BYTES - 1)
+        if not isinstance(entry, bytes):
+            done(entry)
+            return
+        self._open_orders.add(order)
+        self.log.core.propose(entry, lambda answer, reason: self._answers.append((order, done, answer, reason)))
+        late = partial(self._order_ended, order, EntryOutcome.UNKNOWN, None, done)
+        self.run_.later(order.timeout_ns, lambda: self.run(late))
+
+    def _order_ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, done: Decided) -> None:
+        if order in self._open_orders:
+            self._open_orders.discard(order)
+            self.run_.seen[f"orders: {outcome.name}"] += 1
+            done(self.member.ended(order, outcome, answer, self.run_.now_ns()))
+
+    def _catch_up(self) -> None:
+        """As ``RaftMember._catch_up``: barriers until one is applied that ends probation."""
+        self.member.catching_up()
+        turn = self.log.probation.turn
+        request = pb.ControlRequest(barrier=pb.Barrier(), operationId=self.run_.draws["ids"].randbytes(16))
+        Asking(self.run_, self.node_id, self.run, request, _JOIN_ATTEMPT_NS, partial(self._barrier_answered, turn), here=self)
+
+    def _barrier_answered(self, turn: int, response: pb.ControlResponse) -> None:
+        if response.error == pb.ControlResponse.OK:
+            self._waits = (turn, response.index)
+        else:
+            self._catch_up()
+
+    # ---- the feed ------------------------------------------------------------------------------------------------------
+    def fed(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+        """As ``FeedPublisher``."""
+        response = self.feed.answer(request)
+        if response is None:
+            image: ClusterImage = self.log.image
+            self.feed.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
+            response = self.feed.answer(request)
+        if response is not None and response.chunk:
+            self.run_.seen["chunks of the feed's snapshots"] += 1
+            if not response.index:
+                raise Violation(f"M11: {self.node_id} serves a snapshot of index 0")
+        return response

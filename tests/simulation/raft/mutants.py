@@ -1,0 +1,256 @@
+"""Mutants of the metadata member: old bugs, and classical ones, brought back one at a time in the shipped code. Seeds must kill each.
+
+``python -m tests.simulation.raft --mutants``: says how many seeds each took, and what broke first. ``seed`` of a mutant is one that
+kills it; without the mutant it is clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from liftpy.cluster import deletion, starts
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.feed_subscription import FeedSubscription
+from liftpy.cluster.forwarding import Forwarding
+from liftpy.cluster.member import EntryOutcome, MetadataMember, Order
+from liftpy.cluster.membership import AnsweredHeartbeats
+from liftpy.cluster.session import NodeSessions
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft.hardening import Hardening
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.lineage import FolderLineage
+from sidecar.raft.probation import Probation
+from sidecar.raft.transport import SessionTransport
+
+Patches = list[Any]
+
+
+@dataclass(frozen=True)
+class RaftMutant:
+    """``patches()`` gives the replacements; ``seed`` kills it, -1: none is known yet."""
+
+    name: str
+    patches: Callable[[], Patches]
+    seed: int = -1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.patches():
+                stack.enter_context(change)
+            yield
+
+
+# ---- leases ----------------------------------------------------------------------------------------------------------
+def leases_from_the_answer() -> Patches:
+    """A majority's word counts from when it is heard, not from when it was asked for."""
+    real = SessionTransport._answered
+
+    def answered(self: SessionTransport, sender: str, answer: Any, term: int) -> None:
+        real(self, sender, {**answer, "echo_ns": self._stamp()}, term)
+
+    return [patch.object(SessionTransport, "_answered", answered)]
+
+
+def votes_at_once() -> Patches:
+    return [patch.object(SessionTransport, "_may_vote_again", lambda self, request: True)]
+
+
+def leases_without_a_majority() -> Patches:
+    real = NodeSessions.heartbeat
+    return [
+        patch.object(
+            NodeSessions, "heartbeat", lambda self, node, incarnation, now, confirmed: real(self, node, incarnation, now, now)
+        )
+    ]
+
+
+def lease_on_an_old_image() -> Patches:
+    return [patch.object(AnsweredHeartbeats, "answered", lambda self, sent_ns, index, seen_index: sent_ns)]
+
+
+def session_ended_with_the_connection() -> Patches:
+    """Nobody listens for the node: its session ends at once, and not with its lease."""
+    real = NodeSessions.gone
+
+    def gone(self: NodeSessions, node_id: str) -> None:
+        real(self, node_id)
+        session = self._sessions.get(node_id)
+        if session is not None and not session.fenced:
+            session.deadline_ns = self._earliest_ns = 0
+
+    return [patch.object(NodeSessions, "gone", gone)]
+
+
+def sessions_shorter_than_leases() -> Patches:
+    real = NodeSessions.__init__
+
+    def init(self: NodeSessions, *given: Any) -> None:
+        real(self, *given)
+        self._session_ns = NS_PER_S
+
+    return [patch.object(NodeSessions, "__init__", init)]
+
+
+def sessions_not_restarted_by_a_new_leader() -> Patches:
+    """What the metadata leader before granted is not waited for."""
+    real = NodeSessions.lead
+
+    def lead(self: NodeSessions, image: Any, now_ns: int) -> None:
+        real(self, image, now_ns)
+        self._anybody_heard = True
+        for session in self._sessions.values():
+            session.deadline_ns = now_ns
+
+    return [patch.object(NodeSessions, "lead", lead)]
+
+
+# ---- outcomes --------------------------------------------------------------------------------------------------------
+def unknown_outcome_is_a_refusal_of_the_leader() -> Patches:
+    real = MetadataMember.ended
+
+    def ended(self: MetadataMember, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
+        return real(self, order, EntryOutcome.NEVER if outcome is EntryOutcome.UNKNOWN else outcome, answer, now_ns)
+
+    return [patch.object(MetadataMember, "ended", ended)]
+
+
+def silence_is_a_refusal() -> Patches:
+    real = Forwarding.unanswered
+    return [patch.object(Forwarding, "unanswered", lambda self, detail, *, sent: real(self, detail, sent=False))]
+
+
+def new_operation_id_with_every_attempt() -> Patches:
+    real = MetadataMember.entry
+
+    def entry(self: MetadataMember, order: Order, *given: int) -> Any:
+        order.request.operationId = self._new_id()
+        return real(self, order, *given)
+
+    return [patch.object(MetadataMember, "entry", entry)]
+
+
+# ---- data and markers ------------------------------------------------------------------------------------------------
+def clean_stop_marker_after_an_unclean_stop() -> Patches:
+    return [patch.object(starts, "stopped_cleanly", lambda **_: True)]
+
+
+def folders_of_unknown_streams_deleted() -> Patches:
+    return [patch.object(deletion, "may_go", lambda *_: True)]
+
+
+# ---- probation -------------------------------------------------------------------------------------------------------
+def probation_ends_with_a_leader() -> Patches:
+    real = Probation.look
+
+    def look(self: Probation) -> None:
+        real(self)
+        if not self.over and self._core is not None and self._core.leader_id:
+            self._end()
+
+    return [patch.object(Probation, "look", look)]
+
+
+def folder_that_went_back_is_believed() -> Patches:
+    return [patch.object(FolderLineage, "heard", lambda self, peer_id, tail: True)]
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+def applied_entries_cut() -> Patches:
+    """A re-sent append cuts what is held already, as the library does."""
+
+    def append(self: Hardening, node: Any, message: Any) -> bool:
+        self._handler(node, message)
+        return True
+
+    return [patch.object(Hardening, "_append", append)]
+
+
+def journal_not_flushed() -> Patches:
+    return [patch.object(GroupJournal, "sync", lambda self: None)]
+
+
+def duties_without_a_barrier() -> Patches:
+    def take_over(self: MetadataMember) -> list[Any]:
+        self._term, self._image = self._log.term, self._log.image
+        self._duties.lead(self._image, self._now_ns, self._term)
+        return []
+
+    real = MetadataMember.tick
+
+    def tick(self: MetadataMember, now_ns: int, **given: bool) -> list[Any]:
+        self._now_ns = now_ns  # type: ignore[attr-defined]
+        return real(self, now_ns, **given)
+
+    return [patch.object(MetadataMember, "_take_over", take_over), patch.object(MetadataMember, "tick", tick)]
+
+
+# ---- the feed --------------------------------------------------------------------------------------------------------
+def snapshot_served_at_index_0() -> Patches:
+    real = FeedProducer.answer
+
+    def answer(self: FeedProducer, request: pb.FeedSnapshotRequest) -> Any:
+        return real(self, request) if self.index else self._chunk(request)
+
+    def ready(self: FeedProducer, index: int, data: bytes) -> None:
+        self._snapshots[index] = data
+
+    return [patch.object(FeedProducer, "answer", answer), patch.object(FeedProducer, "snapshot_is_ready", ready)]
+
+
+def feed_goes_on_over_a_restored_image() -> Patches:
+    def restored(self: FeedProducer, index: int) -> None:
+        self.index = index
+
+    return [patch.object(FeedProducer, "restored", restored)]
+
+
+def feed_gap_not_seen() -> Patches:
+    real = FeedSubscription._take
+
+    def take(self: FeedSubscription, entry: pb.FeedEntry) -> None:
+        if self.synced and entry.index > entry.previousIndex > self.image.index:
+            entry.previousIndex = self.image.index
+        real(self, entry)
+
+    return [patch.object(FeedSubscription, "_take", take)]
+
+
+def feed_chunks_of_two_snapshots_joined() -> Patches:
+    real = FeedSubscription._take_chunk
+
+    def take(self: FeedSubscription, response: pb.FeedSnapshotResponse) -> None:
+        self._parts_index = response.index
+        real(self, response)
+
+    return [patch.object(FeedSubscription, "_take_chunk", take)]
+
+
+MUTANTS = (
+    RaftMutant("leases taken from the answer instead of the question", leases_from_the_answer, 0),
+    RaftMutant("votes at once after an append", votes_at_once),
+    RaftMutant("leases without a majority's word", leases_without_a_majority),
+    RaftMutant("a lease on an image that is not seen", lease_on_an_old_image),
+    RaftMutant("a session ended early: with the connection", session_ended_with_the_connection, 2),
+    RaftMutant("sessions shorter than leases", sessions_shorter_than_leases, 2),
+    RaftMutant("sessions not restarted by a new leader", sessions_not_restarted_by_a_new_leader, 2),
+    RaftMutant("the leader takes an unknown outcome for a refusal", unknown_outcome_is_a_refusal_of_the_leader),
+    RaftMutant("silence taken for a refusal", silence_is_a_refusal, 2),
+    RaftMutant("another operation id with every attempt", new_operation_id_with_every_attempt, 0),
+    RaftMutant("a clean-stop marker after an unclean stop", clean_stop_marker_after_an_unclean_stop, 0),
+    RaftMutant("folders of unknown streams deleted", folders_of_unknown_streams_deleted, 0),
+    RaftMutant("probation ended early: with a leader", probation_ends_with_a_leader),
+    RaftMutant("a folder that went back is believed", folder_that_went_back_is_believed, 0),
+    RaftMutant("applied entries cut", applied_entries_cut),
+    RaftMutant("the journal is not flushed", journal_not_flushed),
+    RaftMutant("duties without a barrier", duties_without_a_barrier),
+    RaftMutant("a snapshot served at index 0", snapshot_served_at_index_0, 0),
+    RaftMutant("a feed that goes on over a restored image", feed_goes_on_over_a_restored_image),
+    RaftMutant("a gap in the feed not seen", feed_gap_not_seen, 0),
+    RaftMutant("chunks of two snapshots joined", feed_chunks_of_two_snapshots_joined),
+)

@@ -1,0 +1,117 @@
+"""A member of the group whose state is a list of operations: what is under it as shipped, nothing above it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import Node, RaftCore, settings
+from sidecar.raft.probation import Probation
+from sidecar.raft.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
+from sidecar.raft.transport import SessionTransport
+from tests.simulation.raft.ghost import Violation
+
+
+class Around(Protocol):
+    """What a member needs of the net that it is in."""
+
+    members: tuple[str, ...]
+    folder: Path
+    majority: bool
+    compact_after: int
+    random: Random
+    ghost: dict[int, bytes]
+    seen: Counter[str]
+
+    @property
+    def now(self) -> float: ...
+
+
+@dataclass
+class Machine:
+    """The replicated state: the operations in order. ``ghost``: index -> operation, as any member has ever applied it."""
+
+    ghost: dict[int, bytes]
+    applied: list[tuple[int, str]] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    """The operations in ``applied``."""
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        """An entry takes one step."""
+        return True
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        """Apply one entry; a Violation stops the member, and with it the run."""
+        if self.ghost.setdefault(index, entry) != entry:
+            raise Violation(f"M5: index {index} holds {entry!r} here and {self.ghost[index]!r} elsewhere")
+        if self.applied and self.applied[-1][0] >= index:
+            raise Violation(f"M5: index {index} is applied after {self.applied[-1][0]}")
+        if entry.hex() in self.held:
+            raise Violation(f"applied twice: {entry!r} at {index}")
+        self.applied.append((index, entry.hex()))
+        self.held.add(entry.hex())
+        return b"%d" % index
+
+
+class Member:
+    """One member between two crashes."""
+
+    def __init__(self, run: Around, node_id: str) -> None:
+        self.run = run
+        self.node_id = node_id
+        folder = run.folder / node_id
+        folder.mkdir(exist_ok=True)
+        self.machine = Machine(run.ghost)
+        self.probation = Probation(folder, run.members, majority=run.majority, draw=lambda: run.random.getrandbits(63))
+        self.journal = GroupJournal(folder / "journal")
+        self.probation.opened(self.journal)
+        self.transport = SessionTransport(
+            node_id,
+            run.members,
+            clock=lambda: run.now,
+            draw=lambda: run.random.getrandbits(63),
+            stamp=lambda: round(run.now * 1e9),
+        )
+        conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
+        self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
+        self.transport.attach(self.core, self.probation)
+        self.probation.attach(self.core, tuple(self.transport.sessions.peers.values()))
+        self.transport.sessions.set_online(True)
+        self.barriers: list[tuple[int, bytes]] = []
+        """Those that this process has asked the leader for, each with the turn of its probation."""
+        self.inbox: list[tuple[str, bytes]] = []
+        self.answers: list[tuple[bytes, bytes | None, int]] = []
+
+    def _save(self, name: str, state: Any) -> None:
+        last, previous, nodes = state
+        image = json.dumps(self.machine.applied).encode()
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, tuple(n.id for n in nodes), image))
+        self.run.seen["snapshots taken"] += 1
+
+    def _load(self, name: str) -> Any:
+        snapshot = load_snapshot_file(Path(name))
+        self.machine.applied = [(index, op) for index, op in json.loads(snapshot.image)]
+        self.machine.held = {op for _, op in self.machine.applied}
+        trim_journal(self.journal, snapshot.previous, snapshot.last)
+        return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
+
+    def look(self) -> None:
+        """What ``RaftMember`` does after a tick that is flushed."""
+        self.probation.look()
+        for turn, barrier in self.barriers:
+            if barrier.hex() in self.machine.held:
+                self.probation.barrier_applied(turn)
+
+    def ask_for_barrier(self, barrier: bytes, leader: Member) -> None:
+        """As a start does, by way of the control subject."""
+        self.barriers.append((self.probation.turn, barrier))
+        leader.propose(barrier)
+
+    def propose(self, operation: bytes) -> None:
+        """Propose here; the answer counts only once the tick's flush is done."""
+        self.core.propose(operation, lambda answer, reason: self.answers.append((operation, answer, reason)))
