@@ -32,7 +32,7 @@ class Bus:
         return SimpleNamespace(data=self.answer)
 
 
-def testimony_about(**fields: int) -> bytes:
+def said_about(**fields: int) -> bytes:
     """That a leader serves; one about something else says nothing of who was accused."""
     about = {"stream": "orders", "streamUid": "uid-1", "partition": 2, "leaderEpoch": 7, **fields}
     question = replication_pb2.LeaderQuestion(**about)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def testimony_about(**fields: int) -> bytes:
     [
         (frames.encode(replication_pb2.LeaderTestimony(serves=True)), Said.SERVES),
         (frames.encode(replication_pb2.LeaderTestimony()), Said.DOES_NOT),
-        (testimony_about(partition=2), Said.SERVES), (testimony_about(partition=3), None), (testimony_about(leaderEpoch=6), None),
+        (said_about(partition=2), Said.SERVES), (said_about(partition=3), None), (said_about(leaderEpoch=6), None),
         (nats.errors.NoRespondersError(), Said.ABSENT),
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
     ],
