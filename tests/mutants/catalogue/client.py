@@ -12,7 +12,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/admin.py",
-        ("an answer to another request is taken", "if response.operationId != request.operationId:", "if not response.operationId:", "an operator is told of somebody else's request"),
+        ("an answer to another request is taken", "if response.operationId != operation_id:", "if not response.operationId:", "an operator is told of somebody else's request"),
         ("each attempt is a new operation", "        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)\n        payload = frames.sealed(request)\n", "        payload = frames.sealed(request)\n", "a request without an operation id is refused, or applied twice"),
         ("a fenced answer is any error", "    _Error.FENCED: FencedError,\n", "", "applications can't tell who is to blame"),
         ("replicas are partitions", "                partitions=partitions,\n                replicationFactor=replicas,", "                partitions=partitions,\n                replicationFactor=partitions,", "a stream has as many replicas as partitions"),
@@ -86,7 +86,7 @@ MUTANTS = [
         ("memory of decompressed batches has no bound", "if taken_bytes > MAX_DECOMPRESSED_BYTES and position > self.next_offset:", "if taken_bytes < 0:", "one answer decompresses to gigabytes"),
         ("HW falls with the answerer", "self.high_watermark = max(self.high_watermark, head.highWatermark)", "self.high_watermark = head.highWatermark", "a reader that changes nodes waits although records are committed"),
         ("nothing is an answer", "if position == self.next_offset and committed >= position and not self.done:", "if position == self.next_offset and committed > position + 1 and not self.done:", "a reader stands still at the last record"),
-        ("a stream made again is read on", "            if uid and head.streamUid != uid:\n", "            if uid and not head.streamUid:\n", "offsets of a deleted stream are read in the new one"),
+        ("a stream made again is read on", "head.error == _Error.OK and uid and head.streamUid != uid:", "head.error == _Error.OK and uid and not head.streamUid:", "offsets of a deleted stream are read in the new one"),
     ),
     *rows(
         "liftpy/client/publisher.py",
