@@ -13,7 +13,7 @@ import crc32c
 
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
-from liftpy.log import horizon, small_files
+from liftpy.log import horizon, promises, small_files
 from liftpy.service import snapshot as service_snapshot
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
@@ -131,6 +131,13 @@ def _mend_snapshot_file(data: bytes) -> bytes:
     return data[:8] + struct.pack("<I", crc32c.crc32c(data[12:])) + data[12:]
 
 
+def _mend_promises(data: bytes) -> bytes:
+    """One frame as long as the file."""
+    sized = struct.pack("<I", len(data) - 16) + data[16:]
+    return data[:8] + struct.pack("<I", crc32c.crc32c(sized)) + sized
+
+
+_PROMISES = promises.encode_promises({"orders/u1/0": 7, "orders/u1/1": 1 << 40}), promises.encode_promises({"orders/u1/0": 9})
 _INDEX = small_files.SegmentSummary(
     5, 9, 400, 1, 9, 4, ((1, 5), (2, 7)), (small_files.IndexEntry(5, 0, 1), small_files.IndexEntry(7, 200, 4))
 )
@@ -212,6 +219,15 @@ def decoders() -> list[Decoder]:
             lambda f: horizon.encode_horizon(f) if f else b"",
             _mend_tail,
             covers=("liftpy.log.horizon:decode_horizon",),
+        ),
+        Decoder(
+            "promises file",
+            [b"LFPJ\1\0\0\0" + b"".join(_PROMISES), b"LFPJ\1\0\0\0" + _PROMISES[0]],
+            promises.decode_promises,
+            s,
+            lambda f: b"LFPJ\1\0\0\0" + promises.encode_promises(f),
+            _mend_promises,
+            covers=("liftpy.log.promises:decode_promises", "liftpy.log.promises:_take"),
         ),
         Decoder(
             "service snapshot",

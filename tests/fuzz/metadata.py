@@ -156,7 +156,7 @@ def decoders() -> list[Decoder]:
             "metadata entries",
             _REQUESTS,
             _Applied(),
-            covers=("liftpy.cluster.fsm:ClusterFsm.apply", "liftpy.cluster.fsm:again"),
+            covers=("liftpy.cluster.fsm:ClusterFsm._applying", "liftpy.cluster.fsm:again"),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(
