@@ -32,6 +32,7 @@ from sidecar.bus.notify import Notifications, Requests
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiet import QuietAsker, QuietTalk
+from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import PartitionWorker
@@ -173,8 +174,9 @@ class WorkerNode:
         )
         tools: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus, reads=bus), intake=NodeIntake(),
-            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, inboxes=InboxRule(("_INBOX.",)),
+            links=SimpleNamespace(ingest=bus, replication=bus), intake=NodeIntake(),
+            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects,
+            reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
             counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
