@@ -6,7 +6,8 @@
 
 What is real: ``Replica``, ``Log`` with record batches, ``ClusterFsm`` with its sessions and election timers. What is simulated, and
 how it fails: ``network`` (delay, loss, duplicates, reordering across subjects, no responders, slow consumers, reconnects, cuts in one
-direction), ``disk`` (loss of the unflushed, errors, full, emptied, flipped bits), ``node`` (kill, power loss, pause, restart),
+direction or of one connection), ``disk`` (loss of the unflushed, errors, full, emptied, flipped bits), ``process`` (kill, power loss,
+pause, a host that sleeps, restart), ``clock`` (each machine's own rate),
 ``group`` (the metadata group as one log whose image reaches each node late). ``checkers`` holds one function per invariant, run after
 every step against ghost state that no node can see.
 """

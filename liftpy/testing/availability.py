@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from liftpy.invariants import check
+from liftpy.replica.data_path import INGEST, INGEST_GRACE_NS
 from liftpy.testing.clock import MS, S
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Availability:
         if acked != self._acked:
             self._acked, self._acked_ns = acked, now_ns
         quiet_s = (now_ns - max(self._changed_ns, self._acked_ns)) / S
-        if quiet_s >= WITHIN_S:
+        if quiet_s >= WITHIN_S + self._grace_s():
             majority = self._majority()
             check(
                 not majority, "L10", majority, "are whole, and nothing was acknowledged for", quiet_s, "s:", cluster.describe()
@@ -56,6 +57,10 @@ class Availability:
         if now_ns - self._changed_ns >= round(WITHIN_S * S):
             cluster.counters["lasting fault, acknowledged"] += bool(self._majority()) and bool(self._ill())
         cluster.clock.after(_EVERY_NS, self._look)
+
+    def _grace_s(self) -> float:
+        """A leader whose publishes alone are cut off waits for a while before it makes way."""
+        return INGEST_GRACE_NS / S if any(link == INGEST for _, link in self._cluster.network.links_down) else 0.0
 
     def _seen(self) -> object:
         """Everything that a fault changes."""
@@ -65,7 +70,7 @@ class Availability:
             (node.process and (node.process.incarnation, node.process.paused), node.disk.flush_ns, node.disk.doubtful)
             for node in cluster.nodes.values()
         ]
-        cut = [frozenset(held) for held in (network.down, network.cuts, network.slow, group.cut)]
+        cut = [frozenset(held) for held in (network.down, network.cuts, network.links_down, network.slow, group.cut)]
         return nodes, cut, group.available, cluster.candidates_fail, cluster.counters["fault transfer"], self._ill()
 
     def _ill(self) -> frozenset[str]:
@@ -76,7 +81,9 @@ class Availability:
         node = cluster.nodes[node_id]
         if node.process is None or node.process.paused or node.disk.flush_ns != cluster.plan.flush_ns:
             return False
-        cut = node_id in cluster.network.down or node_id in cluster.network.slow or node_id in cluster.group.cut
+        network = cluster.network
+        cut = node_id in network.down or node_id in network.slow or node_id in cluster.group.cut
+        cut = cut or any(node == node_id for node, _ in network.links_down)
         return not cut and not node.lost_data and not any(r.failed for r in node.process.replicas.values())
 
     def _may_lead(self) -> frozenset[str]:

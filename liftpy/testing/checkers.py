@@ -18,7 +18,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish
+from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire.batch import parse_header, split_batches
 
@@ -61,9 +61,8 @@ class Checkers:
         if log.log_start_offset > ghost.log_start_offset:  # retention was stored, and the process died before it could say so
             check(log.log_start_offset <= ghost.high_watermark + 1, "D26", where, log.log_start_offset)
             ghost.log_start_offset = log.log_start_offset
-        base = old.base_chain if log.log_start_offset == old.log_start_offset else None
-        if log.log_start_offset == 0:
-            base = 0
+        known = old.base_chain if log.log_start_offset == old.log_start_offset else None
+        base = ghost.chain_below(log.log_start_offset) if known is None else known
         shadow = Shadow(log_start_offset=log.log_start_offset, base_chain=base)
         ghost.shadows[replica.node_id] = shadow
         self._push_all(replica, log.log_start_offset, where)
@@ -102,7 +101,7 @@ class Checkers:
             if still_needed and not self.lost_by_command(replica.key):
                 check(ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
         if afresh:
-            shadow.log_start_offset, shadow.base_chain = log.log_start_offset, None
+            shadow.log_start_offset, shadow.base_chain = log.log_start_offset, ghost.chain_below(log.log_start_offset)
             check(log.log_start_offset <= ghost.log_start_offset, "D26", where, "starts afresh at", log.log_start_offset)
         shadow.durable_end_offset = log.log_end_offset
 
@@ -178,7 +177,7 @@ class Checkers:
 
     def _positions_are_true(self, replica: SimReplica, where: str) -> None:
         """The leader's view of a follower is nothing that this process of the follower has not flushed [D18, C12]."""
-        for follower in replica.replica.snapshot(self.cluster.clock.now_ns).followers:
+        for follower in replica.replica.snapshot(replica.now_ns()).followers:
             node = self.cluster.nodes[follower.replica]
             process = node.process
             current = process is not None and process.incarnation == replica.replica.live_incarnation(follower.replica)
@@ -194,7 +193,7 @@ class Checkers:
     def _leader_speaks(self, replica: SimReplica, where: str) -> None:
         """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
         unseen = self.lost_by_command(replica.key) or replica.process.node.went_back
-        if unseen or not replica.replica.may_answer_latest(self.cluster.clock.now_ns):
+        if unseen or not replica.replica.may_answer_latest(replica.now_ns()):
             return
         ghost = self.ghost(replica.key)
         check(replica.log.high_watermark >= ghost.latest, "R4", where, "latest", replica.log.high_watermark, ghost.latest)
@@ -272,8 +271,9 @@ class Checkers:
         self._may_speak(replica, where)
         shadow, seen = self.shadow(replica), set[int]()
         for message_id, offset in acked:
-            index = bisect_left(shadow.lasts, offset)
-            last_offset = shadow.lasts[index] if index < len(shadow.lasts) else -1
+            lasts = shadow.lasts if offset >= shadow.log_start_offset else ghost.lasts  # it may have expired by now
+            index = bisect_left(lasts, offset)
+            last_offset = lasts[index] if index < len(lasts) else -1
             base, ids = ghost.spans.get((effect.leader_epoch, last_offset), (0, ()))
             held = ids[offset - base] if 0 <= offset - base < len(ids) else -1
             check(held == message_id, "A1", where, "acknowledges", message_id, "at", offset, "where is", held)
@@ -397,6 +397,32 @@ class Checkers:
         """Whether the disk of a node holds everything committed."""
         return self._holds_committed(self.ghost(key), node_id)
 
+    def others_hold_all(self, node_id: str) -> bool:
+        """Whether everything committed is on a disk that counts, without the disk of this node."""
+        return all(
+            node_id not in partition.replicas or self._others_hold(stream.key(partition.partition), node_id)
+            for stream in self.cluster.group.image.streams.values()
+            for partition in stream.partitions
+        )
+
+    def is_the_last(self, node_id: str) -> bool:
+        """Whether this node holds everything committed of some partition, and nobody else that counts does; then it may be gone for
+        good from now on: a fault is about to take it away."""
+        found = False
+        for key, ghost in self.ghosts.items():
+            holds = node_id in self._truth(key).replicas and self.holds_committed(key, node_id)
+            if holds and ghost.high_watermark >= 0 and not self._others_hold(key, node_id):
+                ghost.may_be_gone = found = True
+        return found
+
+    def _others_hold(self, key: PartitionKey, node_id: str) -> bool:
+        truth, ghost = self._truth(key), self.ghost(key)
+        others = (member for member in truth.isr if member != node_id and member not in truth.incomplete)
+        return any(
+            not self.cluster.nodes[member].lost_data and member in ghost.shadows and self._holds_committed(ghost, member)
+            for member in others
+        )
+
     @staticmethod
     def _holds_committed(ghost: PartitionGhost, node_id: str) -> bool:
         shadow = ghost.shadows.get(node_id, Shadow())
@@ -412,7 +438,7 @@ class Checkers:
             if self._truth(key).unclean_elected or ghost.high_watermark < 0:
                 continue
             holders = [n for n, s in ghost.shadows.items() if ghost.holds_committed(s, s.durable_end_offset)]
-            check(bool(holders), "D24", key, "HW", ghost.high_watermark, "is held by nobody")
+            check(bool(holders) or ghost.may_be_gone, "D24", key, "HW", ghost.high_watermark, "is held by nobody")
             leader = self._acting_leader(key, self._truth(key).leader_epoch)
             if leader is None:
                 continue
@@ -427,3 +453,18 @@ class Checkers:
                         "is not on",
                         leader.node_id,
                     )
+            if leader.log.config.compaction:
+                self._compaction_kept_the_newest(leader, ghost)
+
+    def _compaction_kept_the_newest(self, replica: SimReplica, ghost: PartitionGhost) -> None:
+        """Of every key the newest committed record is there, and records keep their order [D5]."""
+        newest: dict[int, tuple[int, int]] = {}
+        for last_offset in ghost.lasts:
+            base, ids = ghost.spans[ghost.committed[last_offset]]
+            newest |= {message_id % KEYS: (base + place, message_id) for place, message_id in enumerate(ids)}
+        log = replica.log
+        data = b"".join(log.read(log.log_start_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
+        held = [int(value or b"") for batch in split_batches(data) for value in batch.values() if batch.header.record_count]
+        for offset, message_id in newest.values():
+            kept = message_id in held or offset < log.log_start_offset
+            check(kept, "D5", self._where(replica), "compaction has dropped the newest", message_id, "at", offset)

@@ -23,9 +23,10 @@ from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.disk import Disk
-from liftpy.testing.faults import Nemesis, Plan
+from liftpy.testing.faults import Nemesis
 from liftpy.testing.group import SimGroup
 from liftpy.testing.network import NO_RESPONDERS, Network
+from liftpy.testing.plan import Plan
 from liftpy.testing.process import SimNode
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
@@ -33,10 +34,12 @@ from liftpy.wire._pb import cluster_pb2 as pb
 
 STREAM = "orders"
 _USUAL_PAYLOAD_BYTES = 1 << 20
+_SMALL_SEGMENTS_BYTES = 4096
+"""Of the streams that expire or are compacted: only sealed segments do, or are."""
 
 
 class Cluster:
-    """One simulated cluster with one stream of one partition."""
+    """One simulated cluster: the stream ``STREAM``, and those that the plan has beside it."""
 
     def __init__(self, plan: Plan, trace: Trace | None = None, make_disk: Callable[[str], Disk] = Disk) -> None:
         self.plan = plan
@@ -44,6 +47,10 @@ class Cluster:
         self.seed = plan.seed
         self.config = plan.config
         self.stream_config = replace(plan.stream_config, commit_policy=plan.policy, min_isr=plan.min_isr)
+        self.stream_configs = {STREAM: self.stream_config}
+        for other in plan.streams:
+            own = replace(self.stream_config, compaction=other.compaction, retention_age_s=other.retention_age_s)
+            self.stream_configs[other.name] = replace(own, segment_bytes=_SMALL_SEGMENTS_BYTES)
         self.min_isr = plan.min_isr
         self.commit_by_quorum = plan.policy is CommitPolicy.QUORUM
         self.trace = trace
@@ -124,30 +131,44 @@ class Cluster:
         for node in self.nodes.values():
             node.start()
         self.wait_for(lambda: len(self.group.image.nodes) == len(self.nodes) and self._all_registered(), 30)
+        self.wait_for(lambda: len(self.group.image.live_nodes()) == len(self.nodes), 30)
+        self._create(STREAM, self.plan.partitions)
+        for stream in self.plan.streams:
+            self._create(stream.name, stream.partitions)
+        self.wait_for(lambda: all(self.leader(key) is not None for key in self.keys), 30)
+        return self.key
+
+    def _create(self, name: str, partitions: int) -> None:
         request = pb.CreateStream(
-            name=STREAM, subject="shop.orders", partitions=1, replicationFactor=self.plan.replication_factor,
+            name=name, subject=f"shop.{name}", partitions=partitions, replicationFactor=self.plan.replication_factor,
             config=pb.StreamConfig(minIsr=self.plan.min_isr, commitPolicy=self.plan.policy.value),
         )  # fmt: skip
-        self.wait_for(lambda: len(self.group.image.live_nodes()) == len(self.nodes), 30)
         response = self.group.apply(pb.ControlRequest(createStream=request))
         check(response.error == pb.ControlResponse.OK, "C3", response.detail)
-        self.network.once.add(f"{STREAM}.0")
-        self.wait_for(lambda: self.leader() is not None, 30)
-        return self.key
+        self.network.once.update(f"{name}.{number}" for number in range(partitions))
 
     def _all_registered(self) -> bool:
         return all(node.process is not None and node.process.incarnation for node in self.nodes.values())
 
     @property
     def key(self) -> PartitionKey:
-        """Of the stream's one partition."""
+        """Of the first stream's first partition."""
         return self.group.image.streams[STREAM].key(0)
 
+    @property
+    def keys(self) -> list[PartitionKey]:
+        """Of all partitions."""
+        streams = self.group.image.streams.values()
+        return [stream.key(partition.partition) for stream in streams for partition in stream.partitions]
+
     def start_clients(self) -> None:
-        """Publishers and a reader, as the plan says."""
-        for number in range(self.plan.publisher_count):
-            self.publishers.append(SimPublisher(self, f"p{number}", f"{STREAM}.0", self.plan.publish_interval_ns))
-        self.readers.append(SimReader(self, "r0", self.key, 80 * MS))
+        """Publishers and a reader for each partition, as the plan says; all together publish as often as one partition's would."""
+        keys = self.keys
+        for place, key in enumerate(keys):
+            for number in range(self.plan.publisher_count):
+                name = f"p{number}" if not place else f"p{number}.{place}"
+                self.publishers.append(SimPublisher(self, name, self.plan.publish_interval_ns * len(keys), key))
+            self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
 
     def crash(self, node_id: str, *, power: bool) -> None:
         """The process is gone at once; with ``power``, what was not flushed too."""
@@ -163,15 +184,16 @@ class Cluster:
             self.crash(node_id, power=False)
             self.nodes[node_id].start()
 
-    def replica(self, node_id: str) -> SimReplica | None:
-        """The running replica of a node."""
+    def replica(self, node_id: str, key: PartitionKey | None = None) -> SimReplica | None:
+        """The running replica of a node; ``key`` None: of the first partition."""
         process = self.nodes[node_id].process
-        return process.replicas.get(self.key) if process is not None else None
+        return process.replicas.get(key or self.key) if process is not None else None
 
-    def leader(self) -> SimReplica | None:
-        """The replica that leads and is open, as the metadata says."""
-        partition = self.group.partition(STREAM, 0)
-        replica = self.replica(partition.leader) if partition.leader else None
+    def leader(self, key: PartitionKey | None = None) -> SimReplica | None:
+        """The replica that leads and is open, as the metadata says; ``key`` None: of the first partition."""
+        key = key or self.key
+        partition = self.group.partition(key.stream, key.partition)
+        replica = self.replica(partition.leader, key) if partition.leader else None
         if replica is None or replica.failed or replica.replica.phase != Leading.READY:
             return None
         return replica if replica.replica.leader_epoch == partition.leader_epoch else None
@@ -205,7 +227,7 @@ class Cluster:
         """No more faults: every node runs, every path is open."""
         network, group = self.network, self.group
         network.noise.calm()
-        for held in (network.down, network.cuts, network.slow, group.cut):
+        for held in (network.down, network.cuts, network.links_down, network.slow, group.cut):
             held.clear()
         group.loss, group.slow_ns, self.candidates_fail = 0.0, 5 * MS, False
         group.set_available(True)
@@ -225,8 +247,10 @@ class Cluster:
         """L1-L5, L8 and the final looks at the data."""
         for node_id in self.nodes:
             self.restart_if_failed(node_id)
-        leader_s = self.wait_for(lambda: self.leader() is not None or self.waits_for_the_operator(), 8, "L1")
-        if self.leader() is None:
+        leader_s = self.wait_for(
+            lambda: all(self.leader(key) or self.waits_for_the_operator(key) for key in self.keys), 8, "L1"
+        )
+        if any(self.leader(key) is None for key in self.keys):
             self.counters["ends Offline, waiting for the operator"] += 1
             self.checkers.nothing_is_lost()
             return
@@ -237,7 +261,12 @@ class Cluster:
         self.wait_for(self._isr_is_whole, whole_s, "L2")
         changes = self.checkers.isr_changes
         self.run_for(5)
-        check(self.checkers.isr_changes - changes <= 2, "L8", "the ISR flaps", self.checkers.isr_changes - changes)
+        check(
+            self.checkers.isr_changes - changes <= 2 * len(self.keys),
+            "L8",
+            "the ISR flaps",
+            self.checkers.isr_changes - changes,
+        )
         for publisher in self.publishers:
             publisher.stopped = True
         self.run_for(PUBLISH_TIMEOUT_NS / S + 0.1)
@@ -248,10 +277,10 @@ class Cluster:
         self.wait_for(self._readers_are_at_the_end, 10, "L3")
         self.checkers.nothing_is_lost()
 
-    def waits_for_the_operator(self) -> bool:
+    def waits_for_the_operator(self, key: PartitionKey) -> bool:
         """Nobody may lead without a command: everyone may have lost data [C10], or too many for a quorum's election."""
-        stream = self.group.image.streams[STREAM]
-        partition = stream.partitions[0]
+        stream = self.group.image.streams[key.stream]
+        partition = stream.partitions[key.partition]
         able = stream.may_lead(partition)
         enough = (
             2 * len(able) > len(partition.replicas) or partition.last_leader in able if self.commit_by_quorum else bool(able)
@@ -259,34 +288,39 @@ class Cluster:
         return partition.status is not PartitionStatus.ONLINE and not enough
 
     def _isr_is_whole(self) -> bool:
-        partition = self.group.partition(STREAM, 0)
-        return self.leader() is not None and set(partition.isr) == set(partition.replicas)
+        partitions = [(key, self.group.partition(key.stream, key.partition)) for key in self.keys]
+        return all(self.leader(key) is not None and set(found.isr) == set(found.replicas) for key, found in partitions)
 
     def _all_is_committed(self) -> bool:
-        leader = self.leader()
+        return all(self._is_committed(key) for key in self.keys)
+
+    def _is_committed(self, key: PartitionKey) -> bool:
+        leader = self.leader(key)
         if leader is None:
             return False
-        replicas = [self.replica(node_id) for node_id in leader.replica.state.replicas]
+        replicas = [self.replica(node_id, key) for node_id in leader.replica.state.replicas]
         return all(r is not None and r.log.high_watermark == r.log.newest_offset == leader.log.newest_offset for r in replicas)
 
     def _readers_are_at_the_end(self) -> bool:
-        leader = self.leader()
-        return leader is not None and all(r.next_offset > leader.log.high_watermark for r in self.readers)
+        leaders = [(reader, self.leader(reader.key)) for reader in self.readers]
+        return all(leader is not None and reader.next_offset > leader.log.high_watermark for reader, leader in leaders)
 
     def describe(self) -> str:
         """One line per node, for people."""
-        lines = []
-        if STREAM in self.group.image.streams:
-            p = self.group.partition(STREAM, 0)
-            lines.append(f"metadata: {p.status.name} leader={p.leader or p.candidate} e{p.leader_epoch} E{p.epoch} isr={p.isr}")
-            for node_id in sorted(self.nodes):
-                r = self.replica(node_id)
-                if r is None:
-                    lines.append(f"{node_id}: down or not hosting")
-                    continue
-                core, log = r.replica, r.log
-                lines.append(
-                    f"{node_id}: {core.role} {core.phase} e{core.leader_epoch} start={log.log_start_offset} end={log.log_end_offset}"
-                    f" flushed={log.flushed_end_offset} hw={log.high_watermark} {r.failed}"
-                )
-        return "\n".join(lines)
+        return "\n".join(line for key in self.keys for line in self._describe(key))
+
+    def _describe(self, key: PartitionKey) -> list[str]:
+        p = self.group.partition(key.stream, key.partition)
+        who = p.leader or p.candidate
+        lines = [f"metadata: {key}: {p.status.name} leader={who} e{p.leader_epoch} E{p.epoch} isr={p.isr}"]
+        for node_id in sorted(self.nodes):
+            r = self.replica(node_id, key)
+            if r is None:
+                lines.append(f"{node_id}: down or not hosting")
+                continue
+            core, log = r.replica, r.log
+            lines.append(
+                f"{node_id}: {core.role} {core.phase} e{core.leader_epoch} start={log.log_start_offset} end={log.log_end_offset}"
+                f" flushed={log.flushed_end_offset} hw={log.high_watermark} {r.failed}"
+            )
+        return lines

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from liftpy.cluster.starts import FolderStarts
 from liftpy.errors import StorageError
 from liftpy.log.memory import MemoryStorage
+from liftpy.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.testing.clock import MS
-from liftpy.wire.batch import SIGNATURE, SIGNATURE_POSITION
+from liftpy.wire.batch import HEADER_SIZE_BYTES, SIGNATURE, SIGNATURE_POSITION, parse_header
 
 Keep = Callable[[str, int, int], int]
 """(file name, bytes that are synced, bytes that are written) -> bytes that a power cut leaves."""
@@ -112,6 +113,25 @@ class Disk:
         if end == 0:
             return False
         data[self._rng.randrange(end)] ^= 1 << self._rng.randrange(8)
+        return True
+
+    def flip_newest(self, name: str) -> bool:
+        """One bit of a partition's last batch, behind its signature, changes; if the stored HW says that it was whole."""
+        storage = self.folders.get(name)
+        logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []
+        checkpoint = decode_checkpoint(storage.load(CHECKPOINT_NAME)) if storage else None
+        if storage is None or not logs or checkpoint is None:
+            return False
+        data = storage.files[logs[-1]].data
+        position = data.rfind(SIGNATURE) - SIGNATURE_POSITION
+        if position < 0 or len(data) - position < HEADER_SIZE_BYTES:
+            return False
+        header = parse_header(memoryview(bytes(data)), position)
+        if position + header.size_bytes > len(data) or header.last_offset > checkpoint.high_watermark:
+            return False
+        data[position + self._rng.randrange(SIGNATURE_POSITION + len(SIGNATURE), header.size_bytes)] ^= (
+            1 << self._rng.randrange(8)
+        )
         return True
 
     def set_capacity(self, free_bytes: int | None) -> None:

@@ -92,6 +92,8 @@ class PartitionGhost:
     """The highest offset that was answered as latest."""
     log_start_offset: int = 0
     """The highest log start of any replica: below it records may be gone."""
+    may_be_gone: bool = False
+    """A fault has struck the last disk that held everything: what is not found any more is lost by it, and by nobody's mistake."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
     """By node."""
     newest_ids: dict[str, int] = field(default_factory=dict)
@@ -128,6 +130,11 @@ class PartitionGhost:
             shadow.lasts.append(last)
             shadow.chains.append(self.chains[epoch, last][0])
             shadow.epochs.append(epoch)
+
+    def chain_below(self, offset: int) -> int | None:
+        """The digest of everything before ``offset`` in the one true log; None where no committed batch ends there."""
+        key = self.committed.get(offset - 1)
+        return 0 if not offset else None if key is None else self.chains[key][0]
 
     def commit(self, shadow: Shadow, low: int, high: int, where: str) -> list[Key]:
         """A replica takes (low, high] for committed: it must be the one true log [D1, D4, R3]. Returns what is new."""

@@ -13,6 +13,8 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.pieces import NOTHING, Held, Piece
 
+KEYS = 4
+"""On a compacted stream the key of a message is its id modulo this."""
 Message = tuple[bytes, bytes, bytes]
 """(reply subject or b"", payload, header block or b"") as an application publishes it."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.testing.clock import MS, Clock
 
 Reply = Callable[[Any], None]
@@ -59,6 +60,24 @@ class _Subscription:
             self.handler(message, reply)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Of one message: from whom to whom, on what, and over which of a node's connections."""
+
+    sender: str
+    receiver: str
+    subject: str
+    link: str
+
+
+def link_of(subject: str) -> str:
+    """Which of a node's connections carries a subject: publishes and acks, reads and their answers, all between nodes."""
+    if ".read." in subject:
+        return "reads"
+    stream, _, number = subject.partition(".")
+    return INGEST if number.isdigit() and stream else REPLICATION
+
+
 class Network:
     """All connections. ``alive(node)`` says whether a node's process can receive at all (it queues while paused)."""
 
@@ -71,6 +90,8 @@ class Network:
         """Nodes that are cut off from NATS."""
         self.cuts: set[tuple[str, str]] = set()
         """(from, to): nothing passes in this direction."""
+        self.links_down: set[tuple[str, str]] = set()
+        """(node, connection): one of a node's separate connections is gone, the others go on."""
         self.slow: set[str] = set()
         """Nodes whose subscriptions drop what arrives."""
         self.once: set[str] = set()
@@ -117,14 +138,17 @@ class Network:
         """``on_reply`` gets each answer (several are possible), or NO_RESPONDERS; time-outs are the caller's."""
 
         def reply_to(responder: str) -> Reply:
-            return lambda answer: self._transmit(responder, sender, "_INBOX", answer, lambda: on_reply(answer))
+            way = _Way(responder, sender, "_INBOX", link)
+            return lambda answer: self._transmit(way, answer, lambda: on_reply(answer))
 
+        link = link_of(subject)
         if not self._send(sender, subject, message, reply_to) and sender not in self.down:
             self.counters["no responders"] += 1
-            self._transmit(sender, sender, "_INBOX", NO_RESPONDERS, lambda: on_reply(NO_RESPONDERS))
+            self._transmit(_Way(sender, sender, "_INBOX", link), NO_RESPONDERS, lambda: on_reply(NO_RESPONDERS))
 
     def _send(self, sender: str, subject: str, message: Any, reply_to: Callable[[str], Reply]) -> int:
-        if sender in self.down:
+        link = link_of(subject)
+        if sender in self.down or (sender, link) in self.links_down:
             self.counters["sent while cut off"] += 1
             return 0
         now_ns, count = self.clock.now_ns, 0
@@ -134,14 +158,15 @@ class Network:
             count += 1
             node, handler = subscription.node, subscription.handle
             arrive = lambda n=node, h=handler: h(message, reply_to(n))  # noqa: E731
-            self._transmit(sender, node, subject, message, arrive)
+            self._transmit(_Way(sender, node, subject, link), message, arrive)
         return count
 
-    def _transmit(self, sender: str, receiver: str, subject: str, message: Any, arrive: Callable[[], None]) -> None:
+    def _transmit(self, way: _Way, message: Any, arrive: Callable[[], None]) -> None:
+        sender, receiver = way.sender, way.receiver
         rng, noise = self._rng(sender, receiver), self.noise
         if self.gate is not None:
             generation = self._generation[receiver]
-            if self.gate(sender, receiver, message, lambda: self._arrive(sender, receiver, generation, arrive)):
+            if self.gate(sender, receiver, message, lambda: self._arrive(way, generation, arrive)):
                 return
         if noise.loss and rng.random() < noise.loss:
             self.counters["lost"] += 1
@@ -150,18 +175,21 @@ class Network:
         if noise.spike and rng.random() < noise.spike:
             self.counters["delayed"] += 1
             delay_ns += int(rng.random() * noise.spike_ns)
-        path = (sender, subject, receiver)
+        path = (sender, way.subject, receiver)
         at_ns = max(self.clock.now_ns + delay_ns, self._last_ns.get(path, 0))
         self._last_ns[path] = at_ns
         generation = self._generation[receiver]
-        self.clock.at(at_ns, lambda: self._arrive(sender, receiver, generation, arrive))
-        if noise.duplicate and subject not in self.once and rng.random() < noise.duplicate:
+        self.clock.at(at_ns, lambda: self._arrive(way, generation, arrive))
+        if noise.duplicate and way.subject not in self.once and rng.random() < noise.duplicate:
             self.counters["duplicated"] += 1
             again_ns = at_ns + int(rng.random() * noise.spike_ns)
-            self.clock.at(again_ns, lambda: self._arrive(sender, receiver, generation, arrive))
+            self.clock.at(again_ns, lambda: self._arrive(way, generation, arrive))
 
-    def _arrive(self, sender: str, receiver: str, generation: int, arrive: Callable[[], None]) -> None:
-        if sender in self.down or receiver in self.down or (sender, receiver) in self.cuts:
+    def _arrive(self, way: _Way, generation: int, arrive: Callable[[], None]) -> None:
+        sender, receiver = way.sender, way.receiver
+        if (sender, way.link) in self.links_down or (receiver, way.link) in self.links_down:
+            self.counters["cut with a connection"] += 1
+        elif sender in self.down or receiver in self.down or (sender, receiver) in self.cuts:
             self.counters["cut"] += 1
         elif generation != self._generation[receiver]:
             self.counters["lost with a connection"] += 1

@@ -25,9 +25,10 @@ from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionState
 from liftpy.replica import events as ev
+from liftpy.replica.data_path import INGEST, REPLICATION, DataPath
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.quiet import Ended, QuietFetches, WaitQuestion
-from liftpy.testing.clock import MS, S
+from liftpy.testing.clock import MS, MachineClock, S, SimTimer
 from liftpy.testing.disk import Disk, DiskCopy
 from liftpy.testing.messages import QuietQuestion
 from liftpy.testing.network import NO_RESPONDERS
@@ -58,6 +59,7 @@ class SimNode:
         self.node_id = node_id
         self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{node_id}/disk")
         self.wall_offset_ns = 0
+        self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(node_id, 0))
         self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
         """Its fetches take a second answer; the others are of the published protocol, and woken up."""
         self.process: Process | None = None
@@ -65,6 +67,8 @@ class SimNode:
         """Of its disk, to be put back by a fault."""
         self.lost_data = False
         """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
+        self.flipped = False
+        """A bit has flipped under the process that runs: it may not have met it yet."""
         self.went_back = False
         """Its logs went back in time and its registration does not show it: nobody may take it for complete until it is again."""
 
@@ -108,6 +112,12 @@ class Process:
         """Its disk was not the one that its predecessor wrote to."""
         self.dead = False
         self.paused = False
+        self._suspended_ns: int | None = None
+        """Since when its host has been suspended, true time."""
+        self._slept_ns = 0
+        """For how long it has been, all in all: the event loop's timers come so much later."""
+        self._asleep: list[Callable[[], None]] = []
+        """Timers that would have fired while it was."""
         self._repairs = False
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
@@ -116,8 +126,10 @@ class Process:
         self.quiet = QuietFetches(self.cluster.config)
         self.confirmed: set[int] = set()
         """Indexes of the quiet fetches of the question under way."""
+        self._data_path = DataPath()
         self._data_path_is_up = True
         self.promises = PromiseJournal(self.disk.promises)
+        self._links_up = {REPLICATION: True, INGEST: True}
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._heartbeats = AnsweredHeartbeats()
@@ -132,15 +144,53 @@ class Process:
         else:
             callback()
 
+    def suspend(self) -> None:
+        """The host sleeps. Its clock goes on, and so do leases; the event loop's timers wait for as long as it sleeps."""
+        self.paused, self._suspended_ns = True, self.cluster.clock.now_ns
+
     def resume(self, timers_first: bool) -> None:
         """The pause is over: everything that waited comes at once."""
         self.paused = False
+        if self._suspended_ns is not None:
+            self._slept_ns += self.cluster.clock.now_ns - self._suspended_ns
+            self._suspended_ns = None
+            asleep, self._asleep = self._asleep, []
+            for fire in asleep:
+                fire()
         backlog, self._backlog = self._backlog, []
         for _, callback in sorted(backlog, key=lambda entry: entry[0] is not timers_first):
             self.run(callback)
 
+    def now_ns(self) -> int:
+        """Monotonic, on this machine's clock."""
+        return self.node.clock.now_ns()
+
+    def at(self, at_ns: int, callback: Callable[[], None]) -> SimTimer:
+        """A timer of the event loop, set for ``at_ns`` on this machine's clock; late by as long as the host sleeps meanwhile."""
+        timer, slept_ns = SimTimer(callback), self._slept_ns
+        due_ns = max(self.node.clock.true_ns(at_ns), self.cluster.clock.now_ns)
+
+        def fire() -> None:
+            late_ns = due_ns + self._slept_ns - slept_ns
+            if self.dead or timer.callback is None:
+                return
+            if self._suspended_ns is not None:
+                self._asleep.append(fire)
+            elif self.cluster.clock.now_ns < late_ns:
+                self.cluster.clock.at(late_ns, fire)
+            else:
+                self.run(callback, timer=True)
+
+        self.cluster.clock.at(due_ns, fire)
+        return timer
+
     def _later(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        self.cluster.clock.after(delay_ns, lambda: self.run(callback, timer=True))
+        self.at(self.now_ns() + delay_ns, callback)
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether every log that it has opened has its replica."""
+        return bool(self.incarnation) and not self._logs
 
     def repair(self) -> None:
         """A log is damaged: the process ends in a moment, and comes back to recover it."""
@@ -154,6 +204,9 @@ class Process:
     def start(self) -> None:
         """Open the logs, see what they lost, register."""
         disk = self.disk
+        if self.node.flipped:  # what it held is found out to be damaged only now, whoever held it when the bit flipped
+            self.cluster.checkers.is_the_last(self.node_id)
+            self.node.flipped = False
         disk.starts = disk.starts.next(self.cluster.draw_nonce())
         for name in sorted(self.disk.folders):
             try:
@@ -187,7 +240,7 @@ class Process:
         if self.incarnation or response is None or response.error != pb.ControlResponse.OK:
             return
         self.incarnation = self.disk.incarnation = response.node.incarnation
-        self.lost_data, self.node.lost_data = self.node.lost_data, False
+        self.lost_data, self.node.lost_data = self.node.lost_data, self.node.flipped
         self.disk.starts = self.disk.starts.taken()
         self.disk.clean_stop = self.disk.doubtful = False
         stale = self.cluster.stale_image(response.index)
@@ -200,11 +253,13 @@ class Process:
         self.cluster.network.subscribe(self.node_id, f"quiet.{self.node_id}", self._asked_for_quiet_fetches)
         self._heartbeat()
         self._checkpoint()
+        if self.cluster.plan.housekeeping_ns:
+            self._later(self.cluster.plan.housekeeping_ns, self._keep_house)
         self._ask_for_quiet_fetches()
 
     # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
     def _ask_for_quiet_fetches(self) -> None:
-        questions, ended = self.quiet.due(self.cluster.clock.now_ns)
+        questions, ended = self.quiet.due(self.now_ns())
         for each in ended:
             self.cluster.counters["quiet fetches: silence"] += 1
             self._end_quiet(each)
@@ -244,7 +299,7 @@ class Process:
 
     def _questioned(self, question: accusations.LeaderQuestion, reply: Callable[[Said], None]) -> None:
         replica = self.replicas.get(question.key)
-        serves = replica is not None and replica.replica.serves(question.leader_epoch, self.cluster.clock.now_ns)
+        serves = replica is not None and replica.replica.serves(question.leader_epoch, self.now_ns())
         reply(Said.SERVES if serves else Said.DOES_NOT)
 
     # ---- the image and the lease ---------------------------------------------------------------------------------------
@@ -300,19 +355,28 @@ class Process:
     def _opened(self, name: str) -> tuple[Log, OpenReport]:
         """Open one log; a disk that refuses is tried again, as a process that is restarted does."""
         self.disk.fail_syncs = 0
-        return Log.open(self.disk.folder(name), self.cluster.stream_config, promised_epoch=self.promises.epoch_of(name))
+        config = self.cluster.stream_configs[name.split("-")[0]]
+        return Log.open(self.disk.folder(name), config, promised_epoch=self.promises.epoch_of(name))
 
     def _data_path_looked_at(self) -> None:
-        """The client library tells at once when its connection is lost; a turn of heartbeats later is as good."""
-        is_up = self.node_id not in self.cluster.network.down
-        if is_up != self._data_path_is_up and not self.dead:
+        """The client library tells at once when a connection is lost; a turn of heartbeats later is as good."""
+        network, now_ns = self.cluster.network, self.now_ns()
+        for link in (REPLICATION, INGEST):
+            is_up = self.node_id not in network.down and (self.node_id, link) not in network.links_down
+            if is_up is not self._links_up[link]:
+                self._links_up[link] = is_up
+                self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
+        self._data_path_changed(self._data_path.due(now_ns))
+
+    def _data_path_changed(self, is_up: bool | None) -> None:
+        if is_up is not None and not self.dead:
             self._data_path_is_up = is_up
             for replica in self.replicas.values():
                 replica.feed(ev.DataPathChanged(is_up))
 
     def _heartbeat(self) -> None:
         self._data_path_looked_at()
-        sent_ns = self.cluster.clock.now_ns
+        sent_ns = self.now_ns()
         self.cluster.group.heartbeat(
             self.node_id, self.incarnation, self.image.index,
             lambda granted, index: self.run(lambda: self._heard(granted, index, sent_ns)),
@@ -332,6 +396,13 @@ class Process:
         for replica in self.replicas.values():
             replica.checkpoint()
         self._later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
+
+    def _keep_house(self) -> None:
+        wall_ns = self.now_ns() + self.node.wall_offset_ns
+        for replica in self.replicas.values():
+            replica.apply_retention(wall_ns)
+            replica.begin_compaction(wall_ns)
+        self._later(self.cluster.plan.housekeeping_ns, self._keep_house)
 
     # ---- proposals -------------------------------------------------------------------------------------------------------
     def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:

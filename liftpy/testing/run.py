@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from liftpy.errors import InvariantError
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.disk import Disk
-from liftpy.testing.faults import Fault, Plan, draw_plan
+from liftpy.testing.plan import Fault, Plan, draw_plan
 from liftpy.testing.trace import Trace
 
 

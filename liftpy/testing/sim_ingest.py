@@ -45,13 +45,13 @@ class SimIngest:
             replica.feed,
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
-            may_refuse=lambda: replica.replica.may_refuse_publishers(self._cluster.clock.now_ns),
+            may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )
 
     def _wall_ns(self) -> int:
-        return self._cluster.clock.now_ns + self._replica.process.node.wall_offset_ns
+        return self._replica.now_ns() + self._replica.process.node.wall_offset_ns
 
     def _dropped(self, reason: str, count: int) -> None:
         self._cluster.counters[f"messages dropped: {reason.upper()}"] += count

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.compaction import Compaction
 from liftpy.log.flush import Flush
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _OVERHEAD_BYTES = 64
 """Of a message that carries batches."""
 _REPLAY_NS = 3 * MS
+_DIRTY_RATIO = 0.5
 
 
 class SimReplica:
@@ -111,7 +113,7 @@ class SimReplica:
 
     def _step(self, event: ev.Event) -> None:
         cluster = self.cluster
-        effects = self.replica.step(event, cluster.clock.now_ns)
+        effects = self.replica.step(event, self.now_ns())
         if cluster.trace is not None:
             cluster.trace.step(self, event, effects)
         checkers = cluster.checkers
@@ -124,7 +126,7 @@ class SimReplica:
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
         """In this process, when it runs."""
-        return self.cluster.clock.after(delay_ns, lambda: self.process.run(callback))
+        return self.process.at(self.now_ns() + delay_ns, callback)
 
     def _keep(self, what: Any) -> int:
         token = self._next_token
@@ -210,13 +212,24 @@ class SimReplica:
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Retention."""
-        if self.failed or not self._stored(lambda: self.log.drop_prefix(log_start_offset)):
-            return
+        if not self.failed and self._stored(lambda: self.log.drop_prefix(log_start_offset)):
+            self._prefix_dropped()
+
+    def _prefix_dropped(self) -> None:
         self.cluster.checkers.prefix_dropped(self)
         self.feed(ev.LogStartMoved(self.log.log_start_offset))
 
+    def apply_retention(self, now_wall_ns: int) -> None:
+        """What the stream's retention lets go, as housekeeping asks for it."""
+        before = self.log.log_start_offset
+        if self.log.config.retention_age_s and not self.failed and self._stored(lambda: self.log.apply_retention(now_wall_ns)):
+            self._start_flush()
+            if self.log.log_start_offset != before:
+                self.cluster.counters["expired by age"] += 1
+                self._prefix_dropped()
+
     def recheck_log(self, effect: do.RecheckLog) -> None:
-        self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.cluster.clock.now_ns).value] += 1
+        self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.now_ns()).value] += 1
 
     def _damaged(self, error: CorruptionError) -> None:
         """The replica gives its role up, and the process comes back to repair the log [S3]."""
@@ -240,6 +253,26 @@ class SimReplica:
             return 0
         compaction.run()
         return self.log.complete_compaction(compaction)
+
+    def begin_compaction(self, now_wall_ns: int) -> None:
+        """The same as housekeeping does it: beside everything else."""
+        if not self.log.config.compaction or self.failed:
+            return
+        compaction = self.log.begin_compaction(now_wall_ns, min_dirty_ratio=_DIRTY_RATIO)
+        if compaction is not None:
+            self.later(self.process.disk.flush_latency_ns(), lambda: self._compacted(compaction))
+
+    def _compacted(self, compaction: Compaction) -> None:
+        if self.failed:
+            return
+        try:
+            compaction.run()
+            self.cluster.counters["records dropped by compaction"] += self.log.complete_compaction(compaction)
+        except CorruptionError as error:
+            self.log.met_damage(error)
+        except StorageError as error:
+            if self.log.closed:
+                self._storage_failed(error)
 
     def checkpoint(self) -> None:
         """The interval has passed."""
@@ -313,7 +346,7 @@ class SimReplica:
 
     def wait_quietly(self, effect: do.WaitQuietly) -> None:
         fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
-        if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.cluster.clock.now_ns):
+        if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
             self.feed(ev.QuietEnded(None))
 
     def stop_waiting(self, effect: do.StopWaiting) -> None:
@@ -464,7 +497,7 @@ class SimReplica:
 
     def now_ns(self) -> int:
         """Monotonic."""
-        return self.cluster.clock.now_ns
+        return self.process.now_ns()
 
     def answer(self, asker: Reply, chunks: Chunks) -> None:
         """One message back to the reader."""
@@ -472,7 +505,7 @@ class SimReplica:
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """A timer that fires in this process, when it runs."""
-        return self.cluster.clock.at(at_ns, lambda: self.process.run(callback, timer=True)).cancel
+        return self.process.at(at_ns, callback).cancel
 
     # ---- the metadata group ----------------------------------------------------------------------------------------------
     def propose_isr(self, effect: do.ProposeIsr) -> None:
@@ -537,8 +570,7 @@ class SimReplica:
         if effect.at_ns is None:
             return
         kind = effect.kind
-        callback = lambda: self.process.run(lambda: self.feed(ev.DeadlineReached(kind)), timer=True)  # noqa: E731
-        self._timers[kind] = self.cluster.clock.at(effect.at_ns, callback)
+        self._timers[kind] = self.process.at(effect.at_ns, lambda: self.feed(ev.DeadlineReached(kind)))
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1

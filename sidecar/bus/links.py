@@ -5,7 +5,7 @@
     ingest        what applications publish, and the acks (``inflow.py``)
     reads         what readers ask and get
 
-A leader whose replication is cut off, or whose publishers are for longer, makes way; a connection that is back soon deposes nobody.
+A leader whose replication is cut off, or whose publishers are for longer, makes way (``liftpy/replica/data_path.py``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from liftpy.config import NS_PER_S
+from liftpy.replica.data_path import INGEST, REPLICATION, DataPath
 from liftpy.replica.intake import NodeIntake
+from sidecar import clock
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.settings import NodeSettings
-
-_INGEST_GRACE_S = 10.0
-"""A connection that was cut as a slow consumer is back before, and may be cut again: that is load, and no reason for an election."""
 
 
 _READS_BYTES = 32 * 1024 * 1024
@@ -50,30 +50,35 @@ class Links:
 
 
 class _DataPath:
+    """Tells ``DataPath`` what happens to the connections, and when time has passed."""
+
     def __init__(self, links: Links, changed: Callable[[bool], None]) -> None:
         self._changed = changed
-        self._down: set[str] = set()
-        self._graces: dict[str, asyncio.TimerHandle] = {}
-        links.replication.on_change(lambda is_up: self._link_changed(links.replication, is_up, 0.0))
-        links.ingest.on_change(lambda is_up: self._link_changed(links.ingest, is_up, _INGEST_GRACE_S))
+        self._links = links
+        self._path = DataPath()
+        self._timer: asyncio.TimerHandle | None = None
+        links.replication.on_change(lambda is_up: self._link_changed(REPLICATION, is_up or links.replication.is_closed))
+        links.ingest.on_change(lambda is_up: self._link_changed(INGEST, is_up or links.ingest.is_closed))
 
-    def _link_changed(self, link: BusConnection, is_up: bool, grace_s: float) -> None:
-        grace = self._graces.pop(link.name, None)
-        if grace is not None:
-            grace.cancel()
-        if is_up or not grace_s:
-            self._count(link, is_up)
-        else:
-            self._graces[link.name] = asyncio.get_running_loop().call_later(grace_s, self._count, link, False)
+    def _link_changed(self, name: str, is_up: bool) -> None:
+        self._tell(self._path.link_changed(name, is_up, clock.now_ns()))
 
-    def _count(self, link: BusConnection, is_up: bool) -> None:
-        before = bool(self._down)
-        if is_up or link.is_closed:
-            self._down.discard(link.name)
+    def _due(self) -> None:
+        if self._links.ingest.is_closed:  # the node has stopped meanwhile
+            self._link_changed(INGEST, True)
         else:
-            self._down.add(link.name)
-        if bool(self._down) != before:
-            self._changed(not self._down)
+            self._tell(self._path.due(clock.now_ns()))
+
+    def _tell(self, changed: bool | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_ns = clock.now_ns()
+        next_ns = self._path.next_ns(now_ns)
+        if next_ns is not None:
+            self._timer = asyncio.get_running_loop().call_later((next_ns - now_ns) / NS_PER_S, self._due)
+        if changed is not None:
+            self._changed(changed)
 
 
 async def open_links(settings: NodeSettings, intake: NodeIntake) -> Links:

@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.log.storage import Storage
 from liftpy.testing.disk import Disk
-from liftpy.testing.faults import Plan, draw_plan
+from liftpy.testing.plan import Plan, draw_plan
 from liftpy.testing.run import run_plan
 from sidecar.disk.files import FolderStorage
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.checkers import Checkers
-from liftpy.testing.faults import draw_plan
 from liftpy.testing.messages import AckFrame, FetchRequest, FetchResponse
 from liftpy.testing.network import Network
+from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import run_plan
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire import frames
@@ -219,15 +220,15 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
         for kind, act in self._do.items():
             self._do[kind] = lambda effect, act=act: audit.carries_out(effect, lambda: act(effect))  # type: ignore[misc]
 
-    def sent(self: Network, sender: str, receiver: str, subject: str, message: Any, arrive: Any) -> None:
-        audit = by_node.get(sender)
+    def sent(self: Network, way: Any, message: Any, arrive: Any) -> None:
+        audit = by_node.get(way.sender)
         if audit is not None and isinstance(message, FetchRequest):
             audit.sends_fetch(message.offset)
         elif audit is not None and isinstance(message, FetchResponse) and message.piece is None:
             audit.sends_batches(message.high_watermark, message.batches)
         elif audit is not None and isinstance(message, AckFrame) and not message.decoded().reason:
             audit.sends_ack(message.decoded().offset)
-        transmit(self, sender, receiver, subject, message, arrive)
+        transmit(self, way, message, arrive)
 
     monkeypatch.setattr(SimReplica, "__init__", watched)
     monkeypatch.setattr(Network, "_transmit", sent)
@@ -278,7 +279,7 @@ def play(story: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Counte
 
 
 def a_seed() -> None:
-    outcome = run_plan(draw_plan(3, ""), 1500)
+    outcome = run_plan(replace(draw_plan(7, ""), partitions=1, streams=()), 1500)  # the audit tells nodes apart, not partitions
     assert outcome.violation is None, outcome.report()
 
 

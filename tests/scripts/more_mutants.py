@@ -33,8 +33,6 @@ from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.reads import Reads
 from liftpy.replica.slow_flushes import SlowFlushes
 from liftpy.replica.waiting import FailedRole, WaitingRole
-from liftpy.testing.process import Process
-from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
@@ -66,20 +64,14 @@ def progress_does_not_count() -> Patches:
     return [method(ElectionTimers, "progress", lambda self, report, now_ns: False)]
 
 
-def leases_on_the_wall_clock() -> Patches:
-    heard = Process._heard
-
-    def by_the_wall(self: Process, granted: bool, index: int, sent_ns: int) -> None:
-        heard(self, granted, index, sent_ns + self.node.wall_offset_ns)
-
-    return [method(Process, "_heard", by_the_wall)]
-
-
 def stored_though_there_is_no_space() -> Patches:
-    def swallow(self: SimReplica, error: Exception, token: int = 0) -> None:
-        self.publishers.ingest.drop(token)
+    real = replica.Replica._storage_failed
 
-    return [method(SimReplica, "_storage_failed", swallow)]
+    def swallow(self: replica.Replica, event: Any, now_ns: int, out: list) -> None:
+        if not event.no_space:
+            real(self, event, now_ns, out)
+
+    return [method(replica.Replica, "_storage_failed", swallow)]
 
 
 def silent_when_there_is_no_space() -> Patches:
@@ -321,10 +313,17 @@ def nobody_is_asked_for() -> Patches:
 
 
 def silence_is_absence() -> Patches:
-    def probed(self: SimReplica, effect: do.ProbeReplica) -> None:
-        self.feed(ev.ReplicaAbsent(effect.replica))
+    real = LeaderRole._probe
 
-    return [method(SimReplica, "probe_replica", probed)]
+    def probe(self: LeaderRole, now_ns: int, out: list) -> None:
+        asked: list = []
+        real(self, now_ns, asked)
+        out += asked
+        for effect in asked:
+            if isinstance(effect, do.ProbeReplica):
+                self.replica_absent(ev.ReplicaAbsent(effect.replica), now_ns, out)
+
+    return [method(LeaderRole, "_probe", probe)]
 
 
 def slow_disks_are_not_told_from_others() -> Patches:
@@ -412,7 +411,9 @@ def a_stream_is_its_name() -> Patches:
 
 
 def failed_flush_is_believed() -> Patches:
-    def trusting(storage: Any, segments: list[Any], proven_end_offset: int) -> tuple[list[Any], int]:
+    def trusting(
+        storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool
+    ) -> tuple[list[Any], int]:
         for segment in segments:
             segment.file.sync()
         storage.sync_folder()
@@ -422,7 +423,7 @@ def failed_flush_is_believed() -> Patches:
 
 
 def sealed_segments_are_not_flushed_on_opening() -> Patches:
-    def hasty(storage: Any, segments: list[Any], proven_end_offset: int) -> tuple[list[Any], int]:
+    def hasty(storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool) -> tuple[list[Any], int]:
         for segment in segments[-1:]:
             segment.file.sync()
         return segments, 0
@@ -472,7 +473,6 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("reports of any leadership count", "C9", reports_of_any_leadership_count),
     Mutant("nobody is passed over", "L1", nobody_is_passed_over),
     Mutant("progress does not count", "a long replay", progress_does_not_count),
-    Mutant("leases on the wall clock", "D22", leases_on_the_wall_clock),
     Mutant("stored though there is no space", "S8", stored_though_there_is_no_space),
     Mutant("silent when there is no space", "S8", silent_when_there_is_no_space),
     Mutant("flush error forgotten", "S4; fsyncgate", flush_error_forgotten),

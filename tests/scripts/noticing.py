@@ -48,8 +48,15 @@ def noticed(path: Path, name: str) -> str:
                 try:
                     asyncio.run(test(**case)) if inspect.iscoroutinefunction(test) else test(**case)
                 except (Exception, pytest.fail.Exception) as broken:
-                    return f"{type(broken).__name__}: {broken}"
+                    found = f"{type(broken).__name__}: {broken}"
+                    assert not is_a_misfit(found), f"{name} does not fit the code: {found}"
+                    return found
     return ""
+
+
+def is_a_misfit(found: str) -> bool:
+    """Whether what a mutant breaks with says that it does not fit the code any more, and nothing about the bug."""
+    return found.startswith(("TypeError", "AttributeError", "NameError", "UnboundLocalError"))
 
 
 def _cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from liftpy.replica import events as ev
 from liftpy.replica.effects import SendEpochAnswer, SendFetchRefusal
 from liftpy.testing.clients import SimPublisher
 from liftpy.testing.clock import MS
-from liftpy.testing.cluster import STREAM, Cluster
+from liftpy.testing.cluster import Cluster
 from liftpy.testing.messages import (
     Ack,
     AckFrame,
@@ -63,7 +63,7 @@ class Author(SimPublisher):
     plain_every = 0
 
     def __init__(self, cluster: Cluster, name: str) -> None:
-        super().__init__(cluster, name, f"{STREAM}.0", MS)
+        super().__init__(cluster, name, MS, cluster.key)
         self.stopped = True
         self.sent: dict[int, Sent] = {}
 

@@ -28,10 +28,10 @@ from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimReader
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import STREAM, Cluster
-from liftpy.testing.faults import Plan
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.messages import ReadAnswer, ReadFrame
 from liftpy.testing.network import Noise
+from liftpy.testing.plan import Plan
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
 from liftpy.wire import frames
@@ -65,10 +65,11 @@ class Stage(Strikes):
         self.holds: list[Held] = []
         """Everything that is, or was, held back."""
         self._wants_reader = reader
-        self.author = Author(self.cluster, "p0")
+        self.author: Author
 
     def __enter__(self) -> Stage:
         self.cluster.boot()
+        self.author = Author(self.cluster, "p0")
         self.cluster.publishers.append(self.author)
         if self._wants_reader:
             self.cluster.readers.append(SimReader(self.cluster, "r0", self.cluster.key, 80 * MS))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.testing.clients import KEYS
+from liftpy.testing.messages import KEYS
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
 from tests.scripts.stage import Stage

@@ -19,7 +19,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
 from tests.scripts.stage import Stage
 
-KILLS = ("leases on the wall clock", "reports by the wall clock")
+KILLS = ("reports by the wall clock",)
 
 
 @pytest.mark.parametrize("hours", [1, -1])

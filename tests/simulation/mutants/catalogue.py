@@ -18,13 +18,17 @@ from liftpy.cluster.decisions import isr, leadership, nodes
 from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.requests import REQUESTS
 from liftpy.cluster.starts import Descent
-from liftpy.errors import LiftError
 from liftpy.ingest.acks import PendingAcks
+from liftpy.log import log, retention
+from liftpy.log.compaction import Compaction
 from liftpy.log.epochs import EpochCache
+from liftpy.log.log import Log
+from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionStatus
 from liftpy.replica import commit, fetch_desk, follower, lag, leader
 from liftpy.replica import effects as do
-from liftpy.replica.events import NoticeReceived, RefusalReason
+from liftpy.replica.data_path import REPLICATION, DataPath
+from liftpy.replica.events import MetadataHeard, RefusalReason
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.isr_change import IsrChange
@@ -37,8 +41,6 @@ from liftpy.replica.reads import Reads
 from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
 from liftpy.replica.role import Shared
-from liftpy.testing.messages import FetchResponse
-from liftpy.testing.sim_replica import SimReplica
 
 Patches = list[Any]
 
@@ -120,7 +122,7 @@ def single_shot_epoch_query() -> Patches:
 def minus_one_sentinel() -> Patches:
     """A leader without the asked epoch answers its own log end, as one that takes -1 for 'no later epoch' does."""
 
-    def answer(self: FetchDesk, event: Any, out: list) -> None:
+    def answer(self: FetchDesk, event: Any, now_ns: int, out: list) -> None:
         epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
         if epoch == 0:
             epoch, end_offset = event.asked_epoch, self._log.log_end_offset
@@ -150,13 +152,12 @@ def no_reconciliation() -> Patches:
 def offset_query_unfenced() -> Patches:
     real = FetchDesk.epoch_query_received
 
-    def answer(self: FetchDesk, event: Any, out: list) -> None:
+    def answer(self: FetchDesk, event: Any, now_ns: int, out: list) -> None:
         mine: list = []
-        real(self, replace(event, current_epoch=self._leader_epoch), mine)
+        real(self, replace(event, current_epoch=self._leader_epoch), now_ns, mine)
         out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
 
-    return [method(FetchDesk, "epoch_query_received", answer), method(SimReplica, "close_subject", lambda self, e: None),
-            method(leader.LeaderRole, "leave", lambda self, out: None)]  # fmt: skip
+    return [method(FetchDesk, "epoch_query_received", answer), method(LeaderRole, "leave", lambda self, out: None)]
 
 
 # ---- positions and HW --------------------------------------------------------------------------------------------------
@@ -195,14 +196,15 @@ def notice_raises_high_watermark() -> Patches:
 
 
 def notice_moves_the_log_start() -> Patches:
-    real = SimReplica._notified
+    real = FollowerRole.notice_received
 
-    def obey(self: SimReplica, event: Any, reply: Any) -> None:
-        if isinstance(event, NoticeReceived) and event.leader_epoch == self.replica.leader_epoch:
-            self.drop_prefix(min(event.log_start_offset, self.log.high_watermark + 1))
-        real(self, event, reply)
+    def obey(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
+        real(self, event, now_ns, out)
+        if event.leader_epoch == self.leader_epoch and event.log_start_offset > self.log.log_start_offset:
+            self._request_ended(out)
+            self._start_afresh(event.log_start_offset, out)
 
-    return [method(SimReplica, "_notified", obey)]
+    return [method(FollowerRole, "notice_received", obey)]
 
 
 def high_watermark_beyond_the_log() -> Patches:
@@ -288,21 +290,17 @@ def stale_response_accepted() -> Patches:
 def gap_accepted() -> Patches:
     """A follower behind the log start is sent what there is, and appends it behind a hole."""
 
-    def from_the_start(self: SimReplica, effect: do.SendFetchResponse | do.AnswerWaiter, reply: Any) -> None:
-        start = max(effect.from_offset, self.log.log_start_offset)
-        try:
-            result = self.log.read(start, effect.max_bytes, end_offset=self.log.log_end_offset)
-        except LiftError:
-            return
-        reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b"".join(result.chunks)))
+    def from_the_start(self: Log, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> Any:
+        return read(self, max(from_offset, self.log_start_offset), max_bytes, end_offset=end_offset)
 
+    read = Log.read
     real = FetchDesk._position_refusal
 
     def no_start(self: FetchDesk, offset: int, epoch: int) -> Any:
         reason = real(self, offset, epoch)
         return None if reason is RefusalReason.BEFORE_LOG_START else reason
 
-    return [method(SimReplica, "_send_batches", from_the_start), method(FetchDesk, "_position_refusal", no_start),
+    return [method(Log, "read", from_the_start), method(FetchDesk, "_position_refusal", no_start),
             method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
 
 
@@ -395,9 +393,9 @@ def election_from_all_replicas() -> Patches:
 _finish = election.finish
 
 
-def _finish_with_candidate(partition: Any) -> Any:
+def _finish_with_candidate(stream: Any, partition: Any) -> Any:
     members = tuple(n for n in partition.replicas if n in partition.isr or n == partition.candidate)
-    return replace(_finish(replace(partition, isr=members, incomplete=())), unclean_elected=False)
+    return replace(_finish(stream, replace(partition, isr=members, incomplete=())), unclean_elected=False)
 
 
 # ---- who may speak ---------------------------------------------------------------------------------------------------------
@@ -408,6 +406,16 @@ def no_lease() -> Patches:
 
 def lease_on_an_old_image() -> Patches:
     return [method(AnsweredHeartbeats, "answered", lambda self, sent_ns, index, seen_index: sent_ns)]
+
+
+def lease_from_the_answer() -> Patches:
+    """It runs from when the answer came, not from when the heartbeat was sent."""
+    real = Replica.step
+
+    def step(self: Replica, event: Any, now_ns: int) -> list:
+        return real(self, MetadataHeard(now_ns) if isinstance(event, MetadataHeard) else event, now_ns)
+
+    return [method(Replica, "step", step)]
 
 
 def negative_ack_without_a_lease() -> Patches:
@@ -477,7 +485,52 @@ def raise_without_looking() -> Patches:
     return [method(Shared, "raise_high_watermark", raised)]
 
 
+# ---- what the simulator could not see once --------------------------------------------------------------------------------------
+def newest_batch_is_taken_for_torn() -> Patches:
+    """A flip in the newest batch looks like a write that was cut short; that HW knows of it is not looked at."""
+    return [method(OpenReport, "must_leave_isr", property(lambda self: bool(self.damage) or self.lost_flushed))]
+
+
+def lease_as_long_as_the_session() -> Patches:
+    """Right as long as all clocks run alike."""
+    real = Lease.heard
+    return [method(Lease, "heard", lambda self, sent_ns: real(self, sent_ns + self._length_ns // 3))]
+
+
+def publishes_may_be_cut_off_for_ever() -> Patches:
+    """Only the connection between nodes makes a leader give way."""
+    real = DataPath.link_changed
+
+    def link_changed(self: DataPath, link: str, is_up: bool, now_ns: int) -> bool | None:
+        return real(self, link, is_up, now_ns) if link == REPLICATION else None
+
+    return [method(DataPath, "link_changed", link_changed)]
+
+
+def compaction_keeps_the_oldest() -> Patches:
+    real = Compaction._kept
+
+    def kept(self: Compaction, batch: Any, latest: dict) -> Any:
+        return ~real(self, batch, latest) if len(latest) > 1 else real(self, batch, latest)
+
+    return [method(Compaction, "_kept", kept)]
+
+
+def retention_does_not_stop_at_hw() -> Patches:
+    real = retention.retained_start
+
+    def start(segments: Any, config: Any, high_watermark: int, now_wall_ns: int) -> int:
+        return real(segments, config, segments[-1].next_offset - 1, now_wall_ns)
+
+    return [method(log, "retained_start", start)]
+
+
 MUTANTS = (
+    Mutant("the newest batch is taken for torn", "S3; a flip in the last batch", newest_batch_is_taken_for_torn, "disks"),
+    Mutant("lease as long as the session", "D22; clocks that drift", lease_as_long_as_the_session, "elections"),
+    Mutant("publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting"),
+    Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
+    Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw),
     Mutant("truncate by HW", "KIP-101; Liftbridge", truncate_by_high_watermark),
     Mutant("truncate by HW when nobody answers", "Liftbridge truncateToHW", truncate_by_high_watermark_when_nobody_answers),
     Mutant("single-shot epoch query", "KIP-279; Liftbridge", single_shot_epoch_query, "elections"),
@@ -513,6 +566,7 @@ MUTANTS = (
     Mutant("election from all replicas", "unclean election", election_from_all_replicas),
     Mutant("no lease", "NATS; Liftbridge", no_lease),
     Mutant("lease on an old image", "a pause over a session", lease_on_an_old_image),
+    Mutant("lease from the answer", "D22; Chubby", lease_from_the_answer, "elections"),
     Mutant("negative ack without a lease", "A2", negative_ack_without_a_lease),
     Mutant("negative ack of a non-leader", "A2", negative_ack_of_a_non_leader),
     Mutant("latest before the epoch start", "KIP-207; KAFKA-2334", latest_before_the_epoch_start),

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from multiprocessing import get_context
 
-from liftpy.testing.faults import PROFILES
+from liftpy.testing.plan import PROFILES
 from liftpy.testing.run import Outcome, run_seed, shrink
 from tests.simulation.replica.worker import run_job
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.client.parser import StrictConnection
+from liftpy.replica.data_path import GRACES_NS, INGEST
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -209,7 +210,7 @@ async def test_a_burst_is_taken_in_small_steps(fake: tuple[FakeServer, str]) -> 
 async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.bus.links._INGEST_GRACE_S", 0.05)
+    monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)
     buses = [await open_bus(settings(server), make) for make in _makers()]
     links = Links(*buses)  # type: ignore[arg-type]
     seen: list[bool] = []

@@ -1,0 +1,45 @@
+"""Whether a node can do what its leaderships ask of it: its connections are many, and none of them speaks for the others. Pure.
+
+Goal: a leader that can't be reached makes way, and one whose connection is soon back does not. Constraint: a connection that carries
+publishes may be cut as a slow consumer under load; it is back before long, and an election would not help. Algorithm: without the
+replication connection the data path is down at once; without the one of publishes, when that has lasted for a while.
+"""
+
+from __future__ import annotations
+
+from liftpy.config import NS_PER_S
+
+REPLICATION, INGEST = "replication", "ingest"
+"""The connections that leaders need, by name."""
+INGEST_GRACE_NS = 10 * NS_PER_S
+GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
+"""For how long each may be down before it counts."""
+
+
+class DataPath:
+    """Of one node. Times are monotonic ns; each call returns whether the data path is up now if that has changed, else None."""
+
+    def __init__(self) -> None:
+        self._down_ns: dict[str, int] = {}
+        """Connections that are down -> when that counts."""
+        self._is_up = True
+
+    def link_changed(self, link: str, is_up: bool, now_ns: int) -> bool | None:
+        """A connection was lost, or is back."""
+        if is_up:
+            self._down_ns.pop(link, None)
+        else:
+            self._down_ns[link] = now_ns + GRACES_NS[link]
+        return self.due(now_ns)
+
+    def due(self, now_ns: int) -> bool | None:
+        """Time has passed."""
+        is_up = all(now_ns < at_ns for at_ns in self._down_ns.values())
+        if is_up == self._is_up:
+            return None
+        self._is_up = is_up
+        return is_up
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """When ``due`` is to be asked next, None: not before a connection changes."""
+        return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

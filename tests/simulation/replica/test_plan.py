@@ -1,0 +1,65 @@
+"""The plan of a seed: what one kind of fault draws is nothing to the others; one that is added leaves old seeds as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.testing import plan
+from liftpy.testing.plan import PROFILES, Fault, draw_plan
+
+SEEDS = range(1, 41)
+NEW = "meteor"
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "lasting"])
+def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {seed: draw_plan(seed, profile) for seed in SEEDS}
+    monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
+    struck = 0
+    for seed in SEEDS:
+        after = draw_plan(seed, profile)
+        others = tuple(fault for fault in after.faults if fault.kind != NEW)
+        struck += len(others) < len(after.faults)
+        assert others == before[seed].faults
+        assert str(after.config) == str(before[seed].config)
+    assert struck > len(SEEDS) / 5
+
+
+def test_so_does_one_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes turns of others, and changes nothing else."""
+    before = {seed: draw_plan(seed, "lasting").faults for seed in SEEDS}
+    monkeypatch.setitem(plan.PROFILES, "lasting", (NEW, *PROFILES["lasting"]))
+    struck = 0
+    for seed in SEEDS:
+        after = draw_plan(seed, "lasting").faults
+        assert len(after) == len(before[seed])
+        struck += NEW in {fault.kind for fault in after}
+        for old, new in zip(before[seed], after, strict=True):
+            assert (new.at_ns, new.node, new.other, new.for_ns) == (old.at_ns, old.node, old.other, old.for_ns)
+            assert new.kind in (NEW, old.kind)
+    assert struck > len(SEEDS) / 2
+
+
+def test_a_kind_is_taken_out_of_the_schedule_of_a_seed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {seed: draw_plan(seed, "").faults for seed in SEEDS}
+    monkeypatch.setitem(plan.PROFILES, "", tuple(kind for kind in PROFILES[""] if kind != "pause"))
+    for seed in SEEDS:
+        assert draw_plan(seed, "").faults == tuple(fault for fault in before[seed] if fault.kind != "pause")
+
+
+def test_every_kind_strikes_in_many_seeds() -> None:
+    drawn: dict[str, set[int]] = {}
+    for seed in range(1, 101):
+        for fault in draw_plan(seed, "").faults:
+            drawn.setdefault(fault.kind, set()).add(seed)
+    assert {kind: len(seeds) for kind, seeds in drawn.items() if len(seeds) < 10} == {}
+    assert set(PROFILES[""]) <= set(drawn)
+
+
+def test_faults_are_in_the_order_of_time() -> None:
+    def times(faults: tuple[Fault, ...]) -> list[int]:
+        return [fault.at_ns for fault in faults]
+
+    for seed in SEEDS:
+        faults = draw_plan(seed).faults
+        assert times(faults) == sorted(times(faults))

@@ -1,0 +1,48 @@
+"""Which connections make a leader give way, and when."""
+
+from __future__ import annotations
+
+from liftpy.replica.data_path import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath
+
+
+def test_replication_counts_at_once() -> None:
+    path = DataPath()
+    assert path.link_changed(REPLICATION, False, 100) is False
+    assert path.link_changed(REPLICATION, False, 200) is None
+    assert path.link_changed(REPLICATION, True, 300) is True
+
+
+def test_publishes_count_when_it_lasts() -> None:
+    path = DataPath()
+    assert path.link_changed(INGEST, False, 100) is None
+    assert path.next_ns(100) == 100 + INGEST_GRACE_NS
+    assert path.due(99 + INGEST_GRACE_NS) is None
+    assert path.due(100 + INGEST_GRACE_NS) is False
+    assert path.next_ns(100 + INGEST_GRACE_NS) is None
+    assert path.link_changed(INGEST, True, 200 + INGEST_GRACE_NS) is True
+
+
+def test_one_that_is_soon_back_deposes_nobody() -> None:
+    path = DataPath()
+    for turn in range(100):
+        at_ns = turn * INGEST_GRACE_NS
+        assert path.link_changed(INGEST, False, at_ns) is None
+        assert path.link_changed(INGEST, True, at_ns + INGEST_GRACE_NS - 1) is None
+        assert path.next_ns(at_ns + INGEST_GRACE_NS - 1) is None
+
+
+def test_it_is_up_when_both_are() -> None:
+    path = DataPath()
+    assert path.link_changed(INGEST, False, 0) is None
+    assert path.link_changed(REPLICATION, False, 5) is False
+    assert path.due(INGEST_GRACE_NS) is None
+    assert path.link_changed(REPLICATION, True, INGEST_GRACE_NS) is None
+    assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True
+
+
+def test_a_loss_that_is_told_again_begins_anew() -> None:
+    path = DataPath()
+    path.link_changed(INGEST, False, 0)
+    path.link_changed(INGEST, True, 1)
+    path.link_changed(INGEST, False, 2)
+    assert path.next_ns(2) == 2 + INGEST_GRACE_NS
