@@ -337,7 +337,7 @@ def slow_leader_stays() -> Patches:
 def slow_members_leave_below_min_isr() -> Patches:
     real = lag.wanted_isr
 
-    def wanted(of: str, *args: Any, slow_disks: frozenset[str], **rest: Any) -> frozenset[str]:
+    def wanted(of: str, *args: Any, slow_disks: frozenset[str] = frozenset(), **rest: Any) -> frozenset[str]:
         return real(of, *args, **rest) - slow_disks | {of}
 
     return [method(lag, "wanted_isr", wanted)]
@@ -366,7 +366,7 @@ def horizon_is_not_stored() -> Patches:
 
 def fetched_compacted_and_not_noted() -> Patches:
     real = Log.append_batches
-    return [method(Log, "append_batches", lambda self, data, batches, now=0, *, compacted: real(self, data, batches, now))]
+    return [method(Log, "append_batches", lambda self, data, batches, now=0, *, compacted=None: real(self, data, batches, now))]
 
 
 def wrong_bytes_are_not_complained_of() -> Patches:
@@ -423,7 +423,9 @@ def failed_flush_is_believed() -> Patches:
 
 
 def sealed_segments_are_not_flushed_on_opening() -> Patches:
-    def hasty(storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool) -> tuple[list[Any], int]:
+    def hasty(
+        storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool = False
+    ) -> tuple[list[Any], int]:
         for segment in segments[-1:]:
             segment.file.sync()
         return segments, 0

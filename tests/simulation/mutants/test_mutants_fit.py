@@ -38,12 +38,16 @@ def defined_in(owner: Any, name: str) -> str:
 def takes_the_same(old: Any, new: Any) -> bool:
     """Whether ``new`` can be called as ``old`` is."""
     parameters = list(inspect.signature(old).parameters.values())
-    given = [0 for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    named = {each.name: 0 for each in parameters if each.kind is each.KEYWORD_ONLY}
-    try:
-        inspect.signature(new).bind(*given, **named)
-    except TypeError:
-        return False
+    for asked in (
+        parameters,
+        [each for each in parameters if each.default is each.empty],
+    ):  # all of them, and what has no default
+        given = [0 for each in asked if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        named = {each.name: 0 for each in asked if each.kind is each.KEYWORD_ONLY}
+        try:
+            inspect.signature(new).bind(*given, **named)
+        except TypeError:
+            return False
     return True
 
 
