@@ -412,7 +412,7 @@ def a_stream_is_its_name() -> Patches:
 
 def failed_flush_is_believed() -> Patches:
     def trusting(
-        storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool
+        storage: Any, segments: list[Any], checkpoint: Any, names: Any, *, flush_failed: bool = False
     ) -> tuple[list[Any], int]:
         for segment in segments:
             segment.file.sync()
