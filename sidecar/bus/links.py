@@ -22,7 +22,6 @@ from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.settings import NodeSettings
 
-
 _READS_BYTES = 32 * 1024 * 1024
 """Answers to readers that wait to be sent; what is asked for beyond is not read."""
 
