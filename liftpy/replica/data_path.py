@@ -29,7 +29,7 @@ class DataPath:
         if is_up:
             self._down_ns.pop(link, None)
         else:
-            self._down_ns[link] = now_ns + GRACES_NS[link]
+            self._down_ns.setdefault(link, now_ns + GRACES_NS[link])
         return self.due(now_ns)
 
     def due(self, now_ns: int) -> bool | None:

@@ -54,11 +54,6 @@ MUTANTS = [
         ("envelopes are left out", "                if buffer.startswith(MAGIC, position + payload):\n                    break\n", "", "addressed publishers are never answered"),
     ),
     *rows(
-        "sidecar/bus/links.py",
-        ("ingest has no grace", "_INGEST_GRACE_S = 10.0", "_INGEST_GRACE_S = 0.0", "a slow consumer costs a leader its leaderships"),
-        ("one that is back counts as both", "if bool(self._down) != before:", "if is_up or bool(self._down) != before:", "a leader thinks that its data path is up while replication is down"),
-    ),
-    *rows(
         "sidecar/bus/notify.py",
         ("notices name no stream", "            streamUid=key.uid,\n        )\n        frame", "        )\n        frame", "a notice of a deleted stream is taken for its namesake's"),
         ("testimony goes anywhere", "if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):", "if kind is MessageType.STEP_ASIDE and not self._inboxes.allows(reply):", "a forged question makes a node publish on a subject of the asker's choice"),

@@ -6,6 +6,11 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/replica/data_path.py",
+        ("ingest has no grace", "INGEST_GRACE_NS = 10 * NS_PER_S", "INGEST_GRACE_NS = 0", "a slow consumer costs a leader its leaderships"),
+        ("one that is back counts as both", "            self._down_ns.pop(link, None)\n", "            self._down_ns.clear()\n", "a leader thinks that its data path is up while replication is down"),
+    ),
+    *rows(
         "liftpy/replica/assembling.py",
         ("a batch's beginning outlives its epoch", "if self._place != (effect.leader_epoch, effect.offset) or", "if self._place[1] != effect.offset or",
          "a follower asks the new leader for the rest of another leader's batch"),
