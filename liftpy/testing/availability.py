@@ -87,7 +87,7 @@ class Availability:
         return not cut and not node.lost_data and not any(r.failed for r in node.process.replicas.values())
 
     def _may_lead(self) -> frozenset[str]:
-        stream = next(iter(self._cluster.group.image.streams.values()))
+        stream = self._cluster.group.image.streams[self._cluster.key.stream]
         return frozenset(stream.may_lead(stream.partitions[0]))
 
     def _majority(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Availability:
         cluster = self._cluster
         if not cluster.group.available or cluster.candidates_fail:
             return ()
-        stream = next(iter(cluster.group.image.streams.values()))
+        stream = cluster.group.image.streams[cluster.key.stream]
         partition = stream.partitions[0]
         able = {node_id for node_id in self._heirs if cluster.checkers.holds_committed(stream.key(0), node_id)}
         majority = len(partition.replicas) // 2 + 1

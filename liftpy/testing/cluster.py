@@ -158,7 +158,7 @@ class Cluster:
     @property
     def keys(self) -> list[PartitionKey]:
         """Of all partitions."""
-        streams = self.group.image.streams.values()
+        streams = [stream for _, stream in sorted(self.group.image.streams.items())]  # a Map follows the hash
         return [stream.key(partition.partition) for stream in streams for partition in stream.partitions]
 
     def start_clients(self) -> None:
@@ -274,7 +274,7 @@ class Cluster:
             check(not publisher.waiting, "L4", publisher.name, "waits for", publisher.waiting)
         self.wait_for(self._all_is_committed, 10, "L3")
         self.network.max_payload_bytes = _USUAL_PAYLOAD_BYTES  # the readers look too seldom for a batch at a time
-        self.wait_for(self._readers_are_at_the_end, 10, "L3")
+        self.wait_for(self._readers_are_at_the_end, 10 * len(self.keys), "L3")  # each looks as seldom as there are others
         self.checkers.nothing_is_lost()
 
     def waits_for_the_operator(self, key: PartitionKey) -> bool:

@@ -346,7 +346,7 @@ def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
 def _transfer(cluster: Cluster, fault: Fault) -> bool:
     if not cluster.group.available:
         return False
-    for stream in cluster.group.image.streams.values():
+    for _, stream in sorted(cluster.group.image.streams.items()):  # a Map follows the hash
         number = int(fault.draw * len(stream.partitions))
         request = pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=number, node=fault.node)
         cluster.group.apply(pb.ControlRequest(electLeader=request))
