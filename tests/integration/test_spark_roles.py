@@ -58,7 +58,8 @@ class Place:
             await connect(self.server.url, NS, credentials=credentials(AccessRole.PUBLISHER)) as client,
             await client.publisher(STREAM, subject=SUBJECT) as publisher,
         ):
-            for value in values:
+            await (await publisher.send(values[0]))  # alone, so that nothing overtakes it while the stream opens
+            for value in values[1:]:
                 await publisher.send(value)
 
 

@@ -31,6 +31,7 @@ SUMS = {
     "flushes": "liftpy_log_flushes_total",
     "held_bytes": "liftpy_held_bytes",
     "uncommitted_bytes": "liftpy_uncommitted_bytes",
+    "waiting_readers_bytes": "liftpy_waiting_readers_bytes",
     "assembling_bytes": "liftpy_assembling_bytes",
     "waiting_acks": "liftpy_waiting_acks",
 }
