@@ -103,6 +103,7 @@ def stream_into(spark: Any, place: Place, name: str) -> list[tuple[int, bytes]]:
 
 
 def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_is_denied(spark: Any, place: Place) -> None:
+    said_before = len(place.server.log)  # the publisher asks, in vain, where the stream is while it opens
     frame = (
         spark.read.format("liftpy")
         .options(**place.options(AccessRole.READER), columns="offset,value", minPartitions="4")
@@ -113,7 +114,7 @@ def test_a_reader_reads_in_batches_and_as_a_stream_and_asks_for_nothing_that_it_
     assert stream_into(spark, place, "jobs") == rows
     asyncio.run(place.publish([b"%d" % i for i in range(2000, 2500)]))
     assert stream_into(spark, place, "jobs") == [(i, b"%d" % i) for i in range(2500)]
-    assert "Violation" not in place.server.log
+    assert "Violation" not in place.server.log[said_before:]
 
 
 @pytest.mark.parametrize(
