@@ -2,8 +2,9 @@
 
 A transport writes to the socket at once, message by message. Where a turn has one message, that is right. Where it has hundreds (an
 election of thousands of partitions: each asks, is asked and answers) each write wakes the server, which reads it alone and passes it on
-alone, and so it goes on at the other end. So the first message of a turn leaves at once, and those that follow it wait for each other:
-until the read that brings them about is over, until there are TOGETHER_BYTES of them, or until the turn ends.
+alone, and so it goes on at the other end. So the first AT_ONCE messages of a turn leave at once (a turn may flush before it ends, and
+whoever waits for an answer would wait for that), and those that follow them wait for each other: until the read that brings them about
+is over, until there are TOGETHER_BYTES of them, or until the turn ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Sequence
 
 TOGETHER_BYTES = 16 * 1024
 """So much waits at most. A message of this size waits for nobody, and nobody for what was sent before it."""
+
+AT_ONCE = 8
+"""A record's way takes so many messages of a turn: an answer to each follower, an ack, what follows them."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,14 +29,15 @@ class Outlet:
         self._loop = loop
         self._waiting: list[bytes] = []
         self.waiting_bytes = 0
-        self._has_written = False
-        """In this turn of the loop."""
+        self._written = 0
+        """Messages of this turn of the loop that left at once."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
         """Send ``pieces``, of some ``size_bytes`` together; those of a message that waits are copied."""
-        if not self._has_written:
-            self._has_written = True
-            self._loop.call_soon(self._turn_ends)
+        if self._written < AT_ONCE:
+            if not self._written:
+                self._loop.call_soon(self._turn_ends)
+            self._written += 1
             self._transport.writelines(pieces)
         elif size_bytes >= TOGETHER_BYTES:
             self.let_go()
@@ -53,5 +58,5 @@ class Outlet:
             self._transport.write(b"".join(waiting))
 
     def _turn_ends(self) -> None:
-        self._has_written = False
+        self._written = 0
         self.let_go()
