@@ -148,7 +148,7 @@ async def _slow_disk(round_: Round, node: str) -> None:
     await ground.see(f"{node} makes way", lambda seen: seen.leader not in ("", node) and node not in seen.isr, 60.0)
     rid_at = time.monotonic()
     await round_.acked()
-    await load.acked_more(_LOOKED_AT_ACKS, DEADLINE_S)
+    await load.acked_since(rid_at, DEADLINE_S, _LOOKED_AT_ACKS)  # not those that had waited for the slow flushes
     after_s = load.p50_s(rid_at, time.monotonic())
     round_.tell(
         f"+{slow_ms} ms: p50 {before_s:.3f} s before, {load.p50_s(round_.struck_at, rid_at):.3f} s for "

@@ -92,16 +92,18 @@ class Load:
         """Messages that have had no answer of any kind so far."""
         return len(self._sent)
 
-    async def acked_since(self, moment: float, timeout_s: float) -> Acked:
-        """The first ack of a message that was sent after ``moment``; TimeoutError when there is none."""
+    async def acked_since(self, moment: float, timeout_s: float, count: int = 1) -> Acked:
+        """The ``count``-th ack of a message that was sent after ``moment``; TimeoutError when there is none."""
         looked_at = len(self.acked)
         while looked_at and self.acked[looked_at - 1].acked_at > moment:
             looked_at -= 1
         async with asyncio.timeout(timeout_s):
             while True:
-                for looked_at in range(looked_at, len(self.acked)):  # noqa: B020 (goes on where it was)
-                    if self.acked[looked_at].sent_at > moment:
-                        return self.acked[looked_at]
+                for ack in itertools.islice(self.acked, looked_at, None):
+                    count -= ack.sent_at > moment
+                    if count == 0:
+                        return ack
+                looked_at = len(self.acked)
                 await asyncio.sleep(0.002)
 
     async def acked_more(self, count: int, timeout_s: float) -> None:
