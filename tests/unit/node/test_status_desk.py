@@ -1,0 +1,351 @@
+"""Each partition's figures in the report, and the two ways to ask for it: over NATS, and on the loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.ids import PartitionKey
+from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.absence import QUESTION
+from sidecar.settings import NodeSettings
+from sidecar.status import desk
+from sidecar.status.desk import PAGE_PARTITIONS, StatusDesk
+from sidecar.status.report import Reporter
+from tests.unit.node.test_node_rules import a_link
+from tests.unit.node.test_status_page import Reporter as Paged
+
+SNAPSHOT = ReplicaSnapshot(
+    stream="s",
+    partition=3,
+    role="LEADER",
+    phase="LEADER_READY",
+    leader="n1",
+    leader_epoch=11,
+    epoch=12,
+    replicas=("n1", "n2", "n3"),
+    isr=("n1", "n2"),
+    log_start_offset=13,
+    log_end_offset=25,
+    flushed_end_offset=23,
+    high_watermark=21,
+    lease_is_current=True,
+    has_slow_disk=False,
+    followers=(
+        FollowerSnapshot("n2", 21, 3, True, 0.12345, 1.23456, False),
+        FollowerSnapshot("n3", None, None, False, 2.0, 0.0, True),
+    ),
+)
+
+
+def a_worker(stream: str = "s", partition: int = 3) -> Any:
+    asked: list[int] = []
+
+    def snapshot(now_ns: int) -> ReplicaSnapshot:
+        asked.append(now_ns)
+        return SNAPSHOT
+
+    return SimpleNamespace(
+        key=PartitionKey(stream, "u7", partition),
+        replica=SimpleNamespace(snapshot=snapshot, held_bytes=101, uncommitted_bytes=102),
+        acks=SimpleNamespace(count=103),
+        reads=SimpleNamespace(waiting_count=104, waiting_bytes=105),
+        flusher=SimpleNamespace(count=106, times=SimpleNamespace(report=lambda: {"p50_ms": 107})),
+        ingest=SimpleNamespace(
+            counters=SimpleNamespace(
+                records=108, batches=109, size_bytes=110, overloaded=111, rejected=112, dropped=Counter({"x": 113})
+            ),
+            reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
+        ),
+        fetches=SimpleNamespace(assembling_bytes=117),
+        executor=SimpleNamespace(storage_failed=True),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}]),
+    )
+
+
+def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
+    class Partitions(list[Any]):
+        failed: ClassVar[dict[str, str]] = {}
+
+    link = a_link("ingest", 1)
+    group: Any = SimpleNamespace(leader="n1", image=SimpleNamespace(index=5), held={}, counters={}, ticks=dict)
+    links: Any = SimpleNamespace(all=lambda: [link], replication=link, ingest=link)
+    descriptors = {"open": 1}
+    scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
+    settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
+    return Reporter(settings, 4, group, links, Partitions(workers), {}, scrub, lambda: descriptors)  # type: ignore[arg-type]
+
+
+def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
+    report = a_reporter(tmp_path, a_worker()).report()
+    assert report["partitions"] == [
+        {
+            "stream": "s",
+            "uid": "u7",
+            "partition": 3,
+            "role": "LEADER",
+            "phase": "LEADER_READY",
+            "leader": "n1",
+            "leader_epoch": 11,
+            "epoch": 12,
+            "replicas": ["n1", "n2", "n3"],
+            "isr": ["n1", "n2"],
+            "log_start_offset": 13,
+            "newest_offset": 24,
+            "flushed_offset": 22,
+            "high_watermark": 21,
+            "lease": True,
+            "has_slow_disk": False,
+            "followers": {
+                "n2": {
+                    "position": 21,
+                    "lag": 3,
+                    "in_isr": True,
+                    "caught_up_age_s": 0.123,
+                    "flush_ms": 1.235,
+                    "has_slow_disk": False,
+                },
+                "n3": {
+                    "position": None,
+                    "lag": None,
+                    "in_isr": False,
+                    "caught_up_age_s": 2.0,
+                    "flush_ms": 0.0,
+                    "has_slow_disk": True,
+                },
+            },
+            "held_bytes": 101,
+            "uncommitted_bytes": 102,
+            "waiting_acks": 103,
+            "waiting_readers": 104,
+            "waiting_readers_bytes": 105,
+            "flushes": 106,
+            "flush_times": {"p50_ms": 107},
+            "records_in": 108,
+            "batches_in": 109,
+            "bytes_in": 110,
+            "overloaded": 111,
+            "rejected": 112,
+            "dropped": {"x": 113},
+            "poison_envelopes": 114,
+            "refused_replies": 115,
+            "protocol_frames": 116,
+            "assembling_bytes": 117,
+            "storage_failed": True,
+            "services": [{"lag": 118}],
+        }
+    ]
+    facts = {name: report[name] for name in ("scrub", "descriptors", "namespace", "controller")}
+    assert facts == {"scrub": {"findings": 4}, "descriptors": {"open": 1}, "namespace": "ns", "controller": True}
+    assert json.loads(json.dumps(report)) == report, "the report is JSON as it is"
+
+
+@pytest.mark.parametrize(
+    ("after", "count", "shown", "more"),
+    [
+        (("", -1), 2, [("a", 2), ("a", 10)], True),
+        (("a", 2), 2, [("a", 10), ("b", 0)], False),
+        (("a", 10), 1, [("b", 0)], False),
+        (("b", 0), 1, [], False),
+        (("", -1), 0, [], True),
+    ],
+)
+def test_a_page_is_what_stands_behind_a_name_in_order(
+    after: tuple[str, int], count: int, shown: list[tuple[str, int]], more: bool, tmp_path: Path
+) -> None:
+    page = a_reporter(tmp_path, a_worker("b", 0), a_worker("a", 10), a_worker("a", 2)).page(after, count)
+    assert [(p["stream"], p["partition"]) for p in page["partitions"]] == shown
+    assert page["more"] is more
+
+
+# ---- over NATS -------------------------------------------------------------------------------------------------------------
+class Bus:
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Callable[..., None]] = {}
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, arrived: Callable[..., None]) -> None:
+        self.listening[subject] = arrived
+
+    def send(self, subject: str, parts: tuple[bytes, ...]) -> bool:
+        self.sent.append((subject, b"".join(parts)))
+        return True
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[Bus, StatusDesk, Callable[[bytes, bytes], bytes | None]]:
+    bus, made = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
+    made.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)), InboxRule(("ns.inbox.n2.",))))  # type: ignore[arg-type]
+
+    def ask(reply: bytes, payload: bytes) -> bytes | None:
+        bus.sent.clear()
+        bus.listening["ns.status.n1"](b"ns.status.n1", reply, payload, b"")
+        if not bus.sent:
+            return None
+        assert bus.sent[0][0] == reply.decode()
+        return bus.sent[0][1]
+
+    return bus, made, ask
+
+
+def test_who_asks_whether_it_is_there_hears_it_before_there_is_a_report(asked: Any) -> None:
+    _, made, ask = asked
+    assert ask(b"_INBOX.a", QUESTION) == b"yes"
+    assert ask(b"ns.inbox.n2.1", QUESTION) == b"yes"
+    assert ask(b"_INBOX.a", b"") is None, "there is nothing to say yet"
+    assert ask(b"shop.orders", QUESTION) is None, "a node publishes nothing where others listen for data [A5]"
+    made.reporter = Paged()
+    assert ask(b"shop.orders", b"") is None
+    assert ask(b"_INBOX.a", QUESTION) == b"yes", "whoever asks may ask often: no report"
+
+
+@pytest.mark.parametrize(
+    ("payload", "first"),
+    [
+        (b"", ("a", 0)),
+        (b'{"after": ["a", 499]}', ("a", 500)),
+        (b'{"after": ["a"]}', ("a", 0)),
+        (b'{"after": ["a", "x"]}', ("a", 0)),
+        (b'{"after": ["a", -2]}', ("a", 0)),
+        (b'{"behind": 1}', ("a", 0)),
+        (b"[1]", ("a", 0)),
+        (b"\xff", ("a", 0)),
+    ],
+)
+def test_a_question_over_nats_names_where_the_page_begins(payload: bytes, first: tuple[str, int], asked: Any) -> None:
+    _, made, ask = asked
+    made.reporter = Paged()
+    partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
+    assert (partitions[0]["stream"], partitions[0]["partition"]) == first
+    assert len(partitions) == PAGE_PARTITIONS
+
+
+def test_a_page_is_cut_to_what_goes_into_one_message_and_says_that_there_is_more(asked: Any) -> None:
+    bus, made, ask = asked
+    made.reporter = Paged()
+    whole = ask(b"_INBOX.a", b"")
+    bus.max_payload = len(whole)
+    assert ask(b"_INBOX.a", b"") == whole, "what just fits is whole"
+    bus.max_payload = len(whole) - 1
+    half = json.loads(ask(b"_INBOX.a", b""))
+    assert (len(half["partitions"]), half["more"]) == (PAGE_PARTITIONS // 2, True)
+    bus.max_payload = 1
+    assert json.loads(ask(b"_INBOX.a", b""))["partitions"] == [], "an answer there is, however small the bound"
+
+
+# ---- on the port -----------------------------------------------------------------------------------------------------------
+async def get(url: str, text: bytes) -> bytes:
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(text)
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):  # turned away before what was sent was read
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def opened(tmp_path: Path, port: int = 0) -> StatusDesk:
+    made = StatusDesk(NodeSettings("n1", tmp_path, status_port=port))
+    await made.open_page()
+    return made
+
+
+async def test_the_page_is_open_on_loopback_as_long_as_it_is_not_closed(tmp_path: Path) -> None:
+    made = await opened(tmp_path)
+    assert made.url.startswith("http://127.0.0.1:")
+    request = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
+    assert (await get(made.url, request)).startswith(b"HTTP/1.1 503 ")
+    made.reporter = Paged()  # type: ignore[assignment]
+    head, _, body = (await get(made.url, request)).partition(b"\r\n\r\n")
+    assert b"Content-Type: application/json" in head
+    assert b"Content-Length: %d" % len(body) in head
+    assert len(json.loads(body)["partitions"]) == PAGE_PARTITIONS
+    only_head = await get(made.url, request.replace(b"GET", b"HEAD"))
+    assert only_head.endswith(b"\r\n\r\n")
+    assert b"200 OK" in only_head
+    port = int(made.url.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"status_port {port} can't be used"):
+        await opened(tmp_path, port)
+    await made.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await made.close()
+
+
+async def test_no_port_is_opened_where_none_is_set(tmp_path: Path) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path))
+    await made.open_page()
+    assert (made.url, made._server) == ("", None)
+    await made.close()
+
+
+async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_MAX_CONNECTIONS", 2)
+    made = await opened(tmp_path)
+    host, _, port = made.url.removeprefix("http://").partition(":")
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while made._connections < 2:
+            await asyncio.sleep(0)
+    assert await get(made.url, request) == b"", "more than so many are turned away"
+    for _, writer in silent:
+        writer.close()
+    async with asyncio.timeout(30):
+        while made._connections:
+            await asyncio.sleep(0)
+    assert b"503" in await get(made.url, request), "their places are free again"
+    monkeypatch.setattr(desk, "_REQUEST_TIMEOUT_S", 0.01)
+    assert await get(made.url, b"GET / HTTP") == b"", "half a request is not waited for without end"
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: LocalHost:99\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nX: 1\r\nhost:127.0.0.1\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost:evil\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\n\r\n", 421),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET / HTTP/1.1 x\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /other HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    ],
+)
+def test_only_ones_own_browser_is_answered(request_text: bytes, status: int, tmp_path: Path) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path))
+    made.reporter = Paged()  # type: ignore[assignment]
+    assert int(made._respond(request_text).split()[1]) == status
+
+
+def test_the_table_for_people_has_every_column_in_order(tmp_path: Path) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path))
+    made.reporter = Paged()  # type: ignore[assignment]
+    text = made._respond(b"GET /?after=a/1199&count=1 HTTP/1.1\r\nHost: localhost\r\n\r\n").decode()
+    assert "text/html" in text
+    heads = ("stream", "partition", "role", "phase", "leader", "leader epoch", "isr", "newest offset", "high watermark")
+    assert "".join(f"<th>{head}</th>" for head in heads) in text
+    cells = ("b &lt;i&gt;", "0", "LEADER", "-", "n1", "1", "", "0", "0")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in text
+    assert "node n1, version 1, incarnation 1, uptime s 1.0, metadata leader n1, metadata index 7" in text
+    assert 'href="/?after=b+%3Ci%3E%2F0&amp;count=1"' in text
