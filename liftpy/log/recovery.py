@@ -106,7 +106,8 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
-        for segment in reversed(segments):  # a fresh start (`Log.reset`) died before it removed what was there
+        for segment in reversed(segments):  # a fresh start (`Log.start_afresh`) died before it removed what was there
+            segment.file.close()
             _remove_segment(storage, segment.base_offset)
         segments = []
     rewritten_bytes = 0
@@ -174,6 +175,8 @@ def _segments(
                 segments += [kept] if kept is not None else []
                 break
         gap = bool(segments) and segment.base_offset != segments[-1].next_offset
+        if gap:
+            segment.file.close()
         if gap and _is_torn(storage, segments[-1].base_offset, bases[number:], clean):
             _remove_segments(storage, bases[number:])
             break
@@ -194,7 +197,10 @@ def _from_index(storage: Storage, base: int) -> Segment | None:
     if summary is None or summary.base_offset != base:
         return None
     file = storage.open(log_name(base))
-    return Segment.from_summary(file, summary) if summary.size_bytes == file.size_bytes else None
+    if summary.size_bytes == file.size_bytes:
+        return Segment.from_summary(file, summary)
+    file.close()
+    return None
 
 
 def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
@@ -206,8 +212,12 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
     """Whether a segment that ends too early was never flushed as a whole, and those behind it hold nothing."""
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
-    ends = (_walked(storage, later)[1] for later in behind)
-    return all(found.end == 0 and not found.valid_behind for found in ends)
+    for later in behind:
+        segment, found = _walked(storage, later)
+        segment.file.close()
+        if found.end or found.valid_behind:
+            return False
+    return True
 
 
 def _remove_segments(storage: Storage, bases: list[int]) -> None:
@@ -231,6 +241,7 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
         kept.append([segment.file.read(position, min(_COPY_BYTES, found.end - position))])
     kept.sync()
     kept.close()
+    segment.file.close()
     set_aside(storage, segment.base_offset, DAMAGED)
     if not found.end:
         storage.remove(name)

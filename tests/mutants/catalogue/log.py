@@ -130,7 +130,7 @@ MUTANTS = [
         ("HW at the log end is no loss", "lost_committed=checkpoint.high_watermark >= log_end_offset", "lost_committed=checkpoint.high_watermark > log_end_offset",
          "a replica that lost its last committed record stays in the ISR"),
         ("a clean log is believed although a flush failed", "if names and (not clean or flush_failed):", "if names and not clean:", "lost pages are believed"),
-        ("an index of another size is believed", "if summary.size_bytes == file.size_bytes else None", "if summary.size_bytes <= file.size_bytes else None", "a file that was written past its index is believed"),
+        ("an index of another size is believed", "if summary.size_bytes == file.size_bytes:", "if summary.size_bytes <= file.size_bytes:", "a file that was written past its index is believed"),
         ("what is kept of a damaged segment is not flushed", "    kept.sync()\n", "", "the right part of a damaged segment is lost in a power cut"),
     ),
     *rows(

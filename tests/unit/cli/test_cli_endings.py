@@ -1,0 +1,381 @@
+"""How commands begin and end: what reaches the cluster of what was given, exit codes, what is closed, and who reads the output."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.log.log import Log
+from sidecar.cli import consume, controllers, pipes, service, session
+from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
+from sidecar.cli.stream_settings import SETTINGS
+from sidecar.disk.files import FolderStorage
+from sidecar.settings import Target
+from tests.unit.log.log_model import SMALL, fill
+
+demo = importlib.import_module("sidecar.cli.demo")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    said = capsys.readouterr()
+    return int(left.value.code or 0), said.out, said.err
+
+
+# ---- the console script ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("ends", "code", "text"),
+    [
+        (lambda: 7, 7, ""),
+        (lambda: None, 0, ""),
+        (lambda: "text", 0, ""),
+        (lambda: _raise(ConfigError("a")), 2, "Error: a"),
+        (lambda: _raise(UnavailableError("b")), 3, "Error: b (try again)"),
+        (lambda: _raise(NotFoundError("c")), 1, "Error: c"),
+        (lambda: _raise(click.UsageError("d")), 2, "d"),
+        (lambda: _raise(click.Abort()), 130, ""),
+        (lambda: _raise(KeyboardInterrupt()), 130, ""),
+        (lambda: _raise(SystemExit(9)), 9, ""),
+    ],
+)
+def test_each_end_has_its_exit_code(
+    ends: Any, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.cli.controllers.with_client", lambda *_: None)
+    monkeypatch.setattr("sidecar.cli.controllers._show", lambda _: None)
+    monkeypatch.setattr(controllers.controllers, "callback", lambda **_: ends())
+    found, out, err = run(capsys, "controllers")
+    assert (found, out) == (code, "")
+    assert text in err
+    assert "(try again)" not in err or code == 3
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_exit_codes_say_whose_fault_it_is() -> None:
+    assert [exit_code(kind("x")) for kind in (ConfigError, UnavailableError, LiftError)] == [2, 3, 1]
+
+
+@pytest.mark.parametrize("through", ["directly", "click"])
+def test_nobody_who_reads_is_no_failure(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[int] = []
+    monkeypatch.setattr("sidecar.cli.main.nobody_reads", lambda: gone.append(1))
+
+    def work(**_: Any) -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            if through == "directly":
+                raise
+            sys.exit(1)  # as click does in its own handler
+
+    monkeypatch.setattr(controllers.controllers, "callback", work)
+    with pytest.raises(SystemExit) as left:
+        main(["controllers"])
+    assert (left.value.code, gone) == (0, [1])
+
+
+def test_what_nobody_reads_does_not_fail_at_the_interpreters_end() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    real = sys.stdout
+    before = len(os.listdir("/proc/self/fd"))
+    with open(write, "w") as out:
+        sys.stdout = out
+        try:
+            out.write("lost")
+            pipes.nobody_reads()
+            out.flush()
+        finally:
+            sys.stdout = real
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_every_command_is_listed_and_there() -> None:
+    context = click.Context(liftpy)
+    assert liftpy.list_commands(context) == list(COMMANDS)
+    for name in COMMANDS:
+        command = liftpy.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+    assert liftpy.get_command(context, "nosuch") is None
+
+
+# ---- pipes -------------------------------------------------------------------------------------------------------------------
+async def test_a_reader_that_goes_ends_the_command_also_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipes, "_LOOK_S", 0.0)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as out:
+        watching = asyncio.ensure_future(pipes.reader_gone(out))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not watching.done(), "the reader is there"
+        os.close(read)
+        with pytest.raises(BrokenPipeError):
+            async with asyncio.timeout(30):
+                await watching
+
+
+@pytest.mark.parametrize("what", ["file", "memory"])
+async def test_what_is_no_pipe_has_no_reader_to_lose(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipes, "_LOOK_S", 0.0)
+    with (tmp_path / "out").open("w") if what == "file" else io.StringIO() as out:
+        watching = asyncio.ensure_future(pipes.reader_gone(out))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not watching.done()
+        watching.cancel()
+
+
+# ---- the session ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_session_connects_as_was_said_and_always_closes(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    given: list[Any] = []
+
+    class Connected:
+        async def __aenter__(self) -> Connected:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            ended.append("closed")
+
+    async def connect(*args: Any, **how: Any) -> Connected:
+        given.append((*args, how["credentials"], how["timeout_s"]))
+        return Connected()
+
+    async def work(client: Client) -> int:
+        assert not ended
+        if fails:
+            raise NotFoundError("nothing")
+        return 5
+
+    monkeypatch.setattr(session, "connect", connect)
+    target = Target(("nats://a:1", "nats://b:2"), "ns")
+    if fails:
+        with pytest.raises(NotFoundError):
+            session.with_client(target, work, timeout_s=1.5)
+    else:
+        assert session.with_client(target, work, timeout_s=1.5) == 5
+    assert given == [(target.nats, "ns", target.credentials, 1.5)]
+    assert ended == ["closed"]
+
+
+CREDENTIALS = {
+    "--creds": "creds_file",
+    "--nkey": "nkey_seed_file",
+    "--user": "user",
+    "--tls-ca": "tls_ca_file",
+    "--tls-cert": "tls_cert_file",
+    "--tls-key": "tls_key_file",
+    "--inbox-prefix": "inbox_prefix",
+    "--principal": "principal",
+}
+
+
+@pytest.mark.parametrize("flag", ["--creds", "--nkey", "--user", "--tls-ca", "--inbox-prefix", "--principal"])
+def test_what_a_flag_says_gets_to_the_connection(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flag == "--user":
+        monkeypatch.setenv("LIFTPY_PASSWORD", "p")
+    given: list[Target] = []
+    monkeypatch.setattr(controllers, "with_client", lambda target, _: given.append(target) or _raise(NotFoundError("enough")))
+    path = tmp_path / "file"
+    path.write_text("x")
+    value = "me" if flag in ("--user", "--principal") else "_INBOX_me" if flag == "--inbox-prefix" else str(path)
+    run(capsys, "controllers", "--nats", "nats://a:1,nats://b:2", "--namespace", "ns", flag, value)
+    (target,) = given
+    assert (target.nats, target.namespace) == (("nats://a:1", "nats://b:2"), "ns")
+    said = {name: getattr(target.credentials, name) for name in CREDENTIALS.values()}
+    expected = dict.fromkeys(CREDENTIALS.values(), type(target.credentials)().user) | {CREDENTIALS[flag]: value}
+    assert {name: str(v) if v else v for name, v in said.items()} == expected
+
+
+async def test_the_group_is_shown_with_all_its_figures() -> None:
+    @dataclasses.dataclass
+    class Member:
+        node_id: str
+        lag: int
+
+    async def describe_cluster() -> Any:
+        return SimpleNamespace(
+            metadata_leader="n2", image=SimpleNamespace(index=9), controllers=(Member("n1", 1), Member("n2", 0))
+        )
+
+    found = await controllers.gather(SimpleNamespace(describe_cluster=describe_cluster))  # type: ignore[arg-type]
+    members = [{"node_id": "n1", "lag": 1}, {"node_id": "n2", "lag": 0}]
+    assert found == {"metadata_leader": "n2", "index": 9, "controllers": members}
+
+
+# ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ends", ["reader", "records", "failure"])
+def test_consuming_ends_with_its_reader_or_its_records(
+    ends: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[str] = []
+
+    async def last(name: str, now: bool, error: BaseException | None) -> None:
+        try:
+            if not now:
+                await asyncio.Event().wait()
+            if error is not None:
+                raise error
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    async def stream(name: str) -> None:
+        assert name == "s"
+
+    client = SimpleNamespace(stream=stream, consume=lambda *_, **__: None, counters={"b": 2, "a": 1})
+    monkeypatch.setattr(consume, "with_client", lambda _, work: asyncio.run(work(client)))
+    failure = NotFoundError("gone") if ends == "failure" else None
+    monkeypatch.setattr(consume, "_print", lambda *_: last("printing", ends != "reader", failure))
+    monkeypatch.setattr(consume, "reader_gone", lambda _: last("watching", ends == "reader", BrokenPipeError()))
+    monkeypatch.setattr("sidecar.cli.main.nobody_reads", lambda: None)
+    code, _, err = run(capsys, "consume", "s")
+    assert (code, cancelled) == (1 if ends == "failure" else 0, ["printing" if ends == "reader" else "watching"])
+    assert err.startswith("a: 1\nb: 2\n")
+    assert ("gone" in err) is (ends == "failure")
+
+
+# ---- liftpy log --------------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "streams" / "s-1" / "0"
+    log, _ = Log.open(FolderStorage(path), SMALL)
+    fill(log, 40)
+    log.raise_high_watermark(50)
+    log.close()
+    return path
+
+
+def open_here(folder: Path) -> list[str]:
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except OSError:
+            continue
+    return [name for name in names if name.startswith(str(folder))]
+
+
+def test_a_repair_says_what_it_cut_and_leaves_no_file_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(folder.glob("*.log"))
+    data = bytearray(files[-1].read_bytes())
+    data[70] ^= 1
+    files[-1].write_bytes(data)
+    (folder.parent.parent.parent / "lock").touch()
+    code, out, _ = run(capsys, "log", "repair", str(folder))
+    assert code == 0
+    assert f"set {files[-1].name} aside" in out
+    first = int(files[-1].stem)
+    assert f"records are missing from offset {first} on" in out
+    assert f"the log ends before offset {first}" in out
+    assert open_here(folder.parent.parent.parent) == []
+    assert run(capsys, "log", "repair", str(folder))[0] == 0, "the lock is free again"
+
+
+def test_a_dump_shows_what_else_lies_there_and_every_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, "log", "dump", str(folder))
+    assert "other files" not in out
+    assert "leader epochs (epoch: first offset): 1: 0" in out
+    assert "base_offset=" not in out
+    (folder / "notes.txt").write_text("x")
+    _, out, _ = run(capsys, "log", "dump", "--batches", str(folder))
+    assert "other files: notes.txt" in out
+    assert out.count("base_offset=") == 40
+    shown = json.loads(run(capsys, "log", "dump", "--json", "--batches", str(folder))[1])
+    assert shown["other_files"] == ["notes.txt"]
+    rows = shown["batches"]
+    assert [row["last_offset"] - row["base_offset"] + 1 for row in rows] == [row["records"] for row in rows] == [3] * 40
+    assert {row["leader_epoch"] for row in rows} == {1}
+    for segment in shown["segments"]:
+        inside = [row for row in rows if segment["base_offset"] <= row["base_offset"] < segment["next_offset"]]
+        assert sum(row["size_bytes"] for row in inside) == segment["file_size_bytes"] - inside[0]["position"]
+        ends = [row["position"] + row["size_bytes"] for row in inside]
+        assert [row["position"] for row in inside[1:]] == ends[:-1]
+    assert "batches" not in json.loads(run(capsys, "log", "dump", "--json", str(folder))[1])
+    found = [path for path in folder.iterdir() if path.name == "high-watermark"]
+    for path in found:
+        path.write_bytes(b"x")
+    assert "checkpoint: damaged" in run(capsys, "log", "dump", str(folder))[1]
+    for path in found:
+        path.unlink()
+    assert "checkpoint: none" in run(capsys, "log", "dump", str(folder))[1]
+
+
+# ---- liftpy service ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("when", ["connected", "connecting"])
+async def test_a_service_stops_when_it_is_told_and_closes_its_connection(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Connection:
+        async def close(self) -> None:
+            said.append("closed")
+
+    class Host:
+        def __init__(self, factory: object, settings: object, transport: object, namespace: str) -> None:
+            said.append(namespace)
+            self.stopped = asyncio.Event()
+
+        async def run(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await self.stopped.wait()
+            said.append("ran")
+
+        def stop(self) -> None:
+            said.append("stop")
+            self.stopped.set()
+
+    async def open_connection(*_: object, **__: object) -> Connection:
+        if when == "connecting":
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return Connection()
+
+    monkeypatch.setattr(service, "open_connection", open_connection)
+    monkeypatch.setattr(service, "Transport", lambda connection: connection)
+    monkeypatch.setattr(service, "ServiceHost", Host)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        async with asyncio.timeout(30):
+            await service._run(object, SimpleNamespace(service="x"), Target(namespace="ns"))  # type: ignore[arg-type]
+    finally:
+        for number, handler in before.items():
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)
+    assert said == (["ns", "stop", "ran", "closed"] if when == "connected" else [])
+
+
+def test_the_defaults_that_are_shown_are_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting whose help says its default in words shows it once; every other shows it."""
+    _, out, _ = run(capsys, "stream", "create", "--help")
+    text = " ".join(out.split())
+    for setting in SETTINGS:
+        own = text[text.index(f" {setting.flag}") :]
+        ends = [own.index(f" {other.flag}") for other in SETTINGS if f" {other.flag}" in own[len(setting.flag) + 1 :]]
+        own = own[: min((end for end in ends if end), default=len(own))]
+        assert "[default:" in own, setting.flag
+    assert text.count("[default: 2, or 1 with one replica]") == 1

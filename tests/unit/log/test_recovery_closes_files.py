@@ -1,0 +1,124 @@
+"""Whatever recovery finds, no file stays open but those of the log: a descriptor too many for each damage, and the space of what was
+removed, would be gone for as long as the node runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liftpy.log.log import Log
+from liftpy.log.recovery import recover
+from sidecar.disk.files import FolderStorage
+from tests.unit.log.log_model import SMALL, fill
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def _no_index(folder: Path) -> None:
+    for path in folder.glob("*.index"):
+        path.unlink()
+
+
+def damaged_last(folder: Path, files: list[Path]) -> None:
+    _flip(files[-1], 70)
+
+
+def damaged_first(folder: Path, files: list[Path]) -> None:
+    _no_index(folder)
+    _flip(files[0], 70)
+
+
+def torn_in_the_middle_with_nothing_behind(folder: Path, files: list[Path]) -> None:
+    _no_index(folder)
+    files[1].write_bytes(files[1].read_bytes()[:-5])
+    for path in files[2:]:
+        path.write_bytes(b"")
+
+
+def torn_in_the_middle_with_something_behind(folder: Path, files: list[Path]) -> None:
+    _no_index(folder)
+    files[1].write_bytes(files[1].read_bytes()[:-5])
+
+
+def an_index_of_another_file(folder: Path, files: list[Path]) -> None:
+    files[0].with_suffix(".index").write_bytes(files[1].with_suffix(".index").read_bytes())
+    with files[1].open("ab") as file:
+        file.write(b"\0")
+
+
+def a_gap(folder: Path, files: list[Path]) -> None:
+    files[1].unlink()
+    files[1].with_suffix(".index").unlink()
+
+
+def a_gap_with_nothing_behind(folder: Path, files: list[Path]) -> None:
+    a_gap(folder, files)
+    _no_index(folder)
+    for path in files[2:]:
+        path.write_bytes(b"")
+
+
+def a_start_above_all(folder: Path, files: list[Path]) -> None:
+    log, _ = Log.open(FolderStorage(folder), SMALL)
+    checkpoint = folder / "high-watermark"
+    log.start_afresh(5000)
+    log.close()
+    kept = checkpoint.read_bytes()
+    for path in folder.glob("*.log"):
+        path.unlink()
+    other = folder.parent / "other"
+    again, _ = Log.open(FolderStorage(other), SMALL)
+    fill(again, 12)
+    again.close()
+    for path in other.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    checkpoint.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damaged_last,
+        damaged_first,
+        torn_in_the_middle_with_nothing_behind,
+        torn_in_the_middle_with_something_behind,
+        an_index_of_another_file,
+        a_gap,
+        a_gap_with_nothing_behind,
+        a_start_above_all,
+    ],
+)
+@pytest.mark.parametrize("clean", [False, True])
+def test_recovery_leaves_only_the_logs_own_files_open(
+    harm: Callable[[Path, list[Path]], None], clean: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "0"
+    log, _ = Log.open(FolderStorage(folder), SMALL)
+    fill(log, 40)
+    log.close()
+    harm(folder, sorted(folder.glob("*.log")))
+    found = recover(FolderStorage(folder), clean=clean)
+    wanted = sorted(str(s.file.path) for s in found.segments if not s.sealed)  # type: ignore[attr-defined]
+    assert open_in(folder) == wanted
+    for segment in found.segments:
+        segment.file.close()
+    assert open_in(folder) == []
+
+
+def open_in(folder: Path) -> list[str]:
+    """What this process has open there, by name."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue
+        found += [name] if name.startswith(f"{folder}/") else []
+    return sorted(found)
