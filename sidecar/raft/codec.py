@@ -44,6 +44,13 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             return pb.RaftMessage(requestVote=vote)
         case "response_vote":
             return pb.RaftMessage(responseVote=pb.RaftResponseVote(term=message["term"]))
+        case "pre_vote":
+            question = pb.RaftPreVote(
+                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
+            )
+            return pb.RaftMessage(preVote=question)
+        case "pre_vote_granted":
+            return pb.RaftMessage(preVoteGranted=pb.RaftPreVoteGranted(term=message["term"]))
         case "timeout_now":
             return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
     raise ProtocolError(f"the metadata group does not send {message['type']!r} with {sorted(message)}")
@@ -113,6 +120,16 @@ def _parsed(data: bytes) -> Message:
             }
         case "responseVote":
             return {"type": "response_vote", "term": message.responseVote.term}
+        case "preVote":
+            question = message.preVote
+            return {
+                "type": "pre_vote",
+                "term": question.term,
+                "last_log_index": question.lastLogIndex,
+                "last_log_term": question.lastLogTerm,
+            }
+        case "preVoteGranted":
+            return {"type": "pre_vote_granted", "term": message.preVoteGranted.term}
         case "timeoutNow":
             return {"type": "timeout_now", "term": message.timeoutNow.term}
     raise ProtocolError("an empty message of the metadata group")

@@ -137,6 +137,11 @@ class GroupJournal:
         """Index of the last entry, 0 when there is none."""
         return self._entries[-1][1] if self._entries else 0
 
+    @property
+    def last_term(self) -> int:
+        """Term of the last entry, 0 when there is none."""
+        return self._entries[-1][2] if self._entries else 0
+
     def sync(self) -> None:
         """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
         if self._failed:

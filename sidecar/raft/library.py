@@ -25,6 +25,7 @@ from liftpy.cluster.member import EntryOutcome
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
+from sidecar.raft.pre_vote import PreVote
 
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "outcome_of", "settings"]
 
@@ -52,6 +53,8 @@ HOLD_S = 0.5
 _REGULAR = b"\x00"
 _DUMP_FAILED = -2
 _FOLLOWER = 0
+_AT_ONCE = 0
+"""The library's own word for an election that the leader has asked for: nobody is asked first."""
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "forceLogCompaction",
@@ -61,7 +64,7 @@ _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
     "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
     "_SyncObj__generateRaftTimeout", "_SyncObj__raftCommitIndex", "_SyncObj__setCurrentTerm", "_SyncObj__setState",
-    "_SyncObj__raftLeader",
+    "_SyncObj__raftLeader", "_SyncObj__connectedToAnyone",
 )  # fmt: skip
 _ENTRY = struct.Struct("<QQ")
 
@@ -188,6 +191,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """When the last turn began."""
         self._late = False
         """It was late, and not believed."""
+        self.pre_vote = PreVote(len(members))
         self._applied_bytes = 0
         """In the running tick: entries, their answers, and something for each."""
         self._uncompacted_bytes = 0
@@ -203,8 +207,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self.retired = False
         """It stops soon: it votes, and does not campaign, whoever asks it to. A leadership that it took would be lost at once."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
-        others = [Node(i) for i in members if i != node_id]
-        super().__init__(Node(node_id), others, conf, transport=transport, nodeClass=Node)
+        self._others = [Node(i) for i in members if i != node_id]
+        self._link = transport
+        super().__init__(Node(node_id), self._others, conf, transport=transport, nodeClass=Node)
         self._SyncObj__serializer.setTransmissionData = self._fatal(self._put_dump_in_place)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
@@ -233,6 +238,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None]) -> None:
         """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise."""
         self._applyCommand(command, callback, 0)
+
+    @property
+    def turn_is_late(self) -> bool:
+        """The running turn came late, and what came meanwhile may be unread."""
+        return self._late
 
     @property
     def leads(self) -> bool:
@@ -286,6 +296,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)  # type: ignore[has-type]
 
+    def give_way(self, seconds: float) -> None:
+        """Don't campaign for so long: another member is about to."""
+        self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
+
     def listens(self) -> None:
         """A turn begins. One that comes late, because the machine or this process had no time, is no silence of the leader: what came
         meanwhile is still to be read, and is in the next turn. Of turns that are all late every other one is believed: a member on a
@@ -300,7 +314,39 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """One tick; on probation, and before the end, with an election that is never due."""
         if self.on_probation or self.retired:
             self._SyncObj__raftElectionDeadline = math.inf
+        elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
+            self._ask_before_election()
         super().doTick(timeToWait)
+
+    def _ask_before_election(self) -> None:
+        """An election that is due begins with the question who would vote for this member. Once a majority would, it is held."""
+        now = pysyncobj.syncobj.monotonicTime()
+        if not self._others or not self._SyncObj__connectedToAnyone():
+            self.pre_vote.end()
+        elif self.pre_vote.won:
+            self.pre_vote.end()
+            self._SyncObj__raftElectionDeadline = _AT_ONCE
+        elif self._SyncObj__raftElectionDeadline < now:
+            self._SyncObj__raftElectionDeadline = now + self._SyncObj__generateRaftTimeout()
+            self._SyncObj__raftLeader = None
+            self.pre_vote.begin()
+            log = {"last_log_index": self.log.last_index, "last_log_term": self.log.last_term}
+            question = {"type": "pre_vote", "term": self.raftCurrentTerm, **log}
+            for node in self._others:
+                self._link.send(node, question)
+
+    def pre_vote_granted(self, node: Node, term: int) -> None:
+        """``node``, whose term is ``term``, would vote for this member, if its own term were beyond that."""
+        if self.pre_vote.asks and term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, None)
+        self.pre_vote.granted(node.id)
+
+    def step_down(self, term: int) -> None:
+        """Leader: a member has come to ``term`` and hears no leader of an earlier one; there has to be an election."""
+        if term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, None)
+            self._SyncObj__setState(_FOLLOWER)
+            self._SyncObj__raftLeader = None
 
     def send_at_once(self) -> None:
         """Leader: the log has moved, so what there is to send leaves in this tick, too."""

@@ -19,6 +19,7 @@ from sidecar.raft import codec
 from sidecar.raft.codec import Message
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.library import FAIL_REASON, Node, RaftCore, Transport
+from sidecar.raft.pre_vote import may_grant
 from sidecar.raft.probation import Probation
 from sidecar.raft.sessions import PeerSessions
 
@@ -27,6 +28,10 @@ logger = logging.getLogger("liftpy.raft")
 VOTE_AGAIN_S = 0.4
 """How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
 shortest election time-out without the pause between two appends, or a fail-over would need a second election."""
+_GIVE_WAY_S = 0.1
+"""After a grant the member itself does not campaign for so long: two at once would share the votes."""
+_OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
+"""A member on probation neither sends nor hears them."""
 _TRANSFER_S = 2.0
 """An election within this time after the leader has asked for it is one that it asked for."""
 
@@ -85,7 +90,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message["type"] == "apply_command":
             self._not_forwarded.append((node, message.get("request_id")))
             return False
-        if self._core.on_probation and message["type"] in ("request_vote", "response_vote"):
+        if self._core.on_probation and message["type"] in _OF_VOTERS:
             return False
         if message["type"] == "append_entries":
             message = {**message, "sent_ns": self._stamp()}
@@ -124,18 +129,25 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message.get("term", 0) > term:  # the frame's, which was found to be in reach
             self.sessions.counters[f"{REFUSED}messages"] += 1
             return False
-        if self._core.on_probation and message["type"] in ("request_vote", "response_vote", "timeout_now"):
+        if self._core.on_probation and (message["type"] in _OF_VOTERS or message["type"] == "timeout_now"):
             return True
         if not self.sessions.peers[sender].trusted:
             return self._deliver_untrusted(sender, message, term)
         if message["type"] == "request_vote" and not self._may_vote_again(message):
             self.sessions.counters["votes not given: the leader is there"] += 1
             return True
+        if message["type"] == "pre_vote":
+            self._pre_vote(sender, message)
+            return True
+        if message["type"] == "pre_vote_granted":
+            self._core.pre_vote_granted(self._nodes[sender], message["term"])
+            return True
         if message["type"] == "next_node_idx":
             self.applied[sender] = message["applied_index"]
             self._answered(sender, message, term)
         elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
             self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
+            self._core.pre_vote.end()
         elif message["type"] == "timeout_now" and sender == self._core.leader_id:
             self._transfer_asked_at = self._clock()
         return self._hardening.deliver(self._nodes[sender], message, term)
@@ -145,6 +157,27 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
+
+    def _pre_vote(self, sender: str, question: Message) -> None:
+        """Whether this member would vote for ``sender``. One that is in a later term than the leader does not hear it any more: the
+        leader makes way for an election in the term after that."""
+        core = self._core
+        assert core is not None
+        granted = may_grant(
+            leads=core.leads,
+            quiet_s=self._clock() - self._leader_heard_at,
+            quiet_needed_s=VOTE_AGAIN_S,
+            turn_is_late=core.turn_is_late,
+            own=(core.log.last_term, core.log.last_index),
+            asker=(question["last_log_term"], question["last_log_index"]),
+        )
+        if granted:
+            core.give_way(_GIVE_WAY_S)
+            self.send(self._nodes[sender], {"type": "pre_vote_granted", "term": core.raftCurrentTerm})
+            return
+        self.sessions.counters["pre-votes not granted"] += 1
+        if core.leads:
+            core.step_down(question["term"])
 
     def _answered(self, sender: str, answer: Message, term: int) -> None:
         assert self._core is not None

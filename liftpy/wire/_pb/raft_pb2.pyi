@@ -34,6 +34,22 @@ class RaftResponseVote(_message.Message):
     term: int
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
+class RaftPreVote(_message.Message):
+    __slots__ = ("term", "lastLogIndex", "lastLogTerm")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LASTLOGINDEX_FIELD_NUMBER: _ClassVar[int]
+    LASTLOGTERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    lastLogIndex: int
+    lastLogTerm: int
+    def __init__(self, term: _Optional[int] = ..., lastLogIndex: _Optional[int] = ..., lastLogTerm: _Optional[int] = ...) -> None: ...
+
+class RaftPreVoteGranted(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
 class RaftNextIndex(_message.Message):
     __slots__ = ("nextIndex", "reset", "success", "appliedIndex", "echoNs")
     NEXTINDEX_FIELD_NUMBER: _ClassVar[int]
@@ -89,20 +105,24 @@ class RaftSnapshotChunk(_message.Message):
     def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., present: _Optional[bool] = ..., data: _Optional[bytes] = ..., first: _Optional[bool] = ..., last: _Optional[bool] = ..., sentNs: _Optional[int] = ...) -> None: ...
 
 class RaftMessage(_message.Message):
-    __slots__ = ("requestVote", "responseVote", "appendEntries", "snapshotChunk", "nextIndex", "timeoutNow")
+    __slots__ = ("requestVote", "responseVote", "appendEntries", "snapshotChunk", "nextIndex", "timeoutNow", "preVote", "preVoteGranted")
     REQUESTVOTE_FIELD_NUMBER: _ClassVar[int]
     RESPONSEVOTE_FIELD_NUMBER: _ClassVar[int]
     APPENDENTRIES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTCHUNK_FIELD_NUMBER: _ClassVar[int]
     NEXTINDEX_FIELD_NUMBER: _ClassVar[int]
     TIMEOUTNOW_FIELD_NUMBER: _ClassVar[int]
+    PREVOTE_FIELD_NUMBER: _ClassVar[int]
+    PREVOTEGRANTED_FIELD_NUMBER: _ClassVar[int]
     requestVote: RaftRequestVote
     responseVote: RaftResponseVote
     appendEntries: RaftAppendEntries
     snapshotChunk: RaftSnapshotChunk
     nextIndex: RaftNextIndex
     timeoutNow: RaftTimeoutNow
-    def __init__(self, requestVote: _Optional[_Union[RaftRequestVote, _Mapping]] = ..., responseVote: _Optional[_Union[RaftResponseVote, _Mapping]] = ..., appendEntries: _Optional[_Union[RaftAppendEntries, _Mapping]] = ..., snapshotChunk: _Optional[_Union[RaftSnapshotChunk, _Mapping]] = ..., nextIndex: _Optional[_Union[RaftNextIndex, _Mapping]] = ..., timeoutNow: _Optional[_Union[RaftTimeoutNow, _Mapping]] = ...) -> None: ...
+    preVote: RaftPreVote
+    preVoteGranted: RaftPreVoteGranted
+    def __init__(self, requestVote: _Optional[_Union[RaftRequestVote, _Mapping]] = ..., responseVote: _Optional[_Union[RaftResponseVote, _Mapping]] = ..., appendEntries: _Optional[_Union[RaftAppendEntries, _Mapping]] = ..., snapshotChunk: _Optional[_Union[RaftSnapshotChunk, _Mapping]] = ..., nextIndex: _Optional[_Union[RaftNextIndex, _Mapping]] = ..., timeoutNow: _Optional[_Union[RaftTimeoutNow, _Mapping]] = ..., preVote: _Optional[_Union[RaftPreVote, _Mapping]] = ..., preVoteGranted: _Optional[_Union[RaftPreVoteGranted, _Mapping]] = ...) -> None: ...
 
 class RaftSnapshot(_message.Message):
     __slots__ = ("last", "previous", "nodes", "image")

@@ -1,0 +1,51 @@
+"""Pre-vote: a member asks whether a majority would vote for it before it raises its term (Raft, section 9.6 of the dissertation).
+
+A member that had no time for a second, or that alone does not hear the leader, finds nobody who would: the term stays, and the leader.
+Without the question its request for votes would depose a leader that the others hear, and on a busy machine the next starving member
+would depose the next one.
+
+A grant promises nothing, and nothing is stored. A member grants when it would vote: it leads nothing, has not heard a leader for the
+time in which a leader's leases rest on its silence, and its log is no further than the asker's.
+"""
+
+from __future__ import annotations
+
+LogEnd = tuple[int, int]
+"""(term, index) of the last entry."""
+
+
+def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
+    """Whether a member grants a pre-vote. ``quiet_s``: since it heard a leader; ``turn_is_late``: what the leader said meanwhile may
+    still be unread."""
+    return not leads and not turn_is_late and quiet_s >= quiet_needed_s and asker >= own
+
+
+class PreVote:
+    """What a member that would campaign has heard of the others; one round at a time."""
+
+    def __init__(self, member_count: int) -> None:
+        self._needed = member_count // 2
+        """Grants of others, which are a majority with the own one."""
+        self._granted: set[str] = set()
+        self.asks = False
+        """A round is under way."""
+
+    def begin(self) -> None:
+        """A new round: what was granted in an earlier one counts no more."""
+        self._granted.clear()
+        self.asks = True
+
+    def granted(self, node_id: str) -> None:
+        """``node_id`` would vote for this member."""
+        if self.asks:
+            self._granted.add(node_id)
+
+    def end(self) -> None:
+        """A leader is heard, or the election begins."""
+        self._granted.clear()
+        self.asks = False
+
+    @property
+    def won(self) -> bool:
+        """A majority would vote for this member."""
+        return self.asks and len(self._granted) >= self._needed
