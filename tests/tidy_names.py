@@ -26,6 +26,8 @@ UNREFERENCED = {
     "liftpy.cluster.checks.check_step": _CHECKS,
     "liftpy.log.arrow.to_arrow": "for applications that read files",
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
+    "liftpy.testing.services.ServiceTest.advance": "for tests of applications",
+    "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
     "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
     "liftpy.spark.source.LiftStreamReader.getDefaultReadLimit": _SPARK,

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from liftpy.service.base import DivergedError, Role, Service, ServiceFailedError
 from liftpy.service.machine import ServiceMachine
-from liftpy.service.outbox import Outbox, OutputConflictError
+from liftpy.service.outbox import Outbox, Output, OutputConflictError
 from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.wire.batch import Record
 
 __all__ = [
     "DivergedError",
     "Identity",
     "Outbox",
+    "Output",
     "OutputConflictError",
+    "Record",
     "Role",
     "Service",
     "ServiceFailedError",

@@ -1,4 +1,7 @@
-"""A whole cluster in one thread under one seed: virtual clock, simulated NATS and disks, real state machines, checkers.
+"""For tests of applications: ``ServiceTest``, a replicated service without a cluster (``liftpy.testing.services``).
+
+For tests of this project: a whole cluster in one thread under one seed: virtual clock, simulated NATS and disks, real state machines,
+checkers.
 
     from liftpy.testing.run import run_seed
     outcome = run_seed(7, events=20_000)
@@ -11,3 +14,9 @@ pause, a host that sleeps, restart), ``clock`` (each machine's own rate),
 ``group`` (the metadata group as one log whose image reaches each node late). ``checkers`` holds one function per invariant, run after
 every step against ghost state that no node can see.
 """
+
+from __future__ import annotations
+
+from liftpy.testing.services import ServiceTest
+
+__all__ = ["ServiceTest"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,11 @@ def test_the_readmes_service_runs_as_it_is_printed() -> None:
     assert outputs(machine) == [b"a: 1", b"b: 1", b"a: 2"]
     run(second, commands(b"a", b"b", b"a")[2:], every=2, snapshot=snapshots[0])
     assert second.take_snapshot() == first.take_snapshot() == b"a=2\nb=1"
+
+
+def test_the_readmes_test_of_the_service_passes_as_it_is_printed(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for name in ("counter.py", "test_counter.py"):
+        (tmp_path / name).write_text(readme[readme.index(f"# {name}\n") :].split("```")[0])
+    (tmp_path / "run.py").write_text("import test_counter as t; t.test_a_word_is_forgotten_after_a_minute()")
+    subprocess.run([sys.executable, "run.py"], cwd=tmp_path, check=True, timeout=120)

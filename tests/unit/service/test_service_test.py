@@ -1,0 +1,182 @@
+"""ServiceTest: services without a cluster, and every way not to be deterministic found by ``verify``."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.service import DivergedError, Record, Role, Service, ServiceFailedError
+from liftpy.testing import ServiceTest
+from tests.examples.bank import Bank
+
+
+class Echo(Service):
+    """Counts, and says what it was told."""
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.words: list[str] = json.loads(snapshot or b"[]")
+
+    def on_record(self, record: Record) -> None:
+        self.words.append((record.value or b"-").decode())
+        self.emit(self.answer(), key=record.key, headers=[("n", b"%d" % len(self.words))])
+
+    def answer(self) -> bytes:
+        return self.words[-1].encode()
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.words).encode()
+
+
+class OfASet(Echo):
+    def answer(self) -> bytes:
+        return ",".join(set(self.words)).encode()
+
+
+class OfTheClock(Echo):
+    def answer(self) -> bytes:
+        return b"%d" % time.time_ns()
+
+
+class OfTheRole(Echo):
+    def answer(self) -> bytes:
+        return self.role.value.encode()
+
+
+class Forgetful(Echo):
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.words[-2:]).encode()
+
+    def answer(self) -> bytes:
+        return b"%d" % len(self.words)
+
+
+class Unsteady(Echo):
+    def take_snapshot(self) -> bytes:
+        self.words.append("a snapshot was taken")
+        return super().take_snapshot()
+
+
+class WithoutState(Echo):
+    """The same outputs, and a snapshot whose order nobody has fixed."""
+
+    def take_snapshot(self) -> bytes:
+        return ",".join({*"abcdefgh"}).encode()
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.words = []
+
+    def answer(self) -> bytes:
+        return b""
+
+    def on_record(self, record: Record) -> None:
+        self.emit(b"")
+
+
+class Broken(Echo):
+    def on_record(self, record: Record) -> None:
+        raise KeyError("no")
+
+
+def fed(service: type[Service]) -> ServiceTest:
+    test = ServiceTest(service)
+    for number in range(12):
+        test.send(b"word %d" % number, key=b"k")
+    return test
+
+
+def test_records_go_in_and_outputs_come_out_with_where_they_came_from() -> None:
+    test = ServiceTest(Echo).send(b"one", key=b"k").send(None)
+    assert [(out.offset, out.index, out.value, out.key) for out in test.outputs] == [(0, 0, b"one", b"k"), (1, 0, b"-", None)]
+    assert test.outputs[1].headers == (("n", b"2"),)
+    assert test.snapshot() == b'["one", "-"]'
+    assert isinstance(test.service, Echo)
+
+
+def test_timers_fire_by_the_time_of_records() -> None:
+    test = ServiceTest(Bank)
+    for command in (
+        {"do": "open"},
+        {"do": "deposit", "amount": 5},
+        {"do": "lock", "for_s": 30},
+        {"do": "withdraw", "amount": 1},
+    ):
+        test.send(json.dumps({"id": "1", "account": "a", **command}).encode())
+    assert json.loads(test.outputs[-1].value)["why"] == "account a is locked"
+    before = len(test.outputs)
+    test.advance(31)
+    assert len(test.outputs) == before, "log time is what records say"
+    test.send(json.dumps({"id": "2", "do": "withdraw", "account": "a", "amount": 1}).encode())
+    assert [json.loads(output.value) for output in test.outputs[before:]] == [
+        {"unlocked": "a"},
+        {"balance": 4, "id": "2", "ok": True},
+    ]
+
+
+def test_a_restart_goes_on_from_a_snapshot_with_a_new_instance() -> None:
+    test = ServiceTest(Echo).send(b"one")
+    first = test.service
+    test.restart().send(b"two")
+    assert test.service is not first
+    assert [output.headers[0][1] for output in test.outputs] == [b"1", b"2"]
+    assert [output.number for output in test.outputs] == [0, 1]
+
+
+def test_what_the_service_raises_names_the_offset_and_is_its_end() -> None:
+    test = ServiceTest(Broken)
+    with pytest.raises(ServiceFailedError, match="on_record at offset 0: KeyError"):
+        test.send(b"x")
+    with pytest.raises(ServiceFailedError, match="make another"):
+        test.send(b"y")
+
+
+def test_a_good_service_is_verified_in_other_processes_too() -> None:
+    fed(Echo).verify(hash_seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("service", "why"),
+    [
+        (OfTheClock, "output 0 .* is another one as FOLLOWER"),
+        (OfTheRole, "as FOLLOWER: b'LEADER'.*, then b'FOLLOWER'"),
+        (Forgetful, "output 3 .* from the snapshot after 3 records: b'4'.*, then b'3'"),
+        (Unsteady, "take_snapshot gives other bytes when it is called again"),
+    ],
+)
+def test_what_is_not_deterministic_is_found_and_said(service: type[Service], why: str) -> None:
+    with pytest.raises(DivergedError, match=why):
+        fed(service).verify(hash_seeds=0)
+
+
+def test_a_snapshot_that_restores_another_state_is_found_without_an_output() -> None:
+    class Silent(Forgetful):
+        def on_record(self, record: Record) -> None:
+            self.words.append("x")
+
+        def take_snapshot(self) -> bytes:
+            return json.dumps([*self.words, "once more"]).encode()
+
+    with pytest.raises(DivergedError, match="do not give the same bytes again"):
+        fed(Silent).verify(hash_seeds=0)
+
+
+@pytest.mark.parametrize(("service", "why"), [(OfASet, "output [0-9]+ "), (WithoutState, "the snapshot after 6 records ")])
+def test_the_order_of_a_set_is_found_in_another_process(service: type[Service], why: str) -> None:
+    test = fed(service)
+    test.verify(hash_seeds=0)
+    with pytest.raises(DivergedError, match=f"{why}.*in another process with other hashes"):
+        test.verify(hash_seeds=2, restarts=2)
+
+
+def test_a_class_that_another_process_cannot_find_is_refused_with_what_to_do() -> None:
+    class Local(Echo):
+        pass
+
+    with pytest.raises(ConfigError, match="hash_seeds=0"):
+        fed(Local).verify()
+    with pytest.raises(ConfigError, match="at the top of a module"):
+        fed(lambda: Echo()).verify()  # type: ignore[arg-type]
+    fed(Local).verify(hash_seeds=0)
+    assert ServiceTest(Local).service.role is Role.LEADER
