@@ -1,0 +1,377 @@
+"""A whole ServiceHost on a scripted bus: what it says, what it obeys, what it leaves behind; and what sessions say in full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.progress import NotServedError
+from liftpy.errors import FencedError, FolderLockedError, UnavailableError
+from liftpy.service import Outbox, Role, feeding, host
+from liftpy.service.emitter import Emitter
+from liftpy.service.host import ServiceHost
+from liftpy.service.outbox import Output
+from liftpy.service.sessions import Replayed, Tell
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.store import ServiceLock
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.batch import Record
+from liftpy.wire.envelope import MessageType
+from tests.unit.service.test_service_feeding import EVERY, FakeLog, Node, Sum
+from tests.unit.service.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
+
+
+class Quiet(Sum):
+    """It has no output stream."""
+
+    def on_record(self, record: Record) -> None:
+        self.values.append((record.value or b"").decode())
+
+
+class Bus:
+    """A Transport and its connection; ``said`` are the frames that were published, opened."""
+
+    def __init__(self) -> None:
+        self.connection = self
+        self.said: list[Any] = []
+        self.deaf = False
+        self.subscribed: dict[str, Any] = {}
+        self.settled = 0
+        self.arrived: Any = None
+
+    def new_inbox(self) -> str:
+        return "_INBOX.me"
+
+    async def subscribe(self, subject: str, cb: Any) -> Any:
+        self.subscribed[subject] = self.arrived = cb
+
+        async def unsubscribe() -> None:
+            del self.subscribed[subject]
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def publish(self, subject: str, payload: bytes, *, reply: str) -> None:
+        assert (subject, reply) == ("ns.service.n1", "_INBOX.me")
+        if self.deaf:
+            raise UnavailableError("not connected")
+        kind, body = envelope.decode(payload)
+        self.said.append(frames.parse(body, pb.ServiceAck if kind is MessageType.SERVICE_ACK else pb.ServiceHello))
+
+    async def settle(self) -> None:
+        self.settled += 1
+
+    async def tell(self, message: Any) -> None:
+        await self.arrived(SimpleNamespace(data=frames.sealed(message) if message is not None else b""))
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(30):
+            while not (found := condition()):
+                await asyncio.sleep(0.001)
+        return found
+
+    @property
+    def hellos(self) -> list[pb.ServiceHello]:
+        return [m for m in self.said if isinstance(m, pb.ServiceHello)]
+
+    @property
+    def acks(self) -> list[pb.ServiceAck]:
+        return [m for m in self.said if isinstance(m, pb.ServiceAck)]
+
+
+@pytest.fixture
+async def running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Bus, ServiceHost, asyncio.Task[None], FakeLog]]:
+    bus, log = Bus(), FakeLog()
+    monkeypatch.setattr(host, "PartitionReader", lambda *_: log)
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_every=EVERY, heartbeat_s=0.01)
+    made = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run())
+    await bus.until(lambda: bus.said)
+    yield bus, made, task, log
+    made.stop()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def order(bus: Bus, ack_id: int, **more: Any) -> pb.JoinLog:
+    given = {"role": pb.SERVICE_FOLLOWER, "stopPosition": -1, "logEndOffset": -1, "leaderEpoch": 3, "leaseMs": 60_000}
+    return pb.JoinLog(instance=bus.hellos[0].instance, ackId=ack_id, streamUid="u1", **(given | more))
+
+
+async def test_it_registers_joins_is_fed_and_leaves(running: Any, tmp_path: Path) -> None:
+    bus, made, task, log = running
+    first = bus.hellos[0]
+    assert (first.service, first.stream, first.partition) == ("sum", "in", 0)
+    assert (first.first, first.leaving, first.position, first.streamUid) == (True, False, 0, "")
+    assert first.instance
+    with pytest.raises(FolderLockedError):
+        ServiceLock(tmp_path, "sum", "in", 0)
+    log.append(12)
+    await bus.tell(order(bus, 7, stopPosition=5))
+    ack = await bus.until(lambda: [a for a in bus.acks if a.position == 5])
+    assert (ack[0].service, ack[0].stream, ack[0].partition, ack[0].streamUid) == ("sum", "in", 0, "u1")
+    assert (ack[0].ackId, ack[0].instance) == (7, first.instance)
+    later = await bus.until(lambda: [h for h in bus.hellos if h.position == 5])
+    assert (later[0].first, later[0].streamUid) == (False, "u1"), "it takes nobody's place any more"
+    await bus.tell(order(bus, 8))
+    await bus.until(lambda: bus.hellos[-1].position == 12)
+    made.stop()
+    await task
+    assert (bus.hellos[-1].leaving, bus.subscribed, bus.settled) == (True, {}, 1)
+    count = len(bus.said)
+    ServiceLock(tmp_path, "sum", "in", 0).close()
+    await asyncio.sleep(0.02)
+    assert len(bus.said) == count, "nothing of it goes on"
+
+
+async def test_why_it_does_not_go_on_is_said_until_it_does(running: Any) -> None:
+    bus, made, _, log = running
+    await bus.tell(None)  # NATS: nobody listens there
+    assert made.problem == "node n1 is not there"
+    await bus.until(lambda: bus.hellos[-1].problem == "node n1 is not there")
+    await bus.arrived(SimpleNamespace(data=b"garbage"))
+    log.truncated = NotServedError("not in sync")  # type: ignore[assignment]
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: "not in sync" in bus.hellos[-1].problem)
+    log.truncated = None
+    log.append(1)
+    await bus.until(lambda: bus.hellos[-1].position == 1 and not bus.hellos[-1].problem)
+
+
+async def test_a_sidecar_that_cannot_be_reached_now_is_told_later(running: Any) -> None:
+    bus, _, task, _ = running
+    bus.deaf = True
+    await asyncio.sleep(0.02)
+    assert not task.done()
+    bus.deaf = False
+    count = len(bus.hellos)
+    await bus.until(lambda: len(bus.hellos) > count)
+
+
+async def test_what_ends_it_is_raised_and_leaves_nothing_behind(running: Any, tmp_path: Path) -> None:
+    bus, _, task, _ = running
+    refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.REPLACED, node="n1")
+    await bus.tell(refusal)
+    with pytest.raises(FencedError):
+        await task
+    assert bus.subscribed == {}
+    ServiceLock(tmp_path, "sum", "in", 0).close()
+
+
+async def test_a_leader_that_hears_nothing_any_more_is_none(running: Any) -> None:
+    bus, made, _, _ = running
+    await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
+    await bus.until(lambda: made.machine is not None and made.machine.role is Role.LEADER)
+    made._heard_s -= 60.0
+    await bus.until(lambda: made.machine.role is Role.FOLLOWER)
+    await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
+    assert made._leads(), "the same order again renews it"
+
+
+# ---- feeding ---------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(FakeLog(), tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "took_steps", "after"),
+    [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (32, 0.0, 32), (3, 9.0, 1)],
+)
+async def test_a_slow_service_gets_fewer_records_at_once_and_a_fast_one_more(
+    before: int, took_steps: float, after: int, node: Node
+) -> None:
+    made: Any = node.feeder
+    assert feeding._MAX_CHUNK_RECORDS == 32
+    made._chunk_records = before
+    made._chunk_took(took_steps * node.settings.step_s)
+    assert made._chunk_records == after
+
+
+async def test_offsets_without_a_record_end_a_replay_at_its_stop_and_not_behind_it(node: Node) -> None:
+    await node.feeder.restart(0)
+    made: Any = node.feeder
+    made.stop_at(8)
+    await made._skip(12)
+    assert (node.machine.position, node.stops) == (8, 1), "what was read ended past the stop"
+    made.stop_at(None)
+    await made._skip(12)
+    assert node.machine.position == 12
+    made.stop_at(20)
+    await made._skip(15)
+    assert (node.machine.position, node.stops) == (15, 1)
+    await made._skip(20)
+    assert node.stops == 2
+
+
+async def test_a_read_that_fails_is_said_and_one_that_does_not_takes_it_back(node: Node) -> None:
+    log = node.log
+    log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
+    await node.start()
+    bus = Bus()
+    await bus.until(lambda: "nobody in sync" in node.feeder.problem)
+    assert node.feeder.problem.startswith("reading: ")
+    log.truncated = None
+    log.append(3)
+    await node.at(3)
+    assert node.feeder.problem == ""
+
+
+async def test_after_a_cut_a_snapshot_at_the_cut_is_still_right(node: Node) -> None:
+    node.log.append(25)
+    await node.start()
+    await node.at(25)
+    await node.stored(10, 20)
+    del node.log.batches[20:]
+    node.feeder.cut_at(20)
+    await node.at(20)
+    assert node.store.positions() == [10, 20]
+    assert (node.outbox.known, node.outbox.output_count) == (False, 20), "what was written is read and compared again"
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------------------
+async def test_a_leader_that_must_look_again_sends_nothing_before(tmp_path: Path) -> None:
+    """The role changed while a window of outputs was under way: what the stream holds now may be another leader's."""
+    settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
+    outbox = Outbox("u/0")
+    machine_outputs = [host_output(number) for number in range(3)]
+    for output in machine_outputs:
+        outbox.add(output)
+    outbox.known = True
+    made: Any = Emitter(None, None, settings, outbox, lambda: True, lambda _: None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    written: list[int] = []
+
+    async def write(output: Any) -> None:
+        written.append(output.number)
+        if output.number == 1:
+            made.look_again()
+
+    made._write, made._must_look = write, False
+    await made._send()
+    assert written == [0, 1]
+    made._must_look = False
+    await made._send()
+    assert (written, outbox.emitted_end) == ([0, 1, 2], 3)
+
+
+def host_output(number: int) -> Any:
+    return Output(number, number, 0, b"v", None, ())
+
+
+def test_after_a_cut_nothing_that_was_read_before_counts() -> None:
+    outbox = Outbox("u/0")
+    for number in range(3):
+        outbox.add(host_output(number))
+    outbox.known = True
+    for number in range(3):
+        outbox.wrote(outbox.take(number, 1)[0])
+    outbox.compare_again()
+    outbox.restart(0)
+    for number in range(3):  # the records of the new log give other outputs
+        outbox.add(replace(host_output(number), value=b"w"))
+    assert outbox.diverged == "", "the digest that was known belongs to records that are gone"
+    outbox.restart(2, b"d" * 16)
+    outbox.add(host_output(2))
+    assert outbox.diverged == ""
+
+
+# ---- what sessions say in full -----------------------------------------------------------------------------------------------
+def test_an_order_and_a_refusal_say_all_that_they_say() -> None:
+    s = sessions()
+    view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
+    (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)
+    assert isinstance(tell, Tell)
+    wanted = pb.JoinLog(
+        service="bank", stream="s", partition=0, streamUid="u1", instance=5, ackId=100, role=pb.SERVICE_FOLLOWER, leaderEpoch=1,
+        startOffset=4, stopPosition=-1, highWatermark=8, logEndOffset=-1, leaseMs=1500, node="n1",
+    )  # fmt: skip
+    assert (tell.inbox, tell.message) == ("_INBOX.a", wanted)
+    (tell,) = s.hello(hello(instance=6, position=2), "_INBOX.b", view, 0)
+    assert isinstance(tell, Tell)
+    detail = "a newer instance of this service has registered with this node"
+    refusal = pb.ServiceRefusal(
+        reason=pb.ServiceRefusal.REPLACED, detail=detail, node="n1", service="bank", stream="s", partition=0, instance=6
+    )
+    assert (tell.inbox, tell.message) == ("_INBOX.b", refusal)
+
+
+def test_the_report_of_each_service_is_its_own() -> None:
+    s = sessions()
+    s.hello(hello("a", position=4, outputCount=8, emittedEnd=7, problem="x" * 5000), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("b", position=10), "_INBOX.b", FOLLOWS, 0)
+    s.replay(CANDIDATE, 0)
+    s.hello(hello("c", position=12), "_INBOX.c", CANDIDATE, 0)
+    rows = {str(row.pop("service")): row for row in s.report(9)}
+    problem = str(rows["a"].pop("problem"))
+    assert 0 < len(problem) < 5000
+    base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
+    base |= {"promotion_waits": True, "excused": False, "problem": ""}
+    a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7}
+    assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
+    assert rows["b"] == base | {"position": 10, "lag": 0}
+    assert rows["c"] == base | {"position": 12, "lag": 0, "promotion_waits": False}, "it came when the promotion had begun"
+    (order,) = joined(s.hello(hello("b", position=10), "_INBOX.b", CANDIDATE, 0))
+    s.ack(acked(order, 10), CANDIDATE)
+    s.role_changed(LEADS)
+    found = {row["service"]: (row["role"], row["order"], row["acknowledged"], row["promotion_waits"]) for row in s.report(9)}
+    assert found["b"] == ("LEADER", "lead", False, False)
+    assert found["a"] == ("FOLLOWER", "catch-up", False, False)
+
+
+def test_a_replay_of_one_promotion_is_none_of_another() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    (order,) = joined(s.replay(CANDIDATE, 0))
+    later = replace(CANDIDATE, leader_epoch=5, high_watermark=11)
+    s.role_changed(replace(FOLLOWS, leader_epoch=4))
+    s.hello(hello(position=12), "_INBOX.a", replace(FOLLOWS, leader_epoch=4, high_watermark=11), 1)  # excused no more
+    effects = s.replay(later, 2)
+    (again,) = joined(effects)
+    assert (again.stopPosition, again.leaderEpoch, again.role) == (12, 5, pb.SERVICE_FOLLOWER)
+    assert not any(r.finished for r in replays(effects))
+    assert s.ack(acked(order, 12), later) == [], "the answer to the order of the promotion before"
+    (early,) = [effect for effect in s.ack(acked(again, 11), later) if isinstance(effect, Replayed)] or [None]
+    assert early is None or not early.finished, "one record before the stop"
+    assert replays(s.ack(acked(again, 12), later)) == [Replayed(12, True)]
+    (lead,) = joined(s.role_changed(replace(LEADS, leader_epoch=5)))
+    assert lead.role == pb.SERVICE_LEADER
+
+
+def test_a_gate_lasts_as_long_as_its_candidate() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    s.replay(CANDIDATE, 0)
+    assert s.role_changed(CANDIDATE) == []
+    assert s.waits_until_ns is not None, "still the same candidate"
+    s.role_changed(replace(CANDIDATE, leader_epoch=3))
+    assert s.waits_until_ns is None, "a candidate in another epoch begins its own"
+    assert s.report(9)[0]["excused"] is True
+
+
+def test_the_furthest_that_is_told_is_the_slowest_ones_and_never_past_the_stop() -> None:
+    s = sessions()
+    for name, position in (("a", 2), ("b", 5)):
+        s.hello(hello(name, position=position), "_INBOX.a", FOLLOWS, 0)
+    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(2, False)]
+    assert replays(s.hello(hello("b", position=8), "_INBOX.a", CANDIDATE, 0)) == [], "the slowest has not moved"
+    assert replays(s.hello(hello("a", position=30), "_INBOX.a", CANDIDATE, 0)) == [Replayed(8, False)]
+    assert replays(s.hello(hello("b", position=40), "_INBOX.a", CANDIDATE, 0)) == [Replayed(10, False)]
+    s.hello(hello("a", instance=2, first=True, position=0), "_INBOX.a", CANDIDATE, 0)
+    assert s.report(9)[0]["position"] == 0, "a new process begins anew"
+
+
+@pytest.mark.parametrize("leaving_instance", [1, 2])
+def test_only_the_registered_process_can_leave(leaving_instance: int) -> None:
+    s = sessions()
+    s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)
+    assert s.hello(hello(instance=leaving_instance, leaving=True, first=True), "_INBOX.z", FOLLOWS, 0) == []
+    assert len(s) == (0 if leaving_instance == 1 else 1)
