@@ -1,0 +1,129 @@
+"""What a client leaves behind, wakes and asks twice: windows, closes, questions whether a stream exists, answers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, consumer
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.transport import Transport, open_connection
+from liftpy.client.window import Window
+from liftpy.errors import ClientClosedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.wire.subjects import Subjects
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_who_waits_behind_one_that_gives_up_goes_in_its_place() -> None:
+    window = Window(10, 10)
+    assert window.try_enter(6)
+    large, small = (asyncio.ensure_future(window.enter(size)) for size in (8, 3))
+    await turns()
+    assert not small.done(), "whoever waits longest is first"
+    large.cancel()
+    await turns()
+    assert small.done()
+    assert (window.count, window.size_bytes) == (2, 9)
+    window.leave(6)
+    window.leave(3)
+    assert (window.count, window.size_bytes) == (0, 0)
+
+
+# ---- does the stream exist? ---------------------------------------------------------------------------------------------------
+def a_reader(exists: Any) -> Any:
+    transport: Any = SimpleNamespace(max_payload_bytes=1 << 20)
+    return PartitionReader(transport, Subjects("ns"), "s", 0, ReadOptions(), exists)
+
+
+async def test_one_question_at_a_time_is_asked_and_its_answer_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "_HEDGE_S", 0.0)
+    asked: list[asyncio.Future[None]] = []
+
+    async def exists() -> None:
+        asked.append(asyncio.get_running_loop().create_future())
+        await asked[-1]
+
+    reader = a_reader(exists)
+    for _ in range(3):
+        await reader._must_exist()  # waited for no longer than a hedge
+        await turns()
+    assert len(asked) == 1
+    asked[0].set_exception(NotFoundError("there is none"))
+    await turns()
+    with pytest.raises(NotFoundError):
+        await reader._must_exist()
+
+
+async def test_it_is_asked_again_after_a_while_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def exists() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise UnavailableError("nobody there")
+
+    reader = a_reader(exists)
+    for _ in range(3):
+        await reader._must_exist()
+    assert len(asked) == 1
+    for count in (2, 3):
+        reader._ask_at = 0.0
+        await reader._must_exist()
+        assert len(asked) == count, "whatever was answered before"
+    await a_reader(None)._must_exist()
+
+
+async def test_an_answer_that_comes_soon_is_waited_for() -> None:
+    async def exists() -> None:
+        await asyncio.sleep(0)
+        raise NotFoundError("there is none")
+
+    with pytest.raises(NotFoundError):
+        await a_reader(exists)._must_exist()
+
+
+# ---- what is left behind -------------------------------------------------------------------------------------------------------
+async def test_a_connection_that_was_lent_goes_on_without_a_trace_of_the_client(nats_url: str) -> None:
+    connection = await open_connection(nats_url)
+    try:
+        before = dict(connection._subs)
+        client = Client(Transport(connection), Subjects("ns"), owns_connection=False)
+        told: list[str] = []
+        client._transport.tell_of_close(lambda: told.append("closed"))
+        client._transport.tell_of_close(lambda: told.append("taken back"))()
+        with pytest.raises(UnavailableError):
+            await client._transport.request("nobody.there", b"", 5.0)
+        assert len(connection._subs) == len(before) + 1
+        await client.close()
+        assert (connection.is_closed, connection._subs, told) == (False, before, ["closed"])
+        with pytest.raises(ClientClosedError):
+            await client._transport.request("nobody.there", b"", 5.0)
+        await client.close()
+    finally:
+        await connection.close()
+
+
+async def test_a_connection_of_its_own_goes_with_the_client(nats_url: str) -> None:
+    connection = await open_connection(nats_url)
+    await Client(Transport(connection), Subjects("ns"), owns_connection=True).close()
+    assert connection.is_closed
+
+
+# ---- answers that are none -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("answer", [b"", b"not json", b"[1]", b"\xff", b"{"])
+async def test_a_status_that_is_none_is_a_protocol_error(answer: bytes) -> None:
+    async def request(subject: str, question: bytes, timeout_s: float) -> bytes:
+        assert subject == "ns.status.n1"
+        return answer
+
+    client = Client.__new__(Client)
+    client._transport, client._subjects = SimpleNamespace(request=request), Subjects("ns")  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match="n1 answered its status in a form that is not"):
+        await client._status_page("n1", b"", 1.0)

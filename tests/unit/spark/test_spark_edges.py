@@ -1,0 +1,119 @@
+"""Edges of planning and fetching that one wrong sign would move: a partition that is new, an end before its time, a log of refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import ConfigError, DataLossError, ProtocolError
+from liftpy.spark import fetching
+from liftpy.spark.catalog import _view_of
+from liftpy.spark.fetching import FetchRules, _after_loss, _check_pieces, _Span
+from liftpy.spark.offsets import never_back
+from liftpy.spark.options import _columns
+from liftpy.spark.planning import PlannedRange
+from liftpy.wire.batch import build_batch, parse_batch
+
+A, B, C = ("s", 0), ("s", 1), ("t", 0)
+
+
+def planned(*, epoch: int = 3, compacted: bool = False) -> PlannedRange:
+    return PlannedRange("s", "u1", 0, 0, 50, epoch, "n1", ("n1", "n2"), compacted)
+
+
+def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) -> BatchSlice:
+    batch = parse_batch(build_batch([b"v"] * count, base_offset=base, leader_epoch=epoch, offset_deltas=deltas))
+    found = BatchSlice.between(batch, 0, None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("end", "start", "found"),
+    [
+        ({A: 5}, {A: 7}, {A: 7}),
+        ({A: 9}, {A: 7}, {A: 9}),
+        ({A: 9, C: 3}, {A: 7, B: 4}, {A: 9, B: 4, C: 3}),
+        ({A: 1}, {}, {A: 1}),
+    ],
+)
+def test_an_end_is_behind_no_start_and_a_new_partition_keeps_its_own(end: Any, start: Any, found: Any) -> None:
+    assert never_back(end, start) == found
+
+
+@pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])
+def test_a_time_ends_a_range_at_what_is_committed_at_the_latest(ending_at: int | None, end: int | None) -> None:
+    stream: Any = SimpleNamespace(name="s")
+    partition: Any = SimpleNamespace(partition=4, replicas=("n1", "n2"))
+    view = _view_of(stream, partition, Bounds("u1", "n1", "n2", 7, 5, 19), 6, ending_at)
+    assert (view.ending_at, view.starting_at, view.log_start_offset, view.end_offset) == (end, 6, 5, 20)
+    assert (view.stream, view.uid, view.partition, view.replicas, view.leader_epoch) == ("s", "u1", 4, ("n1", "n2"), 7)
+
+
+def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> None:
+    assert _check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
+    with pytest.raises(ProtocolError, match="the batch at 4 lacks records"):
+        _check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
+    assert _check_pieces(planned(compacted=True), [piece(4, 2, 2, [0, 2])], 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "before", "error"),
+    [((3,), 0, None), ((4,), 0, DataLossError), ((2, 1), 0, ProtocolError), ((2,), 3, ProtocolError), ((2, 2), 2, None)],
+)
+def test_epochs_never_fall_and_none_is_later_than_the_plan(epochs: tuple[int, ...], before: int, error: Any) -> None:
+    pieces = [piece(at, 1, epoch) for at, epoch in enumerate(epochs)]
+    if error is None:
+        assert _check_pieces(planned(), pieces, before) == epochs[-1]
+    else:
+        with pytest.raises(error):
+            _check_pieces(planned(), pieces, before)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize(("log_start", "goes_on"), [(21, 21), (30, 30), (60, 50)])
+def test_what_is_gone_is_an_error_or_skipped_as_was_asked(fail: bool, log_start: int, goes_on: int) -> None:
+    async def bounds(uid: str) -> tuple[Bounds, None]:
+        assert uid == "u1"
+        return Bounds("u1", "n9", "n2", 7, log_start, 99), None
+
+    reader: Any = SimpleNamespace(bounds=bounds, node="n2")
+    progress = ReadProgress("s", 0, 20, 50, uid="u1")
+    span = _Span(planned(), FetchRules(fail_on_data_loss=fail), 20, 50, "n2", 1)
+    if fail:
+        with pytest.raises(DataLossError, match=rf"offsets \[20, {goes_on}\) are gone"):
+            asyncio.run(_after_loss(reader, progress, span, 1))
+        assert progress.next_offset == 20
+    else:
+        asyncio.run(_after_loss(reader, progress, span, 1))
+        assert progress.next_offset == goes_on
+
+
+def test_a_replica_that_refuses_what_its_leader_has_is_passed_over_for_a_while() -> None:
+    async def bounds(uid: str) -> tuple[Bounds, None]:
+        return Bounds("u1", "n9", "n9", 7, 20, 99), None
+
+    reader: Any = SimpleNamespace(bounds=bounds, node="n2")
+    progress = ReadProgress("s", 0, 20, 50, uid="u1")
+    span = _Span(planned(), FetchRules(), 20, 50, "n2", 1)
+    for refusals in range(1, fetching._MOST_REFUSALS + 1):
+        reader.node = "n2"
+        asyncio.run(_after_loss(reader, progress, span, refusals))
+        assert (reader.node, progress.next_offset) == ("n9", 20)
+    with pytest.raises(ProtocolError, match="is refused although n9 says that it has it"):
+        asyncio.run(_after_loss(reader, progress, span, fetching._MOST_REFUSALS + 1))
+
+
+def test_headers_are_asked_for_in_one_way() -> None:
+    assert _columns({"columns": "value, headers", "includeHeaders": "true"}) == ("value", "headers")
+    assert _columns({"columns": "value"}) == ("value",)
+    assert "headers" in _columns({"includeHeaders": "true"})
+    assert "headers" not in _columns({})
+    with pytest.raises(ConfigError, match="does not name headers"):
+        _columns({"columns": "value", "includeHeaders": "true"})
