@@ -1,0 +1,205 @@
+"""What a log in memory can't show: real files, their descriptors, what is read how often, and what an index says after a repair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError, NoSpaceError, StorageError
+from liftpy.log import proving
+from liftpy.log.horizon import NEVER, Horizon, inferred
+from liftpy.log.inspect import inspect
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.promises import PROMISES_NAME, PromiseJournal
+from liftpy.log.scrub import Scan
+from liftpy.log.segment import Segment, walk
+from sidecar.disk.files import FolderStorage
+from tests.unit.log.log_model import SMALL, content, fill
+from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
+from tests.unit.log.test_recovery_closes_files import open_in
+
+
+def test_a_compacted_log_is_read_from_its_new_files_and_keeps_no_old_one_open(tmp_path: Path) -> None:
+    log, _ = Log.open(FolderStorage(tmp_path / "0"), CONFIG)
+    for number in range(80):
+        _append(log, [(b"k%d" % ((number * 3 + j) % 7), b"%d-%d" % (number, j) + b"." * 40) for j in range(3)])
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    newest = {record.key: (record.offset, record.value) for record in _records(log)}
+    compaction = log.begin_compaction(NOW_NS)
+    assert compaction is not None
+    compaction.run()
+    assert log.complete_compaction(compaction) > 0
+    kept = _records(log)
+    for key, (offset, value) in newest.items():
+        assert [(r.offset, r.value) for r in kept if r.key == key][-1] == (offset, value)
+    assert not [name for name in open_in(tmp_path / "0") if "deleted" in name], "what was replaced takes no space any more"
+    for segment in log.segments[:-1]:
+        segment.recheck(segment.base_offset)
+    log.close()
+    assert open_in(tmp_path / "0") == []
+    again, report = Log.open(FolderStorage(tmp_path / "0"), CONFIG, clean=True)
+    assert not report.must_leave_isr
+    assert [(r.offset, r.value) for r in _records(again)] == [(r.offset, r.value) for r in kept]
+    again.close()
+
+
+def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> Any:
+    return SimpleNamespace(base_offset=base, next_offset=end, record_count=records, epochs=list(epochs))
+
+
+@pytest.mark.parametrize(
+    ("segments", "horizon"),
+    [
+        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 10, (2, 12))], NEVER),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 12))], Horizon(10, 1)),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 10))], Horizon(10, 1)),
+        ([a_segment(0, 10, 9, (1, 0), (2, 9)), a_segment(10, 20, 10, (3, 12))], Horizon(10, 2)),
+        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 9, (2, 19))], Horizon(20, 2)),
+        ([a_segment(5, 10, 4)], Horizon(10, 0)),
+    ],
+)
+def test_traces_tell_how_far_a_compaction_can_have_looked(segments: list[Any], horizon: Horizon) -> None:
+    assert inferred(segments) == horizon
+
+
+@pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])
+def test_committed_records_that_are_missing_are_a_fault(high_watermark: int, missing: bool) -> None:
+    from liftpy.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+
+    storage = MemoryStorage()
+    log, _ = Log.open(storage, SMALL)
+    fill(log, 4)
+    log.close()
+    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=high_watermark)))
+    found = inspect(storage).faults
+    assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
+
+
+def test_what_a_write_left_that_was_cut_short_goes_with_the_next_start() -> None:
+    storage = MemoryStorage()
+    PromiseJournal(storage).store({"s-u1/0": 4})
+    storage.create(f"{PROMISES_NAME}.tmp").append([b"half"])
+    again = PromiseJournal(storage)
+    assert storage.names() == [PROMISES_NAME]
+    assert again.epoch_of("s-u1/0") == 4
+
+
+@pytest.mark.parametrize("where", ["append", "sync"])
+def test_a_copy_that_fails_leaves_nothing_and_harms_nothing(where: str) -> None:
+    storage = MemoryStorage()
+    file = storage.create("a")
+    file.append([b"0123456789"])
+    file.sync()
+
+    def fault(what: str) -> None:
+        if what == where:
+            raise NoSpaceError("full")
+
+    storage.fault = fault
+    with pytest.raises(StorageError):
+        proving._copy(storage, file, 2, 8, "a")
+    storage.fault = None
+    assert storage.names() == ["a"]
+    assert bytes(storage.open("a").read(0, 99)) == b"0123456789"
+    proving._copy(storage, file, 2, 8, "b")
+    assert bytes(storage.open("b").read(0, 99)) == b"234567"
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------------
+def one_segment(batches: int = 40) -> tuple[Log, Segment]:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    fill(log, batches, size=900)
+    log.flush()
+    return log, log.segments[0]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 2800, 3000, 9000, 1 << 20])
+def test_a_scan_in_pieces_counts_every_byte_once(piece_bytes: int) -> None:
+    _, segment = one_segment()
+    scan = Scan(0, segment.size_bytes)
+    sizes = []
+    while not scan.done:
+        before = scan.position
+        sizes.append(scan.step(segment.file, piece_bytes))
+        assert scan.position - before == sizes[-1] > 0
+    assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
+
+
+def test_damage_that_a_whole_look_confirms_is_raised_with_its_place() -> None:
+    _, segment = one_segment()
+    file: Any = segment.file
+    sizes = [header.size_bytes for _, header in segment.batches(0, segment.size_bytes)]
+    file.data[sizes[0] + 80] ^= 1
+    scan = Scan(0, segment.size_bytes)
+    assert scan.step(file, 10) == sizes[0]
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            scan.step(file, 10)
+        assert (scan.position, scan.next_offset) == (sizes[0], 3), "nothing of it counts as checked"
+
+
+def test_each_block_is_checked_once_and_one_that_is_right_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, written = one_segment()
+    assert len(written.entries) > 2
+    reads: list[tuple[int, int]] = []
+    file: Any = SimpleNamespace(
+        seal=lambda: None, read=lambda at, size: reads.append((at, size)) or written.file.read(at, size), reread=None
+    )
+    segment = Segment.from_summary(file, written.summary())
+    last = written.entries[-1].position
+    segment.check(0, 1)
+    assert reads == [(0, written.entries[1].position)]
+    segment.check(0, 1)
+    segment.check(1, 2)
+    assert len(reads) == 1
+    segment.check(last, last + 1)
+    assert reads[1:] == [(last, written.size_bytes - last)]
+    segment.check(0, written.size_bytes)
+    assert sorted(at for at, _ in reads) == [entry.position for entry in written.entries], "every block, and each of them once"
+    written.check(0, written.size_bytes)
+    assert len(reads) == len(written.entries), "what this process wrote needs no check"
+    data: Any = written.file
+    data.data[last + 90] ^= 1
+    fresh = Segment.from_summary(file, written.summary())
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            fresh.check(last, last + 1)
+        assert fresh.damaged
+
+
+# ---- a segment that is split for its unproven tail ------------------------------------------------------------------------
+@pytest.mark.parametrize("flushed", [1, 5, 11, 12, 20, 23])
+def test_the_index_of_a_split_segment_is_what_a_walk_finds(flushed: int) -> None:
+    storage = MemoryStorage()
+    log, _ = Log.open(storage, StreamConfig())
+    for number in range(24):
+        fill(log, 1, epoch=1 + number // 3, size=700)
+        if number + 1 == flushed:
+            log.flush()
+            log.raise_high_watermark(log.newest_offset)
+            log.checkpoint()
+    whole, epochs = content(log), list(log.epochs.entries)
+
+    def fault(what: str) -> None:
+        if what == "sync":
+            raise StorageError("simulated flush error")
+
+    storage.fault = fault
+    with pytest.raises(StorageError):
+        log.flush()
+    storage.fault = None
+    after = storage.crash(power=False)
+    again, _ = Log.open(after, StreamConfig())
+    assert content(again) == whole
+    assert list(again.epochs.entries) == epochs
+    assert inspect(after).faults == (), "each index is what its segment holds"
+    for segment in again.segments:
+        walked = Segment(segment.base_offset, segment.file, segment.base_offset)
+        assert not walk(walked).fault
+        assert walked.summary() == segment.summary()
