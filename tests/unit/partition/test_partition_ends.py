@@ -46,7 +46,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-# ---- the driver ------------------------------------------------------------------------------------------------------------------
+# ---- the driver --------------------------------------------------------------------------------------------
 class Machine:
     """A replica whose steps a test writes: ``script`` gets the event and gives the effects."""
 
@@ -127,7 +127,7 @@ def test_who_was_stopped_takes_nothing() -> None:
     assert machine.taken == []
 
 
-# ---- the executor ---------------------------------------------------------------------------------------------------------------------
+# ---- the executor ------------------------------------------------------------------------------------------
 class FullLog:
     """Every change fails."""
 
@@ -184,7 +184,7 @@ def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, e
     assert tools["counters"] == {"storage failures": 1}
 
 
-# ---- promises -------------------------------------------------------------------------------------------------------------------------
+# ---- promises ----------------------------------------------------------------------------------------------
 async def test_a_deleted_partition_has_promised_nothing() -> None:
     storage, told = MemoryStorage(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -200,7 +200,7 @@ async def test_a_deleted_partition_has_promised_nothing() -> None:
         assert (promises.epoch_of("s-u1/0"), promises.epoch_of("t-u2/0")) == (0, 3)
 
 
-# ---- the follower's side of replication ---------------------------------------------------------------------------------------------------
+# ---- the follower's side of replication --------------------------------------------------------------------
 class Bus:
     inbox, max_payload = "liftpy.inbox.n1", 4096
 
@@ -335,7 +335,7 @@ def test_who_asks_hears_that_nobody_listens_and_that_an_answer_cannot_be_read() 
     assert fed[0].reason == "nobody listens"
 
 
-# ---- all partitions --------------------------------------------------------------------------------------------------------------
+# ---- all partitions ----------------------------------------------------------------------------------------
 def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tuple[Group, set_module.Partitions]:
     group = Group()
     for node in ("a", "b"):
@@ -449,7 +449,7 @@ async def test_leases_are_extended_twice_in_their_length_and_no_more_often() -> 
     assert heard == [first, first + half_ns, first + 2 * half_ns]
 
 
-# ---- timers and the scrub --------------------------------------------------------------------------------------------------------
+# ---- timers and the scrub ----------------------------------------------------------------------------------
 async def test_an_earlier_deadline_takes_the_place_of_the_later_wake_up() -> None:
     timers, fired = Timers(), []
     now = driver_module.clock.now_ns()

@@ -1,0 +1,523 @@
+"""The metadata member's shell against a scripted group: registering, living, draining, leaving; the feed's two ends; orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.image import ClusterImage, NodeImage
+from liftpy.cluster.member import LookFor, Order
+from liftpy.errors import ConfigError, FencedError, LiftError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import membership as membership_module
+from sidecar.metadata import orders as orders_module
+from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.membership import Membership
+from sidecar.metadata.orders import Orders
+from sidecar.settings import NodeSettings
+from tests.unit.cluster.cluster_driver import Driver
+
+OK, EXISTS, INVALID, STALE = (
+    pb.ControlResponse.OK,
+    pb.ControlResponse.EXISTS,
+    pb.ControlResponse.INVALID,
+    pb.ControlResponse.STALE,
+)
+UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# ---- membership --------------------------------------------------------------------------------------------------------
+class Group:
+    """Answers what is proposed as a test says; ``show`` changes the image."""
+
+    def __init__(self, *answers: pb.ControlResponse) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[pb.ControlRequest, float]] = []
+        self.image = replace(ClusterImage(), index=5)
+        self._watcher: Any = None
+
+    def watch(self, callback: Any) -> None:
+        self._watcher = callback
+
+    def show(self, **fields: Any) -> None:
+        before, self.image = self.image, replace(self.image, **fields)
+        self._watcher(before, self.image)
+
+    def show_node(self, index: int, **fields: Any) -> None:
+        given: dict[str, Any] = {"node_id": "n4", "incarnation": 7} | fields
+        self.show(index=index, nodes=self.image.nodes.set("n4", NodeImage(**given)))
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        copy = pb.ControlRequest()
+        copy.CopyFrom(request)
+        self.asked.append((copy, timeout_s))
+        return self.answers.pop(0)
+
+
+def taken_in(incarnation: int = 7, index: int = 5) -> pb.ControlResponse:
+    response = pb.ControlResponse(error=OK, index=index)
+    response.node.incarnation = incarnation
+    return response
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_REGISTER_RETRY_S", "_TAKEN_RETRY_S", "_IMAGE_WAIT_S"):
+        monkeypatch.setattr(membership_module, name, 0.001)
+
+
+def a_member(tmp_path: Path, *answers: pb.ControlResponse) -> tuple[Membership, Any, list[int], list[Exception]]:
+    settings = NodeSettings("n4", tmp_path, rack="r1", weight=2.0)
+    group, heard, fatal = Group(*answers), [], []
+    return Membership(settings, group, heard.append, fatal.append), group, heard, fatal  # type: ignore[arg-type]
+
+
+STARTS: Any = SimpleNamespace(tell=lambda registration: setattr(registration, "start", 9))
+
+
+async def register(made: Membership) -> int:
+    async with asyncio.timeout(30):
+        return await made.register(3, True, False, "http://x", STARTS, 64)
+
+
+async def test_a_registration_says_all_of_the_node_and_goes_on_until_it_is_taken(quick: None, tmp_path: Path) -> None:
+    silent = pb.ControlResponse(error=UNAVAILABLE)
+    made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
+    assert (await register(made), made.incarnation) == (7, 7)
+    wanted = pb.RegisterNode(
+        nodeId="n4", previousIncarnation=3, cleanStop=True, flushedAlways=False, rack="r1", weight=2.0,
+        version=membership_module.__version__, statusAddress="http://x", partitionBudget=64, start=9,
+    )  # fmt: skip
+    assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
+
+
+async def test_who_is_registered_has_seen_the_image_that_says_so(quick: None, tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path, taken_in(index=8))
+    registering = asyncio.ensure_future(register(made))
+    await until(lambda: made.incarnation)
+    for index in (6, 7):
+        group.show(index=index)
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        assert not registering.done(), "older than the registration"
+    group.show(index=8)
+    assert await registering == 7
+
+
+@pytest.mark.parametrize("error", [INVALID, STALE])
+async def test_a_node_that_the_group_refuses_does_not_try_for_ever(error: Any, quick: None, tmp_path: Path) -> None:
+    made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
+    with pytest.raises(LiftError, match="refuses this node: no such rack"):
+        await register(made)
+    assert made.incarnation == 0
+
+
+async def test_an_id_that_stays_taken_is_given_up(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "DEFAULT_WAIT_S", 0.0)
+    made, group, _, _ = a_member(tmp_path, *[pb.ControlResponse(error=EXISTS, detail="n4 runs on another host")] * 3)
+    with pytest.raises(FencedError, match="n4 runs on another host"):
+        await register(made)
+    assert len(group.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "live"),
+    [(None, False), ({}, True), ({"incarnation": 6}, False), ({"incarnation": 8}, False), ({"fenced": True}, False)],
+)
+async def test_this_process_lives_when_the_image_has_it_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path)
+    made.incarnation = 7
+    if node is not None:
+        group.show_node(6, **node)
+    assert made._is_live() is live
+    if live:
+        async with asyncio.timeout(30):
+            await made.live(3600)
+        return
+    waiting = asyncio.ensure_future(made.live(3600))
+    await asyncio.sleep(0)
+    group.show(index=7)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    group.show_node(8)
+    async with asyncio.timeout(30):
+        await waiting
+    made.incarnation = 99
+    await made.live(0.0)
+
+
+async def test_a_lease_runs_on_when_everybody_has_seen_the_image_of_the_answer(tmp_path: Path) -> None:
+    made, group, heard, _ = a_member(tmp_path)
+    made._answered(10, pb.ControlResponse(error=OK, index=5))
+    assert heard == [], "no heartbeats are out"
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._answered(11, pb.ControlResponse(error=OK, index=5))
+    assert heard == [11]
+    made._answered(12, pb.ControlResponse(error=OK, index=6))
+    made._answered(13, pb.ControlResponse(error=UNAVAILABLE, index=5))
+    assert heard == [11]
+    group.show(index=6)
+    assert heard == [11], "the other watchers first"
+    await asyncio.sleep(0)
+    assert heard == [11, 12]
+
+
+@pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
+async def test_only_a_newer_process_of_its_id_ends_a_node(incarnation: int, ends: bool, tmp_path: Path) -> None:
+    made, group, _, fatal = a_member(tmp_path)
+    made.incarnation = 7
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=5))
+    assert fatal == []
+    group.show_node(6, incarnation=incarnation)
+    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=6))
+    assert [type(error) for error in fatal] == ([FencedError] if ends else [])
+
+
+class Leading(Group):
+    """The image of a real cluster in which a test moves partitions."""
+
+    def __init__(self, driver: Driver, *answers: pb.ControlResponse) -> None:
+        super().__init__(*answers)
+        self.driver = driver
+        self.image = driver.fsm.image
+
+
+async def test_a_drain_waits_until_nothing_of_the_node_is_moving(quick: None, tmp_path: Path) -> None:
+    driver = Driver(("n4", "n5"), elections=True)
+    driver.create("orders", partitions=2, replicationFactor=2)
+    incarnation = driver.incarnation("n4")
+    group = Leading(driver, pb.ControlResponse(error=OK, index=driver.index + 1, detail="1 partition"))
+    made = Membership(NodeSettings("n4", tmp_path), group, lambda _: None, pytest.fail)  # type: ignore[arg-type]
+    made.incarnation = incarnation
+    draining = asyncio.ensure_future(made.drain(3600))
+    await until(lambda: group.asked)
+    assert group.asked[0][0].drainNode == pb.DrainNode(nodeId="n4", incarnation=incarnation)
+    response = driver.ask(drainNode=pb.DrainNode(nodeId="n4", incarnation=incarnation))
+    assert response.error == OK
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not draining.done(), "the image is older than the answer"
+    moved = driver.fsm.image
+    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
+    assert made._moving()
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not draining.done(), "the successor does not lead yet"
+    for number, partition in enumerate(moved.streams["orders"].partitions):
+        if partition.candidate:
+            finished = pb.ReportPromotion(
+                stream="orders", uid=moved.streams["orders"].uid, partition=number, candidate=partition.candidate,
+                candidateIncarnation=driver.incarnation(partition.candidate), leaderEpoch=partition.leader_epoch,
+                epoch=partition.epoch, newestOffset=-1, finished=True,
+            )  # fmt: skip
+            assert driver.ask(reportPromotion=finished).error == OK
+    moved = driver.fsm.image
+    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
+    assert not made._moving()
+    async with asyncio.timeout(30):
+        await draining
+
+
+async def test_a_drain_that_is_refused_waits_for_nothing_and_one_without_end_is_bounded(quick: None, tmp_path: Path) -> None:
+    made, group, _, _ = a_member(
+        tmp_path, pb.ControlResponse(error=UNAVAILABLE, index=999), pb.ControlResponse(error=OK, index=999)
+    )
+    async with asyncio.timeout(30):
+        await made.drain(3600)
+        await made.drain(0.01)
+    assert len(group.asked) == 2
+
+
+async def test_leaving_ends_the_heartbeats_before_it_says_so(tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
+    made.incarnation = 7
+    order: list[str] = []
+
+    async def end() -> None:
+        order.append(f"ended, {len(group.asked)} asked")
+
+    made._end_heartbeats = end
+    await made.leave(1.5)
+    assert order == ["ended, 0 asked"]
+    ((request, timeout_s),) = group.asked
+    assert (request.fenceNode, timeout_s) == (pb.FenceNode(nodeId="n4", incarnation=7), 1.5)
+    await made.close()
+    assert len(order) == 1
+
+
+# ---- the feed ----------------------------------------------------------------------------------------------------------
+class Bus:
+    """Two ends of a feed: what is published arrives, what is asked is answered by ``answer``."""
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Any] = {}
+        self.queues: dict[str, str] = {}
+        self.published: list[tuple[str, bytes]] = []
+        self.asked: list[pb.FeedSnapshotRequest] = []
+        self.answer: Any = None
+        self.is_connected = True
+
+    async def subscribe(self, subject: str, cb: Any, queue: str = "") -> None:
+        self.listening[subject], self.queues[subject] = cb, queue
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.published.append((subject, payload))
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.FeedSnapshotRequest))
+        answer = self.answer(self.asked[-1])
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=frames.sealed(answer))
+
+
+def a_feed() -> tuple[Driver, FeedProducer]:
+    driver = Driver(("n1", "n2"))
+    producer = FeedProducer()
+    producer.lead()
+    return driver, producer
+
+
+async def test_a_node_follows_the_feed_from_a_snapshot_on_and_shows_every_step() -> None:
+    driver, _ = a_feed()
+    producer = FeedProducer(driver.index)
+    bus, shown = Bus(), []
+    publisher = FeedPublisher(bus, Subjects("ns"), None, lambda _: True, producer, lambda: driver.fsm.image)  # type: ignore[arg-type]
+    await publisher.start()
+    assert bus.queues == {"ns.feed.snapshot": "ns.feed.snapshot"}, "one of the controllers answers, not each"
+    answers: list[bytes] = []
+
+    async def reply(request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse:
+        bus.published.clear()
+        await bus.listening["ns.feed.snapshot"](SimpleNamespace(reply="_INBOX.x", data=frames.sealed(request)))
+        ((subject, payload),) = bus.published
+        assert subject == "_INBOX.x"
+        answers.append(payload)
+        return frames.decode(payload, pb.FeedSnapshotResponse)
+
+    class Asking(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            assert subject == "ns.feed.snapshot"
+            return SimpleNamespace(data=frames.sealed(await reply(frames.decode(payload, pb.FeedSnapshotRequest))))
+
+    follower = Asking()
+    node = FeedSubscriber("n9", follower, Subjects("ns"))  # type: ignore[arg-type]
+    node.watch(lambda before, after: shown.append((before.index, after.index)))
+    async with asyncio.timeout(30):
+        await node.start()
+    assert node.image.index == driver.fsm.image.index
+    assert set(node.image.nodes) == {"n1", "n2"}
+    assert shown == [(0, driver.index)]
+    arrived = follower.listening["ns.feed"]
+    driver.register("n3")
+    producer.applied(driver.index, driver.fsm.last_records)
+    for entry in producer.take():
+        await arrived(SimpleNamespace(data=frames.sealed(entry)))
+    assert set(node.image.nodes) == {"n1", "n2", "n3"}
+    assert shown[1:] == [(driver.index - 1, driver.index)]
+    await arrived(SimpleNamespace(data=b"garbage"))
+    assert sum(node.counters.values()) == 1
+    await node.stop()
+
+
+async def test_who_asks_for_the_feed_is_answered_under_an_inbox_alone() -> None:
+    driver, producer = a_feed()
+    bus = Bus()
+    publisher = FeedPublisher(
+        bus, Subjects("ns"), None, lambda reply: reply.startswith(b"_INBOX."), producer, lambda: driver.fsm.image
+    )  # type: ignore[arg-type]
+    request = frames.sealed(pb.FeedSnapshotRequest())
+    for reply, data in (("", request), ("shop.orders", request), ("_INBOX.x", b"garbage")):
+        await publisher._asked(SimpleNamespace(reply=reply, data=data))
+    assert bus.published == []
+    assert sorted(publisher.counters.values()) == [1, 2]
+    bus.answer = nats.errors.ConnectionClosedError()
+    await publisher._asked(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
+
+
+async def test_a_barrier_is_behind_what_the_feed_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
+    answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
+
+    async def until_decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        assert request.HasField("barrier")
+        return answers.pop(0)
+
+    node._forwarder = SimpleNamespace(until_decided=until_decided)
+    waiting = asyncio.ensure_future(node.barrier(3600))
+    for _ in range(3):
+        await asyncio.sleep(0.002)
+    assert not waiting.done()
+    node._subscription.image = replace(ClusterImage(), index=4)
+    async with asyncio.timeout(30):
+        assert await waiting
+        assert node.leader == "n2"
+        assert not await node.barrier(3600)
+    assert node.leader == "n2", "an answer without a leader's name changes nothing"
+
+
+# ---- orders and forwarding ---------------------------------------------------------------------------------------------
+class Member:
+    """Decides what a test says, and notes what it is told."""
+
+    def __init__(self, *decisions: Any) -> None:
+        self.decisions = list(decisions)
+        self.told: list[Any] = []
+        self.bytes: Any = b"entry"
+
+    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Any]:
+        self.told.append(("tick", votes, online))
+        return self.decisions
+
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> Any:
+        self.told.append(("request", timeout_ns))
+        return self.decisions[0] if self.decisions else None
+
+    def entry(self, order: Order, time_ns: int, most_bytes: int) -> Any:
+        return self.bytes
+
+    def ended(self, order: Order, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
+        self.told.append(("ended", outcome.name, answer))
+        return pb.ControlResponse(error=OK, index=77)
+
+    def looked_for(self, node_id: str, *, absent: bool) -> None:
+        self.told.append(("looked for", node_id, absent))
+
+
+def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
+    log: Any = SimpleNamespace(image=ClusterImage(), probation=SimpleNamespace(over=False))
+    driver: Any = SimpleNamespace(stopped=stopped, propose=propose)
+    return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
+
+
+async def test_an_order_that_is_not_answered_in_its_time_is_unknown_and_not_refused() -> None:
+    async def never(entry: bytes) -> Any:
+        await asyncio.Event().wait()
+
+    member = Member()
+    orders = some_orders(member, never)
+    order = Order(pb.ControlRequest(barrier=pb.Barrier()), timeout_ns=5_000_000)
+    async with asyncio.timeout(30):
+        assert (await orders.order(order)).index == 77
+    assert member.told == [("ended", "UNKNOWN", None)]
+
+
+async def test_what_is_no_entry_is_answered_without_the_log() -> None:
+    async def propose(entry: bytes) -> Any:
+        raise AssertionError("not in the log")
+
+    member = Member(Order(pb.ControlRequest(barrier=pb.Barrier())))
+    member.bytes = pb.ControlResponse(error=INVALID, index=3)
+    assert (await some_orders(member, propose).decide(pb.ControlRequest(), 2.5)).index == 3  # type: ignore[union-attr]
+    assert member.told == [("request", 2_500_000_000)]
+    answered = Member(pb.ControlResponse(error=OK, index=4))
+    assert (await some_orders(answered, propose).decide(pb.ControlRequest(), 1.0)).index == 4  # type: ignore[union-attr]
+    assert await some_orders(Member(), propose).decide(pb.ControlRequest(), 1.0) is None, "another member leads"
+    assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
+
+
+async def test_what_is_looked_for_is_told_and_nothing_goes_on_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:
+        looked.append(node_id)
+        if node_id == "n3":
+            await asyncio.Event().wait()
+        return node_id == "n2"
+
+    monkeypatch.setattr(orders_module, "is_absent", is_absent)
+    member = Member(LookFor("n1"), LookFor("n2"), LookFor("n3"))
+    orders = some_orders(member, None)
+    orders.look()
+    await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)
+    assert member.told == [("tick", False, True), ("looked for", "n1", False), ("looked for", "n2", True)]
+    async with asyncio.timeout(30):
+        await orders.close()
+    assert orders._tasks == set()
+
+
+@pytest.mark.parametrize("way", ["answered", "leader changes"])
+async def test_a_question_that_is_over_leaves_no_task_behind(way: str) -> None:
+    cancelled: list[str] = []
+
+    class Asked:
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            assert subject == "ns.control.node.n1"
+            request = frames.decode(payload, pb.ControlRequest)
+            if way == "answered" or cancelled:
+                return SimpleNamespace(data=frames.sealed(pb.ControlResponse(operationId=request.operationId, index=3)))
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append("asked")
+                raise
+
+    forwarder = Forwarder(Asked(), Subjects("ns"), "n1")  # type: ignore[arg-type]
+    before = asyncio.all_tasks()
+    deciding = asyncio.ensure_future(forwarder.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    forwarder.leader_is("n2")
+    async with asyncio.timeout(30):
+        assert (await deciding).index == 3
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert cancelled == ([] if way == "answered" else ["asked"])
+
+
+# ---- the link to the group ---------------------------------------------------------------------------------------------
+def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
+    given: dict[str, Any] = {"controllers": ("n1",)} | settings
+    folder: Any = SimpleNamespace(raft=tmp_path / "raft")
+    return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
+
+
+async def test_the_group_hears_whether_its_bus_is_there(tmp_path: Path) -> None:
+    link, heard = a_link(tmp_path), []
+    await link._disconnected()
+    await link._reconnected()
+    link._group = SimpleNamespace(bus_changed=heard.append)  # type: ignore[assignment]
+    await link._disconnected()
+    await link._reconnected()
+    assert heard == [False, True]
+
+
+async def test_who_was_a_member_of_the_group_must_be_named_as_one(tmp_path: Path) -> None:
+    a_link(tmp_path, controllers=("n2",))
+    (tmp_path / "raft" / "journal").mkdir(parents=True)
+    a_link(tmp_path)
+    with pytest.raises(ConfigError, match="n1 is a member of the metadata group"):
+        a_link(tmp_path, controllers=("n2",))
+    with pytest.raises(ConfigError, match="controllers is missing"):
+        a_link(tmp_path, controllers=())
+
+
+async def test_a_message_that_can_not_be_taken_is_counted_and_a_lost_bus_is_not(tmp_path: Path) -> None:
+    link = a_link(tmp_path)
+    for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
+        await link._error(error)
+    assert link._connection.errors == {"messages not taken": 1}
