@@ -341,7 +341,8 @@ class Transport:
         if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
             self.connection.on_reconnected.remove(self._renewed)
         self._answers.end(ClientClosedError("the client was closed before the answer came"))
-        for callback in list(self._on_close):
+        callbacks, self._on_close = self._on_close, set()
+        for callback in callbacks:
             callback()
 
     async def leave(self) -> None:

@@ -172,8 +172,8 @@ _DRAWN = {
         ),
         (
             "nobody is told of the close",
-            "        for callback in list(self._on_close):\n            callback()",
-            "        for callback in list(self._on_close)[1:]:\n            callback()",
+            "        for callback in callbacks:\n            callback()",
+            "        for callback in list(callbacks)[1:]:\n            callback()",
             "an iteration waits for ever after the client was closed",
         ),
         (
