@@ -25,6 +25,8 @@ ELSEWHERE = {
     "liftpy.testing.group:SimGroup.apply": "a simulator's",
     "liftpy.testing.messages:AckFrame.decoded": "a simulator's",
     "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",
+    "liftpy.testing.services:_in_process": "what its own child process says",
+    "liftpy.testing.services:run_in_child": "what its own parent process says",
     "liftpy.wire.batch:reach": "of a batch that was parsed",
     "sidecar.bus.inflow:Inflow._parse": "hands pieces to the parser, see StrictParser.parse",
     "sidecar.bus.inflow:Inflow._parse_piece": "the same",
