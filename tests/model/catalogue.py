@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model import control, lease, mutants
+from tests.model import control, lease, mutants, raft
 from tests.model.replica import Budget, ReplicaModel
 from tests.model.search import Bounds, Outcome, Search
 from tests.simulation.mutants.catalogue import MUTANTS as KNOWN
@@ -105,8 +105,43 @@ _LEASE_FULL = {
     "all": _lease(ticks=12, cuts=1, session_s=2.0, lease_s=1.5, in_flight=2),
 }
 
-SMALL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_SMALL, "control": _CONTROL_SMALL, "lease": _LEASE_SMALL}
-FULL: Mapping[str, Mapping[str, Bound]] = {"replica": _REPLICA_FULL, "control": _CONTROL_FULL, "lease": _LEASE_FULL}
+
+def _raft(queued: int = 1, led: int = 0, depth: int = 0, **budget: int) -> Bound:
+    nothing = {"campaigns": 0, "commands": 0, "crashes": 0, "barriers": 0}
+    return Bound(lambda: raft.RaftModel(raft.Budget(**{**nothing, **budget}), queued, led=led), depth)
+
+
+_RAFT_SMALL = {
+    "a question first": _raft(asks=1),
+    "two elections": _raft(depth=7, campaigns=2, crashes=1),
+    "a leader is replaced": _raft(led=1, depth=7, campaigns=1, commands=1, resignations=1),
+    "a snapshot": _raft(led=2, depth=7, commands=1, crashes=1, snapshots=1),
+    "a lost folder": _raft(led=1, depth=7, campaigns=1, emptied=1, barriers=1),
+}
+_RAFT_FULL = {
+    "a question first": _raft(asks=2, crashes=1),
+    "two elections": _raft(campaigns=2, commands=1, resignations=1),
+    "two elections and a crash": _raft(campaigns=2, crashes=1),
+    "a leader is replaced": _raft(led=1, campaigns=1, commands=1, crashes=1),
+    "two under way": _raft(queued=2, led=1, campaigns=1, commands=2),
+    "a snapshot": _raft(led=2, campaigns=1, commands=1, crashes=1, snapshots=1),
+    "a lost folder": _raft(led=1, campaigns=1, emptied=1, barriers=1),
+    "a lost folder, two elections": _raft(campaigns=2, emptied=1, barriers=1),
+    "all": _raft(led=1, campaigns=2, commands=1, crashes=1, emptied=1, barriers=1, snapshots=1),
+}
+
+SMALL: Mapping[str, Mapping[str, Bound]] = {
+    "replica": _REPLICA_SMALL,
+    "control": _CONTROL_SMALL,
+    "lease": _LEASE_SMALL,
+    "raft": _RAFT_SMALL,
+}
+FULL: Mapping[str, Mapping[str, Bound]] = {
+    "replica": _REPLICA_FULL,
+    "control": _CONTROL_FULL,
+    "lease": _LEASE_FULL,
+    "raft": _RAFT_FULL,
+}
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "replica": (
         _known("truncate by HW", "a power cut"),
@@ -138,5 +173,13 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             "an old metadata leader",
             mutants.silence_is_death,
         ),
+    ),
+    "raft": (
+        Mutant("terms and votes are not written", "two elections", mutants.promises_are_not_written),
+        Mutant("the journal is not flushed", "two elections", mutants.journal_is_not_flushed),
+        Mutant("votes twice", "two elections", mutants.votes_twice),
+        Mutant("votes for shorter logs", "a leader is replaced", mutants.votes_for_shorter_logs),
+        Mutant("a snapshot without its last term", "a snapshot", mutants.snapshot_without_last_term),
+        Mutant("no probation", "a lost folder, two elections", mutants.no_probation),
     ),
 }

@@ -12,6 +12,12 @@ from liftpy.cluster.session import NodeSessions
 from liftpy.replica import lag
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
+from sidecar.metadata import opening
+from sidecar.raft.hardening import Hardening
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import RaftCore
+from sidecar.raft.probation import Probation
+from sidecar.raft.transport import SessionTransport
 from tests.simulation.mutants.catalogue import method
 
 Patches = list[Any]
@@ -105,3 +111,123 @@ def silence_is_death() -> Patches:
             session.deadline_ns = now_ns
 
     return [method(NodeSessions, "lead", lead)]
+
+
+# ---- raft --------------------------------------------------------------------------------------------------------------
+def promises_are_not_written() -> Patches:
+    """Terms and votes wait for the next entry."""
+    real = GroupJournal.setCurrentTerm
+
+    def remember(self: GroupJournal, term: int, vote: str | None) -> None:
+        before = self._meta_changed
+        real(self, term, vote)
+        self._meta_changed = before
+
+    return [method(GroupJournal, "setCurrentTerm", remember)]
+
+
+def journal_is_not_flushed() -> Patches:
+    """It is written: the end of the process loses nothing, a power cut does."""
+    real = GroupJournal.__init__
+    return [method(GroupJournal, "__init__", lambda self, path, *, flush=True: real(self, path, flush=False))]
+
+
+def votes_twice() -> Patches:
+    real = SessionTransport._may_vote_again
+
+    def may_vote(self: SessionTransport, request: Any) -> bool:
+        assert self._core is not None
+        self._core._SyncObj__votedForNodeId = None
+        return real(self, request)
+
+    return [method(SessionTransport, "_may_vote_again", may_vote)]
+
+
+def entries_of_old_terms_are_counted() -> Patches:
+    """A leader commits what a majority has, whoever's it is."""
+    real = RaftCore.doTick
+
+    def tick(self: RaftCore, wait: float = 0.0) -> None:
+        real(self, wait)
+        if self.leads:
+            held = sorted((self.log.last_index, *self._SyncObj__raftMatchIndex.values()))
+            if held[1] > self.raftCommitIndex:
+                self._SyncObj__raftCommitIndex = held[1]
+                self.log.setRaftCommitIndex(held[1])
+
+    return [method(RaftCore, "doTick", tick)]
+
+
+def votes_for_shorter_logs() -> Patches:
+    """Whoever asks says that its log is the longest."""
+    real = SessionTransport.send
+
+    def send(self: SessionTransport, node: Any, message: Any) -> bool:
+        if message["type"] == "request_vote":
+            message = {**message, "last_log_index": 1 << 40, "last_log_term": message["term"]}
+        return real(self, node, message)
+
+    return [method(SessionTransport, "send", send)]
+
+
+def what_is_held_is_cut() -> Patches:
+    """An append that comes late cuts what came after it, as the library does."""
+
+    def append(self: Hardening, node: Any, message: Any) -> bool:
+        self._handler(node, message)
+        return True
+
+    return [method(Hardening, "_append", append)]
+
+
+def snapshot_without_last_term() -> Patches:
+    real = opening.MemberLog._save
+
+    def save(self: opening.MemberLog, name: str, state: Any) -> None:
+        (command, index, _), (before, earlier, _), nodes = state
+        real(self, name, ((command, index, 0), (before, earlier, 0), nodes))
+
+    return [method(opening.MemberLog, "_save", save)]
+
+
+def snapshot_commits_what_is_not_matched() -> Patches:
+    """What a snapshot brings raises the commit index over entries that nobody has compared."""
+
+    def snapshot(self: Hardening, node: Any, message: Any) -> bool:
+        message["commit_index"] = max(message["commit_index"], self._core.log.last_index)
+        return real(self, node, message)
+
+    def beat(self: Hardening, node: Any, message: Any, commit_index: int) -> None:
+        self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": message["commit_index"]})
+
+    real = Hardening._snapshot
+    return [method(Hardening, "_snapshot", snapshot), method(Hardening, "_beat", beat)]
+
+
+def no_probation() -> Patches:
+    """Who has lost its folder votes at once."""
+    real = Probation.look
+
+    def look(self: Probation) -> None:
+        real(self)
+        if not self.over:
+            self._end()
+
+    return [method(Probation, "look", look)]
+
+
+def journal_ends_with_the_snapshot() -> Patches:
+    """A start that finds more in the journal than its snapshot throws it away, as the library does."""
+    return [method(opening, "trim_journal", lambda *_: None)]
+
+
+def barrier_of_any_time() -> Patches:
+    """Probation is over with the first entry that is heard of."""
+    real = Probation.look
+
+    def look(self: Probation) -> None:
+        real(self)
+        if not self.over and self._core is not None and self._core.raftCommitIndex > 1:
+            self._end()
+
+    return [method(Probation, "look", look)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sidecar.raft.library import RaftCore
 from tests.model.catalogue import MUTANTS, SMALL, search
 from tests.model.search import Bounds, Broken, Search
 from tests.model.structure import Structure
@@ -113,3 +116,28 @@ def test_a_model_commits_cuts_and_changes_the_isr() -> None:
     model = ReplicaModel(Budget(publishes=2, leader_epochs=2, crashes=1, unanswered=0), in_flight=1, settled=1)
     Search(model, Bounds(states=12_000)).run()
     assert set(model.counted) == {"HW rises", "a log is cut", "ISR grows", "ISR shrinks"}, model.counted
+
+
+def test_the_raft_model_elects_commits_cuts_and_forgets() -> None:
+    from tests.model.raft import Budget, RaftModel
+
+    elects = RaftModel(Budget(campaigns=2, commands=0, crashes=0))
+    Search(elects, Bounds(states=700)).run()
+    assert set(elects.counted) >= {"leaders elected", "entries committed", "entries cut", "sessions begun anew"}, elects.counted
+    forgets = RaftModel(Budget(campaigns=0, commands=0, crashes=0, emptied=1, snapshots=1), led=2)
+    Search(forgets, Bounds(states=2_000)).run()
+    assert forgets.counted["probations ended"] > 3, forgets.counted  # those of the first start are three
+    assert forgets.counted["snapshots taken or installed"], forgets.counted
+
+
+def test_a_raft_state_machine_with_an_attribute_that_nobody_speaks_of_is_an_error() -> None:
+    from tests.model.members import Member, still
+
+    real = RaftCore.__init__
+
+    def init(self: RaftCore, *given: Any) -> None:
+        real(self, *given)
+        self.something_new = 1  # type: ignore[attr-defined]
+
+    with still(), patch.object(RaftCore, "__init__", init), pytest.raises(TypeError, match="something_new"):
+        Member("a")
