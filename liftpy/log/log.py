@@ -16,6 +16,7 @@ from contextlib import suppress
 from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
+from liftpy.log.checkpoints import Checkpoints
 from liftpy.log.compaction import CompactedFile, Compaction
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
@@ -34,15 +35,7 @@ from liftpy.log.rechecks import Recheck, Rechecks
 from liftpy.log.recovery import OpenReport, Recovered, recover
 from liftpy.log.retention import is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
-from liftpy.log.small_files import (
-    CHECKPOINT_NAME,
-    EPOCHS_NAME,
-    Checkpoint,
-    decode_epochs,
-    encode_checkpoint,
-    encode_epochs,
-    encode_index,
-)
+from liftpy.log.small_files import EPOCHS_NAME, Checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
 from liftpy.wire.batch import BatchHeader, RecordBatch, parse_batch
 
@@ -72,8 +65,7 @@ class Log:
         self.persisted_epoch = checkpoint.persisted_epoch
         """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
         self._durable_end_offset = self.log_end_offset
-        self._checkpointed = checkpoint
-        self._stored_epochs = decode_epochs(recovered.small_files.get(EPOCHS_NAME))
+        self._checkpoints = Checkpoints(storage, checkpoint, recovered.small_files.get(EPOCHS_NAME))
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
@@ -224,9 +216,14 @@ class Log:
 
     # ---- flushing ----------------------------------------------------------------------------------------------------
 
+    @property
+    def needs_flush(self) -> bool:
+        """Whether something is not on disk yet: records, or the index of a segment that was sealed."""
+        return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
+
     def begin_flush(self) -> Flush | None:
         """What is to be flushed now; None when everything is, or when a Flush is under way."""
-        if self._flush is not None or self.closed or (self._durable_end_offset == self.log_end_offset and not self._unsynced):
+        if self._flush is not None or self.closed or not self.needs_flush:
             return None
         seals, self._unsynced = tuple(self._unsynced), []
         active = self.segments[-1]
@@ -281,16 +278,11 @@ class Log:
         """
         self._must_be_open()
         self._store_checkpoint()
-        if (entries := self.epochs.entries) != (self._stored_epochs or ()):
-            self.storage.replace(EPOCHS_NAME, encode_epochs(entries))
-            self._stored_epochs = entries
+        self._checkpoints.store_epochs(self.epochs.entries)
 
     def _store_checkpoint(self) -> None:
-        stored = Checkpoint(min(self.high_watermark, self._durable_end_offset - 1), self.log_start_offset, self.persisted_epoch)
-        said = self._checkpointed
-        if (stored.high_watermark, stored.log_start_offset) != (said.high_watermark, said.log_start_offset):
-            self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(stored))
-            self._checkpointed = stored
+        durable = min(self.high_watermark, self._durable_end_offset - 1)
+        self._checkpoints.store(Checkpoint(durable, self.log_start_offset, self.persisted_epoch))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -444,7 +436,7 @@ class Log:
         self.log_start_offset = start_offset
         self.high_watermark = start_offset - 1
         self._durable_end_offset = start_offset
-        self.storage.replace(CHECKPOINT_NAME, encode_checkpoint(self._begin_checkpoint(start_offset)))
+        self._store_checkpoint()
         for segment in reversed(self.segments):
             self._remove(segment)
         self.segments = [Segment(start_offset, self.storage.create(log_name(start_offset)), start_offset, checked=True)]
@@ -453,10 +445,6 @@ class Log:
         self._new_names, self.epochs = False, EpochCache()
         self._horizon.forget()
         self._advanced()
-
-    def _begin_checkpoint(self, start_offset: int) -> Checkpoint:
-        self._checkpointed = Checkpoint(start_offset - 1, start_offset, self.persisted_epoch)
-        return self._checkpointed
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Records below ``log_start_offset`` are not served any more, and whole segments below it are deleted.

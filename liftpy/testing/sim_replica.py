@@ -1,7 +1,7 @@
 """SimReplica: the real ``Replica`` and the real ``Log`` of one partition in one simulated process, and what carries out effects.
 
 The counterpart of the daemon's executor, synchronous and over the simulated network and disk; it keeps the ordering contract of
-``liftpy.replica.effects``. A flush runs when its latency has passed, so that a power cut in between loses what it covers.
+``liftpy.replica.effects``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.compaction import Compaction
-from liftpy.log.flush import Flush
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.log.pieces import read_portion
@@ -30,6 +29,7 @@ from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, SimTimer
 from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer
 from liftpy.testing.network import NO_RESPONDERS, Reply
+from liftpy.testing.sim_flusher import SimFlusher
 from liftpy.testing.sim_ingest import SimIngest
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
@@ -75,8 +75,15 @@ class SimReplica:
         """By replica: the way back to a fetch that was answered with nothing."""
         self._assembly = FetchAssembly()
         self.publishers = SimIngest(self)
-        self._flush: Flush | None = None
-        self._flush_ran = False
+        self.commit = SimFlusher(
+            log,
+            process.disk,
+            cluster.clock,
+            process.run,
+            lambda: process.dead,
+            lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset, disk_ns)),
+            self._storage_failed,
+        ).commit
         self._do = acts_of(self)
 
     def open(self) -> None:
@@ -141,7 +148,7 @@ class SimReplica:
             return
         self.cluster.checkers.appended(self, batch, led=True)
         self.publishers.ingest.appended(effect, len(batch))
-        self._start_flush()
+        self.commit.appended()
 
     def append_fetched(self, effect: do.AppendFetched) -> None:
         data, batches = self._tokens.pop(effect.token)
@@ -152,48 +159,11 @@ class SimReplica:
             self._storage_failed(error)
             return
         self.cluster.checkers.appended(self, data, led=False)
-        self._start_flush()
+        self.commit.appended()
 
     def drop_fetched(self, effect: do.DropFetched) -> None:
         self._tokens.pop(effect.token)
         self.cluster.counters[f"dropped answer: {effect.why}"] += 1
-
-    def _start_flush(self) -> None:
-        if self._flush is not None or self.failed:
-            return
-        flush = self.log.begin_flush()
-        if flush is None:
-            return
-        self._flush, self._flush_ran = flush, False
-        flush.waiter = self._run_flush
-        latency_ns = self.process.disk.flush_latency_ns()
-        self.cluster.clock.after(latency_ns, lambda: self._flush_done(flush, latency_ns))
-
-    def _run_flush(self) -> None:
-        """The device's part; runs once, also while the process is paused, but not when it is gone."""
-        if self._flush is not None and not self._flush_ran:
-            self._flush_ran = True
-            self._flush.run()
-
-    def _flush_done(self, flush: Flush, took_ns: int) -> None:
-        if self.process.dead or self._flush is not flush:
-            return
-        error: StorageError | None = None
-        try:
-            self._run_flush()
-        except StorageError as failed:
-            error = failed
-        self.process.run(lambda: self._flush_completed(flush, error, took_ns))
-
-    def _flush_completed(self, flush: Flush, error: StorageError | None, took_ns: int) -> None:
-        self._flush = None
-        try:
-            end_offset = self.log.complete_flush(flush, error)
-        except StorageError as failed:
-            self._storage_failed(failed)
-            return
-        self.feed(ev.LogFlushed(end_offset, took_ns))
-        self._start_flush()
 
     def cut_log(self, effect: do.CutLog) -> None:
         self._cut(lambda: self.log.cut_after(effect.end_offset - 1))
@@ -204,15 +174,16 @@ class SimReplica:
         self.cluster.counters["fresh start"] += 1
 
     def _cut(self, cut: Callable[[], Any]) -> None:
-        if not self._stored(cut):
-            return
-        self.cluster.checkers.cut(self)
-        self.feed(ev.LogCut(self.log.log_end_offset))
-        self._start_flush()
+        def cut_and_tell() -> None:
+            cut()
+            self.cluster.checkers.cut(self)
+            self.feed(ev.LogCut(self.log.log_end_offset))
+
+        self._stored(lambda: self.commit.alone(cut_and_tell))
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Retention."""
-        if not self.failed and self._stored(lambda: self.log.drop_prefix(log_start_offset)):
+        if not self.failed and self._stored(lambda: self.commit.alone(lambda: self.log.drop_prefix(log_start_offset))):
             self._prefix_dropped()
 
     def _prefix_dropped(self) -> None:
@@ -222,11 +193,12 @@ class SimReplica:
     def apply_retention(self, now_wall_ns: int) -> None:
         """What the stream's retention lets go, as housekeeping asks for it."""
         before = self.log.log_start_offset
-        if self.log.config.retention_age_s and not self.failed and self._stored(lambda: self.log.apply_retention(now_wall_ns)):
-            self._start_flush()
-            if self.log.log_start_offset != before:
-                self.cluster.counters["expired by age"] += 1
-                self._prefix_dropped()
+        if not self.log.config.retention_age_s or self.failed:
+            return
+        done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns)))
+        if done and self.log.log_start_offset != before:
+            self.cluster.counters["expired by age"] += 1
+            self._prefix_dropped()
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         self.cluster.counters[self.log.complaint(effect.offset, effect.replica, self.now_ns()).value] += 1
@@ -234,7 +206,7 @@ class SimReplica:
     def _damaged(self, error: CorruptionError) -> None:
         """The replica gives its role up, and the process comes back to repair the log [S3]."""
         if not self.failed:
-            self._stored(self.log.checkpoint)
+            self._stored(lambda: self.commit.alone(self.log.checkpoint))
             self._storage_failed(error)
             self.process.repair()
 
@@ -252,7 +224,7 @@ class SimReplica:
         if compaction is None:
             return 0
         compaction.run()
-        return self.log.complete_compaction(compaction)
+        return self.commit.alone(lambda: self.log.complete_compaction(compaction))
 
     def begin_compaction(self, now_wall_ns: int) -> None:
         """The same as housekeeping does it: beside everything else."""
@@ -267,7 +239,8 @@ class SimReplica:
             return
         try:
             compaction.run()
-            self.cluster.counters["records dropped by compaction"] += self.log.complete_compaction(compaction)
+            dropped = self.commit.alone(lambda: self.log.complete_compaction(compaction))
+            self.cluster.counters["records dropped by compaction"] += dropped
         except CorruptionError as error:
             self.log.met_damage(error)
         except StorageError as error:
@@ -276,8 +249,9 @@ class SimReplica:
 
     def checkpoint(self) -> None:
         """The interval has passed."""
-        if not self.failed:
+        if not self.failed and self.commit.begin_checkpoint():
             self._stored(self.log.checkpoint)
+            self.commit.checkpoint_ended()
 
     def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
         """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""

@@ -135,14 +135,14 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset))
 
     def _cut(self, cut: Callable[[], object]) -> None:
-        try:
-            self._t.flusher.settle()
+        def cut_and_tell() -> None:
             cut()
+            self._t.feed(events.LogCut(self._t.log.log_end_offset))
+
+        try:
+            self._t.flusher.alone(cut_and_tell)
         except StorageError as error:
             self.failed(error)
-            return
-        self._t.feed(events.LogCut(self._t.log.log_end_offset))
-        self._t.flusher.appended()  # what the cut left may not have been flushed yet
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())

@@ -108,8 +108,7 @@ class Housekeeping:
             if compaction is None:
                 return
             await _in_daemon_thread(compaction.run)
-            worker.flusher.settle()
-            dropped = worker.log.complete_compaction(compaction)
+            dropped = worker.flusher.alone(lambda: worker.log.complete_compaction(compaction))
         except CorruptionError as error:
             worker.log.met_damage(error)
             return

@@ -223,8 +223,8 @@ class PartitionWorker:
         """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
         if not self.executor.storage_failed:
             try:
-                self.flusher.settle()
-                self.log.checkpoint()  # a flip in the newest batch looks like a torn write: HW tells recovery that it is none
+                # a flip in the newest batch looks like a torn write: HW tells recovery that it is none
+                self.flusher.alone(self.log.checkpoint)
             except LiftError as failure:
                 logger.warning("%s: HW checkpoint: %s", self.key, failure)
             self._node.counters["damage met"] += 1
@@ -282,8 +282,7 @@ class PartitionWorker:
         """Delete what the stream's retention lets go."""
         before = self.log.log_start_offset
         try:
-            self.flusher.settle()
-            self.log.apply_retention(now_wall_ns)
+            self.flusher.alone(lambda: self.log.apply_retention(now_wall_ns))
         except LiftError as error:
             logger.warning("%s: retention: %s", self.key, error)
             return

@@ -25,6 +25,7 @@ from liftpy.testing.messages import AckFrame, FetchRequest, FetchResponse
 from liftpy.testing.network import Network
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import run_plan
+from liftpy.testing.sim_flusher import SimFlusher
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire import frames
 from sidecar import clock
@@ -122,7 +123,7 @@ def _writes_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flusher, "_begin", lambda self: self._flushed(self._log.log_end_offset))
+    patch.setattr(Flusher, "begin", lambda self: self._flushed(self._log.log_end_offset))
 
 
 def _acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:
@@ -301,7 +302,7 @@ def _sim_writes_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_says_flushed_when_appended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "_start_flush", lambda self: self.feed(ev.LogFlushed(self.log.log_end_offset)))
+    patch.setattr(SimFlusher, "begin", lambda self: self.flushed(self._log.log_end_offset, 0))
 
 
 def _sim_acknowledges_when_appended(patch: pytest.MonkeyPatch) -> None:

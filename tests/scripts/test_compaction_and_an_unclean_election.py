@@ -39,8 +39,7 @@ def last_per_key(s: Stage, node: str) -> dict[bytes | None, bytes | None]:
 
 def compact(s: Stage, node: str) -> None:
     replica = s.replica(node)
-    replica.log.roll()
-    replica._start_flush()
+    replica.commit.alone(replica.log.roll)
     s.run(0.1)
     assert replica.compact() > 0
 

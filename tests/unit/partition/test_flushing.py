@@ -84,9 +84,8 @@ async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.future
     bench = Bench(pool)
     bench.append()
     bench.append()
-    bench.flusher.settle()
+    bench.flusher.alone(lambda: bench.log.cut_to(1))
     assert bench.flushed in ([1], [2])
-    bench.log.cut_to(1)
     bench.append()
     await until(lambda: bench.flushed[-1] == 2, "the new record")
     assert bench.log.flushed_end_offset == 2
@@ -216,9 +215,7 @@ async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executo
     cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
     cut.append()
     cut.append()
-    cut.flusher.settle()
-    cut.log.cut_to(1)
-    cut.flusher.appended()
+    cut.flusher.alone(lambda: cut.log.cut_to(1))
     ended.append()
     await ended.flusher.close()
     await until(lambda: cut.flushed == [1], "what the cut has left")
@@ -249,7 +246,7 @@ async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.
     bench.log.raise_high_watermark(0)
     bench.flusher.checkpoint()
     bench.flusher.checkpoint()
-    bench.flusher.settle()
+    bench.flusher.alone(lambda: None)
     reopened, _ = Log.open(bench.log.storage, StreamConfig())
     assert reopened.high_watermark == 0
 

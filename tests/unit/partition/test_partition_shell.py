@@ -319,7 +319,7 @@ async def test_the_late_end_of_a_flush_that_a_cut_has_settled_completes_no_other
     flusher = Flusher(log, config.flush, pool, Clocked(), flushed.append, pytest.fail)
     log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
     flusher.appended()
-    flusher.settle()  # the end of its thread is still on its way to the loop
+    flusher.alone(lambda: None)  # the end of its thread is still on its way to the loop
     gate.clear()
     log.append(build_batch([b"y"], base_offset=1, leader_epoch=1))
     flusher.appended()
@@ -359,7 +359,7 @@ def worker(**more: Any) -> Any:
         _node=SimpleNamespace(counters=Counter(), settings=SimpleNamespace(node_id="n1"),
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
-        flusher=SimpleNamespace(settle=lambda: told.append("settled")),
+        flusher=SimpleNamespace(alone=lambda work: told.append("settled") or work()),
         executor=SimpleNamespace(storage_failed=False, failed=lambda error: told.append(error)),
     )  # fmt: skip
     made.__dict__.update(more)
@@ -371,7 +371,7 @@ def test_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
     order: list[str] = []
     broken = worker(
         log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
-        flusher=SimpleNamespace(settle=lambda: order.append("settle")),
+        flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
         executor=SimpleNamespace(storage_failed=already, failed=lambda error: order.append("failed")),
     )
     PartitionWorker._damaged(broken, CorruptionError("a flip"))
@@ -614,7 +614,7 @@ class Kept:
         self.set_aside: tuple[str, ...] = ("old",)
         self.executor = SimpleNamespace(no_space=False)
         self.flusher = SimpleNamespace(
-            checkpoint=lambda: self.done.append("checkpoint"), settle=lambda: self.done.append("settle")
+            checkpoint=lambda: self.done.append("checkpoint"), alone=lambda work: self.done.append("settle") or work()
         )
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
         self.log = SimpleNamespace(

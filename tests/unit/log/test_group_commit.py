@@ -1,0 +1,235 @@
+"""GroupCommit: one flush at a time, what comes meanwhile goes with the next, nothing beside a change of files, an error is final."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import LogClosedError, StorageError
+from liftpy.log.flush import Flush
+from liftpy.log.group_commit import GroupCommit
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch
+
+
+class Shell:
+    """Starts at once what it is told to begin; the test says when the device is done."""
+
+    def __init__(self, policy: str = "always") -> None:
+        config = StreamConfig(flush=FlushPolicy.parse(policy), segment_bytes=4096)
+        self.log, _ = Log.open(MemoryStorage(), config)
+        self.begun: list[Flush] = []
+        self.starts = True
+        self.told: list[object] = []
+        self.error: StorageError | None = None
+        self.commit = GroupCommit(self.log, config.flush, self)
+
+    def append(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.log.append(build_batch([b"x"], base_offset=self.log.log_end_offset, leader_epoch=1))
+            self.commit.appended()
+
+    def end(self, flush: Flush | None = None) -> None:
+        """The flush that runs, or ``flush``, is over."""
+        flush = flush or self.commit.running
+        assert flush is not None
+        error = self._run(flush)
+        self.commit.ended(flush, 7, error)
+
+    def _run(self, flush: Flush) -> StorageError | None:
+        flush.run()
+        return self.error
+
+    def begin(self) -> None:
+        self.told.append("begin")
+        if self.starts and (flush := self.commit.start()) is not None:
+            self.begun.append(flush)
+
+    def arm(self) -> None:
+        self.told.append("arm")
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        self.told.append("wait")
+        return 7, self._run(flush)
+
+    def wait_for_checkpoint(self) -> None:
+        self.told.append("wait for checkpoint")
+
+    def done(self) -> None:
+        self.told.append("done")
+
+    def flushed(self, end_offset: int, disk_ns: int) -> None:
+        self.told.append((end_offset, disk_ns))
+
+    def failed(self, error: StorageError) -> None:
+        self.told.append(error)
+
+    def heard(self) -> list[object]:
+        told, self.told = self.told, []
+        return told
+
+
+def test_what_is_appended_during_a_flush_goes_with_the_next_one() -> None:
+    shell = Shell()
+    shell.append()
+    assert shell.heard() == ["begin"]
+    shell.append(10)
+    assert shell.heard() == [], "one at a time"
+    shell.end()
+    assert shell.heard() == ["done", (1, 7), "begin"]
+    shell.end()
+    assert shell.heard() == ["done", (11, 7)], "one for all ten, and none for nothing"
+    assert shell.commit.running is None
+    assert shell.commit.count == 2
+
+
+def test_a_wanted_one_is_begun_once_and_takes_what_came_until_it_starts() -> None:
+    shell = Shell()
+    shell.starts = False
+    shell.append(3)
+    assert shell.heard() == ["begin"]
+    flush = shell.commit.start()
+    assert flush is not None
+    assert flush.end_offset == 3
+    shell.end()
+    assert shell.heard() == ["done", (3, 7)]
+
+
+def test_nothing_runs_beside_a_change_of_files_and_what_it_leaves_is_flushed() -> None:
+    shell = Shell()
+    shell.append(3)
+    late = shell.commit.running
+    assert shell.heard() == ["begin"]
+
+    def cut() -> int:
+        assert shell.commit.running is None
+        assert shell.heard() == ["wait", "done", (1, 7)], "counted before the cut"
+        end_offset = shell.log.cut_to(2)
+        shell.commit.appended()
+        assert shell.heard() == [], "not beside it"
+        return end_offset
+
+    assert shell.commit.alone(cut) == 2
+    assert shell.heard() == ["begin"]
+    assert late is not None
+    shell.end(late)
+    assert shell.heard() == [], "the late end of the one that was waited for is not the end of the next"
+    shell.end()
+    assert shell.heard() == ["done", (2, 7)]
+
+
+def test_what_came_during_a_flush_is_flushed_although_retention_waited_for_that_flush() -> None:
+    shell = Shell()
+    shell.append(2)
+    shell.commit.alone(lambda: shell.log.apply_retention(0))
+    assert shell.heard() == ["begin", "wait", "done", (1, 7), "begin"]
+    shell.end()
+    assert shell.log.durable_end_offset == 2
+
+
+def test_a_segment_that_retention_has_sealed_is_flushed() -> None:
+    shell = Shell()
+    shell.append()
+    shell.end()
+    shell.heard()
+    shell.commit.alone(lambda: None)
+    assert shell.heard() == [], "there is nothing to flush"
+    shell.commit.alone(shell.log.roll)
+    assert shell.heard() == ["begin"]
+    assert [job.index_name for job in shell.begun[-1].seals] == ["00000000000000000000.index"]
+
+
+def test_a_change_that_raises_leaves_the_log_in_use() -> None:
+    shell = Shell()
+    shell.append()
+    shell.end()
+    with pytest.raises(ZeroDivisionError):
+        shell.commit.alone(lambda: 1 // 0)
+    shell.append()
+    shell.end()
+    assert shell.log.durable_end_offset == 2
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_an_error_is_final(waited_for: bool) -> None:
+    shell = Shell()
+    shell.append(2)
+    shell.heard()
+    shell.error = StorageError("broken disk")
+    if waited_for:
+        with pytest.raises(LogClosedError):
+            shell.commit.alone(lambda: shell.log.cut_to(1))
+        waited, failure = shell.heard()
+        assert waited == "wait"
+    else:
+        shell.end()
+        (failure,) = shell.heard()
+    assert isinstance(failure, StorageError)
+    shell.commit.appended()
+    assert shell.heard() == []
+    assert not shell.commit.begin_checkpoint()
+    assert shell.log.durable_end_offset == 0
+
+
+def test_an_interval_flushes_when_its_timer_says_so_and_counts_records_at_once() -> None:
+    shell = Shell("interval:50")
+    shell.append(2)
+    assert shell.heard() == [(1, 0), "arm", (2, 0)]
+    shell.commit.interval_over()
+    assert shell.heard() == ["begin"]
+    shell.append()
+    assert shell.heard() == [(3, 0), "arm"]
+    shell.end()
+    assert shell.heard() == ["done"], "the next waits for its timer"
+    shell.commit.interval_over()
+    assert shell.heard() == ["begin"]
+    shell.append()
+    shell.commit.interval_over()
+    assert shell.heard() == [(4, 0), "arm"], "the flush is slower than the interval"
+    shell.end()
+    assert shell.heard() == ["done", "begin"], "and what its timer wanted is not forgotten"
+    shell.end()
+    assert shell.log.durable_end_offset == 4
+
+
+def test_without_flushes_all_counts_at_once() -> None:
+    shell = Shell("none")
+    shell.append(2)
+    assert shell.heard() == [(1, 0), (2, 0)]
+    shell.commit.alone(lambda: shell.log.cut_to(1))
+    assert shell.heard() == [(1, 0)]
+
+
+def test_checkpoints_are_one_at_a_time_and_not_beside_a_change_of_files() -> None:
+    shell = Shell()
+    assert shell.commit.begin_checkpoint()
+    assert not shell.commit.begin_checkpoint()
+    shell.commit.checkpoint_ended()
+    assert shell.commit.begin_checkpoint()
+
+    def change() -> None:
+        assert shell.heard() == ["wait for checkpoint"]
+        assert not shell.commit.begin_checkpoint()
+
+    shell.commit.alone(change)
+    assert shell.commit.begin_checkpoint(), "that one was over"
+
+
+def test_after_a_close_nothing_begins() -> None:
+    shell = Shell()
+    shell.starts = False
+    shell.append()
+    shell.commit.close()
+    assert shell.commit.start() is None
+    assert not shell.commit.begin_checkpoint()
+    shell.append()
+    assert shell.heard() == ["begin"]
+
+
+def test_a_close_counts_what_still_runs() -> None:
+    shell = Shell()
+    shell.append(2)
+    shell.commit.close()
+    shell.commit.settle()
+    assert shell.heard() == ["begin", "wait", "done", (1, 7)]
