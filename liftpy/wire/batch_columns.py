@@ -248,7 +248,7 @@ class _Reader:
             raise CorruptionError(f"a dictionary of a batch has {entry_count} entries for {count} records")
         entries = self.bytes_column(entry_count, nulls=False)
         index = self.u32(count) if entry_count > 1 else np.zeros(count, dtype=np.uint32)
-        if entry_count > 1 and int(index.max()) >= entry_count:
+        if entry_count > 1 and int(index.max(initial=0)) >= entry_count:
             raise CorruptionError("an index into a dictionary of a batch is out of range")
         return DictionaryColumn(entries, index)
 
