@@ -40,7 +40,7 @@ MUTANTS = [
         "liftpy/wire/batch_columns.py",
         ("ends may fall", "(ends[1:] < ends[:-1]).any()", "(ends[1:] < ends[:-1]).all()",
          "a damaged column gives records bytes of others"),
-        ("an index may be the entry after the last", "int(index.max()) >= entry_count", "int(index.max()) > entry_count",
+        ("an index may be the entry after the last", "int(index.max(initial=0)) >= entry_count", "int(index.max(initial=0)) > entry_count",
          "a damaged dictionary raises IndexError in readers"),
         ("deltas may repeat", "(deltas[1:] <= deltas[:-1]).any()", "(deltas[1:] < deltas[:-1]).any()",
          "two records of a batch have one offset"),

@@ -157,7 +157,7 @@ def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, e
     fed: list[Any] = []
     failed: list[StorageError] = []
     calls: list[str] = []
-    flusher = SimpleNamespace(appended=lambda: calls.append("appended"), settle=lambda: calls.append("settled"))
+    flusher = SimpleNamespace(appended=lambda: calls.append("appended"), alone=lambda work: calls.append("settled") or work())
     fetched = {4: SimpleNamespace(buffer=memoryview(b""), batches=[])}
     names = (
         "promises", "timers", "ingest", "acks", "replication", "notifications", "quiet", "probes", "reads", "proposals", "services",
