@@ -24,6 +24,7 @@ from liftpy.wire import envelope, frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.batch import build_batch
+from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Piece
 from liftpy.wire.subjects import Subjects
 from sidecar.partition import driver as driver_module
@@ -32,6 +33,7 @@ from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.promises import Promises
+from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.partition.timers import Timer, Timers
 from tests.unit.partition.test_partitions import Group, SlowWorker, Worker
@@ -487,3 +489,71 @@ async def test_a_segment_that_is_gone_by_then_is_left_out(tmp_path: Path) -> Non
     await scrub._scan(found, segment, 0, 1 << 30, 0)
     assert scrub.checked_bytes == 0
     await scrub.close()
+
+
+def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> None:
+    """By position: a swap of two arguments of one type is a bug that no type shows."""
+    calls: list[tuple[Any, ...]] = []
+
+    def part(name: str) -> Any:
+        class Part:
+            def __getattr__(self, what: str) -> Any:
+                return lambda *args, **more: calls.append((f"{name}.{what}", *args, *more.values()))
+
+        return Part()
+
+    names = (
+        "log", "flusher", "promises", "timers", "ingest", "acks", "replication", "fetches", "notifications", "quiet", "probes",
+        "reads", "proposals", "services",
+    )  # fmt: skip
+    tools: dict[str, Any] = {name: part(name) for name in names}
+    tools |= {"key": KEY, "incarnation": 41, "counters": Counter(), "feed": list, "high_watermark": lambda: 42}
+    tools |= {"leader": lambda: ("n9", 43), "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch))}
+    executor = Executor(Tools(**tools))
+    reason = do.RejectReason.BELOW_MIN_ISR
+    query = do.SendEpochQuery(leader="n2", request_id=9, asked_epoch=3, current_epoch=5)
+    asked: list[Any] = [
+        do.DropPublishes(token=3, reason="bound"),
+        do.RejectPublishes(token=4, reason=reason),
+        do.ReplayLog(end_offset=17),
+        do.RaiseHighWatermark(high_watermark=18),
+        do.StepAside(leader_epoch=7, reason="slow", toward="n3"),
+        fetch(9),
+        query,
+    ]
+    for effect in asked:
+        executor.execute(effect)
+    assert calls == [
+        ("ingest.drop", 3, "bound"),
+        ("ingest.reject", 4, reason, "n9", 43),
+        ("services.replay", 17),
+        ("log.raise_high_watermark", 18),
+        ("reads.advanced",),
+        ("aside", KEY, 7),
+        ("fetches.send_fetch", fetch(9), 41),
+        ("fetches.send_epoch_query", query),
+    ]
+
+
+async def test_where_nobody_listens_for_quiet_fetches_they_end_and_nothing_is_refused() -> None:
+    bus, fed, counters = Bus(), [], Counter[str]()
+    router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
+    asker = QuietAsker("n1", 7)
+    talk = QuietTalk(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
+    talk.wait(KEY, do.WaitQuietly(leader="n2", leader_epoch=2, request_id=1), fed.append)
+    talk._turn()
+    ((subject, frame, reply),) = bus.sent
+    assert subject == Subjects().notify("n2")
+    asked = frames.decode(frame, replication_pb2.QuietFetches)
+    assert (asked.replicaID, asked.incarnation, len(asked.fetches)) == ("n1", 7, 1)
+    first = asked.fetches[0]
+    named = (first.stream, first.streamUid, first.partition, first.leaderEpoch, first.requestId)
+    assert named == (KEY.stream, KEY.uid, KEY.partition, 2, 1)
+    bus.arrived(reply.encode(), b"", b"", b"NATS/1.0 503\r\n\r\n")
+    await until(lambda: fed)
+    assert [type(event) for event in fed] == [events.QuietEnded]
+    assert counters == {}, "the server's word is no frame of ours"
+    bus.arrived(reply.encode(), b"", b"garbage", b"")
+    assert counters == {}, "an answer to a question that is over"
+    talk.close()
+    timers.close()
