@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, consumer
+from liftpy.client import Client, Publisher, consumer
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.transport import Transport, open_connection
 from liftpy.client.window import Window
 from liftpy.errors import ClientClosedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
 from liftpy.wire.subjects import Subjects
 
 
@@ -127,3 +129,62 @@ async def test_a_status_that_is_none_is_a_protocol_error(answer: bytes) -> None:
     client._transport, client._subjects = SimpleNamespace(request=request), Subjects("ns")  # type: ignore[assignment]
     with pytest.raises(ProtocolError, match="n1 answered its status in a form that is not"):
         await client._status_page("n1", b"", 1.0)
+
+
+# ---- answers to publishes --------------------------------------------------------------------------------------------
+class Answered(Publisher):
+    """With one message in flight; ``told`` is what came of an answer."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._stream, self._partition = "s", 0
+        self._in_flight = {3: SimpleNamespace(uid="u1", refusal=None)}  # type: ignore[dict-item]
+        address = SimpleNamespace(subject="shop.s")
+        self._addressing = SimpleNamespace(address=address, doubt=lambda: self.told.append("doubt"))  # type: ignore[assignment]
+
+    def _send_again(self, number: int, message: Any, error: Any) -> None:
+        self.told.append(f"again {number}")
+
+    def _not_ours(self, why: str) -> None:
+        self.told.append("not ours")
+
+    def _stored(self, number: int, ack: Any) -> None:
+        self.told.append(f"stored {number} at {ack.offset}")
+
+    def _refusal(self, number: int, waiting: Any, ack: Any, other: bool) -> None:
+        self.told.append(f"refused {number}, other {other}")
+
+
+def an_ack(**fields: Any) -> bytes:
+    return frames.encode(client_pb2.Ack(**({"stream": "s", "partition": 0, "offset": 8, "streamUid": "u1"} | fields)))
+
+
+WRONG_STREAM = client_pb2.Ack.WRONG_STREAM
+
+
+@pytest.mark.parametrize(
+    ("token", "data", "told"),
+    [
+        ("3", an_ack(), ["stored 3 at 8"]),
+        ("3", an_ack(streamUid=""), ["stored 3 at 8"]),
+        ("3", None, ["doubt", "again 3"]),
+        ("3", b"garbage", ["not ours"]),
+        ("3", an_ack(stream="t"), ["not ours"]),
+        ("3", an_ack(partition=1), ["not ours"]),
+        ("3", an_ack(streamUid="u2"), ["not ours"]),
+        ("3", an_ack(streamUid="u2", ackError=WRONG_STREAM), ["refused 3, other True"]),
+        ("3", an_ack(ackError=client_pb2.Ack.TOO_LARGE), ["refused 3, other False"]),
+        ("3", an_ack(stream="t", ackError=WRONG_STREAM), ["not ours"]),
+        ("4", an_ack(), []),
+        ("x", an_ack(), []),
+        ("-3", an_ack(), []),
+        ("3" * 30, an_ack(), []),
+    ],
+)
+async def test_an_answer_is_one_thing_and_nothing_follows_it(token: str, data: bytes | None, told: list[str]) -> None:
+    made = Answered()
+    headers = {"Status": "503"} if data is None else None
+    await made._on_ack(SimpleNamespace(subject=f"_INBOX.x.{token}", data=data or b"", headers=headers))
+    assert made.told == told
+    refusal = made._in_flight[3].refusal
+    assert (refusal is not None) is (data == an_ack(stream="t", ackError=WRONG_STREAM))

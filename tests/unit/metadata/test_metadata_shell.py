@@ -521,3 +521,21 @@ async def test_a_message_that_can_not_be_taken_is_counted_and_a_lost_bus_is_not(
     for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
         await link._error(error)
     assert link._connection.errors == {"messages not taken": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (nats.errors.NoRespondersError(), UNAVAILABLE),
+        (nats.errors.ConnectionClosedError(), UNAVAILABLE),
+        (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
+    ],
+)
+async def test_what_was_sent_to_nobody_was_certainly_not_done(error: Exception, outcome: Any) -> None:
+    class Nobody:
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            raise error
+
+    async with asyncio.timeout(30):
+        response = await Forwarder(Nobody(), Subjects("ns"), "n1").until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)  # type: ignore[arg-type]
+    assert response.error == outcome

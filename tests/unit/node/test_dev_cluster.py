@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -273,3 +274,20 @@ def test_what_was_never_started_has_no_process_and_no_log() -> None:
     with pytest.raises(UnavailableError):
         server.resume()
     server.stop()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_dev_says_once_where_everything_is(as_json: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    nodes = {"n1": SimpleNamespace(pid=7, status_url="http://127.0.0.1:1")}
+    cluster: Any = SimpleNamespace(nodes=nodes, data=tmp_path, nats_url="nats://me:secret@far:4", namespace="ns")
+    dev._announce(cluster, as_json)
+    said = capsys.readouterr().out
+    assert "secret" not in said
+    if as_json:
+        (line,) = said.splitlines()
+        found = json.loads(line)
+        assert (found["event"], found["namespace"]) == ("ready", "ns")
+        assert found["nodes"] == {"n1": {"pid": 7, "status": "http://127.0.0.1:1", "data": str(tmp_path / "n1")}}
+    else:
+        assert "ready: 1 nodes on nats://" in said
+        assert "{" not in said

@@ -322,7 +322,10 @@ def test_the_report_of_each_service_is_its_own() -> None:
     (order,) = joined(s.hello(hello("b", position=10), "_INBOX.b", CANDIDATE, 0))
     s.ack(acked(order, 10), CANDIDATE)
     s.role_changed(LEADS)
+    (order,) = joined(s.hello(hello("c", position=12), "_INBOX.c", LEADS, 0))
+    s.ack(acked(order, 3), LEADS)
     found = {row["service"]: (row["role"], row["order"], row["acknowledged"], row["promotion_waits"]) for row in s.report(9)}
+    assert found["c"] == ("FOLLOWER", "catch-up", True, False), "it has connected, and is not at its stop"
     assert found["b"] == ("LEADER", "lead", False, False)
     assert found["a"] == ("FOLLOWER", "catch-up", False, False)
 
