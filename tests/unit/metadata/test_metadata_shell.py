@@ -539,3 +539,4 @@ async def test_what_was_sent_to_nobody_was_certainly_not_done(error: Exception, 
     async with asyncio.timeout(30):
         response = await Forwarder(Nobody(), Subjects("ns"), "n1").until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)  # type: ignore[arg-type]
     assert response.error == outcome
+    assert ("no controller can be reached" in response.detail) is (outcome == UNAVAILABLE)
