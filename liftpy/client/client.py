@@ -100,6 +100,11 @@ class Client:
             await (self._transport.close() if self._owns_connection else self._transport.leave())
 
     @property
+    def transport(self) -> Transport:
+        """What it sends with; for this library's own parts."""
+        return self._transport
+
+    @property
     def counters(self) -> dict[str, int]:
         """What came and could not be used, by kind: damaged answers, batches that do not decompress, acks by somebody else, and what
         the connection left out. Nothing of it was handed on; what is there is worth a look at the nodes' logs."""

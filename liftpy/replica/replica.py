@@ -103,6 +103,11 @@ class Replica:
         return self._shared.log.high_watermark
 
     @property
+    def epoch_start_offset(self) -> int:
+        """Of the epoch in which it leads, inclusive; 0: it does not lead."""
+        return self._role.epoch_start_offset if isinstance(self._role, LeaderRole) else 0
+
+    @property
     def leader_epoch(self) -> int:
         """In which the current role acts."""
         return self._role.leader_epoch

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from liftpy.errors import LiftError
 from liftpy.wire.batch import Record
@@ -58,6 +58,10 @@ class Surroundings(Protocol):
 
 class Service:
     """Extend it; make it without arguments (or give the host a factory). All callbacks are synchronous and in log order."""
+
+    on_error: ClassVar[str] = "stop"
+    """What happens when ``on_record`` or ``on_timer`` raises. "stop": the service ends on this node, until an operator passes over the
+    record (``liftpy service skip``). "skip": the record is undone, given to the dead-letter stream, and all nodes go on without it."""
 
     surroundings: Surroundings
     """Set by the driver before ``on_start``."""

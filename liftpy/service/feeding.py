@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice, one_by_one
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, StorageError
-from liftpy.service.base import Role, Service
+from liftpy.service.base import Role, Service, ServiceFailedError
 from liftpy.service.emitter import Emitter
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
+from liftpy.service.poison import DecisionMissedError, Failing, Next, PoisonError, Unit, decided
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.service.store import SnapshotStore
@@ -32,6 +34,7 @@ _MAX_CHUNK_RECORDS = 32
 _PAUSE_S = 0.25
 
 Started = Callable[[ServiceMachine, Snapshot | None], None]
+Decide = Callable[[Failing], Awaitable[None]]
 
 
 class Feeder:
@@ -48,7 +51,11 @@ class Feeder:
         emitter: Emitter | None,
         started: Started,
         stop_reached: Callable[[], None],
+        *,
+        decide: Decide | None = None,
+        may_decide: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``decide`` appends that a unit is passed over; ``may_decide``: whether this service is beside the partition's leader."""
         self._reader = reader
         self._identity = identity
         self._settings = settings
@@ -58,6 +65,14 @@ class Feeder:
         self._emitter = emitter
         self._started = started
         self._stop_reached = stop_reached
+        self._decide = decide
+        self._may_decide = may_decide
+        self._failing: Failing | None = None
+        """What the service could not apply when it last tried."""
+        self._undone = False
+        """Whether the machine has failed and is not made anew yet."""
+        self._decided: set[Unit] = set()
+        """What is passed over, by records of this log."""
         self._machine: ServiceMachine
         self._progress: ReadProgress
         self._log_start_offset = 0
@@ -124,7 +139,10 @@ class Feeder:
             self._factory(), self._identity, snapshot_every=self._settings.snapshot_every, outbox=self._outbox
         )
         machine.start(snapshot)
-        self._machine, self._began = machine, snapshot
+        for unit in self._decided:
+            if unit.offset >= machine.position:
+                machine.skip(unit)
+        self._machine, self._began, self._undone = machine, snapshot, False
         self._verifying = machine.position > self._log_start_offset
         self._align()
         self._started(machine, snapshot)
@@ -138,7 +156,8 @@ class Feeder:
         """Go back to an earlier snapshot if there is a reason; whether there was."""
         outbox, cut = self._outbox, self._cut
         if cut is not None:
-            self._cut = None
+            self._cut = self._failing = None
+            self._decided.clear()  # their records may be gone
             logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
             await asyncio.to_thread(self._store.drop_above, cut)
             await self.restart(0)
@@ -174,6 +193,11 @@ class Feeder:
                     _cancel(fetch)
                     fetch = None
                     self._align()
+                if self._undone:
+                    _cancel(fetch)
+                    fetch = None
+                    await self._settle()
+                    continue
                 if self._held():
                     await self._woken(_PAUSE_S)
                     continue
@@ -188,7 +212,7 @@ class Feeder:
                     continue  # it was told to look at the record before meanwhile
                 slices = self._result(done)
                 if slices is not None:
-                    await self._take(slices)
+                    await self._take_or_undo(slices)
         finally:
             _cancel(fetch)
 
@@ -243,6 +267,101 @@ class Feeder:
         self.problem = ""
         return slices
 
+    # ---- what can't be applied [poison] --------------------------------------------------------------------------------------
+    @property
+    def failing(self) -> Failing | None:
+        """What the service stands at, since it can't apply it; None: nothing."""
+        return self._failing if self._undone or self._at_failing() else None
+
+    def _at_failing(self) -> bool:
+        return self._failing is not None and self._machine.position <= self._failing.unit.offset
+
+    async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
+        try:
+            await self._take(slices)
+        except PoisonError as error:
+            logger.error("%s: %s", self._identity, error)
+            self._undone, self.problem = True, str(error)
+            if self._failing is not None and self._failing.unit == error.unit:
+                self._failing.failed(error, time.monotonic())
+            else:
+                self._failing = Failing(error, scanned=error.unit.offset + 1)
+        except DecisionMissedError as missed:
+            logger.warning("%s goes back: %s", self._identity, missed)
+            await asyncio.to_thread(self._store.drop_above, missed.unit.offset)
+            await self._pass_over(missed.unit)
+
+    async def _settle(self) -> None:
+        """The machine has failed: look for a decision, or do what there is to do without one."""
+        failing = self._failing
+        assert failing is not None
+        found = await self._scan(failing)
+        if found:
+            logger.warning("%s passes over %s: the log says so", self._identity, failing.unit)
+            await self._pass_over(failing.unit)
+        elif found is not None:
+            await self._do(failing.next(self._machine.on_error, leads=self._may_decide(), now_s=time.monotonic()), failing)
+
+    async def _do(self, step: Next, failing: Failing) -> None:
+        if step is Next.STOP:
+            raise ServiceFailedError(f"{failing.error}. To pass over it on all nodes: {self._skip_command(failing.unit)}")
+        if step is Next.TRY:
+            await self._remake(failing.unit)
+        elif step is Next.DECIDE and self._decide is not None:
+            try:
+                await self._decide(failing)
+                failing.decided_s = time.monotonic()
+            except LiftError as error:
+                self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
+                await self._woken(_PAUSE_S)
+        else:
+            await self._woken(_PAUSE_S)
+
+    def _skip_command(self, unit: Unit) -> str:
+        who, timer = self._identity, f" --timer {shlex.quote(unit.timer)}" if unit.timer else ""
+        return (
+            f"liftpy service skip {who.service} --stream {who.stream} --partition {who.partition} --offset {unit.offset}{timer}"
+        )
+
+    async def _pass_over(self, unit: Unit) -> None:
+        self._decided.add(unit)
+        await self._remake(unit)
+
+    async def _remake(self, unit: Unit) -> None:
+        """Make the state anew, up to ``unit`` at most."""
+        await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
+        if self._emitter is not None:
+            self._emitter.look_again()
+
+    async def _scan(self, failing: Failing) -> bool | None:
+        """Look through what is committed for a decision; whether there is one, None: not all was looked through."""
+        identity = self._identity
+        progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
+        fetch = asyncio.create_task(self._reader.fetch(progress))
+        if not await self._finished(fetch):
+            _cancel(fetch)
+            return None
+        slices = self._result(fetch)
+        if slices is None:
+            await self._woken(_PAUSE_S)
+            return None
+        at_the_end = not slices
+        records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
+        found = any(decided(record, identity.service) == failing.unit for record in records)
+        failing.scanned = progress.next_offset
+        self.problem = str(failing.error)
+        return True if found else False if at_the_end else None
+
+    async def _keep_below_failing(self) -> bool:
+        """Whether the machine stands where it failed before: then its state is stored, once, and tries and replays begin there."""
+        failing, machine = self._failing, self._machine
+        if failing is None or failing.stored or machine.position < failing.unit.offset:
+            return False
+        failing.stored = True
+        if machine.position == failing.unit.offset:
+            await self._save(machine.snapshot())
+        return True
+
     async def _take(self, slices: list[BatchSlice]) -> None:
         machine = self._machine
         records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())
@@ -251,13 +370,15 @@ class Feeder:
         until_s = time.monotonic() + self._settings.step_s
         while chunk := list(islice(records, self._chunk_records)):
             began_s = time.monotonic()
-            applied = machine.apply(chunk, self._stop_position)
+            applied = machine.apply(chunk, self._stop_before_failing())
             self._chunk_took(time.monotonic() - began_s)
             self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
                 await self._save(snapshot)
+            if await self._keep_below_failing():
+                break
             if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
                 break
             if time.monotonic() >= until_s:
@@ -268,6 +389,12 @@ class Feeder:
         else:
             if self._cut is None:
                 await self._skip(self._progress.next_offset)
+
+    def _stop_before_failing(self) -> int | None:
+        failing, stop = self._failing, self._stop_position
+        if failing is None or failing.stored:
+            return stop
+        return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _chunk_took(self, took_s: float) -> None:
         """A slow service gets fewer records at once, down to one: heartbeats go on between them."""

@@ -21,10 +21,12 @@ from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.service.base import DivergedError, Role, Service
+from liftpy.service.decisions import DecisionWriter
 from liftpy.service.emitter import Emitter
 from liftpy.service.feeding import Feeder
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
+from liftpy.service.poison import Decision, Failing
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.service.store import ServiceLock, SnapshotStore
@@ -140,7 +142,17 @@ class ServiceHost:
         )
         reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
-            reader, identity, settings, store, outbox, self._factory, self._emitter, self._started, self._stop_reached
+            reader,
+            identity,
+            settings,
+            store,
+            outbox,
+            self._factory,
+            self._emitter,
+            self._started,
+            self._stop_reached,
+            decide=self._decide,
+            may_decide=self._is_beside_the_leader,
         )
         await self._feeder.restart(order.startOffset)
         self._spawn(self._feeder.run())
@@ -193,6 +205,19 @@ class ServiceHost:
         if refusal.reason == _Reason.COMPACTED:
             raise ConfigError(f"{refusal.node}: {refusal.detail}")
         self._refusal = refusal.detail
+
+    def _is_beside_the_leader(self) -> bool:
+        order = self._order
+        return order is not None and order.leads and time.monotonic() - self._heard_s < order.leaseMs / 1000
+
+    async def _decide(self, failing: Failing) -> None:
+        """Pass over what this service can't apply; every node's does, once the decision is committed."""
+        order, machine = self._order, self.machine
+        assert order is not None
+        assert machine is not None
+        decision = Decision(self._settings.service, failing.unit, order.leaderEpoch)
+        writer = DecisionWriter(self._client, self._settings.dead_letter_stream, self._settings.emit_timeout_s)
+        await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
     def _leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER
@@ -268,6 +293,7 @@ class ServiceHost:
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
             problem=self.problem,
+            failing=self._feeder is not None and self._feeder.failing is not None,
         )
 
     @property

@@ -7,27 +7,32 @@ past it brings about. A snapshot is a function of the log alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.log_timers import LogTimers
 from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
+from liftpy.service.poison import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
 
 MAX_FIRES_PER_RECORD = 100_000
-MAX_OUTPUTS_PER_RECORD = 1000
+"""Of timers that were set by timers that fired before the same record."""
+MAX_OUTPUTS_PER_CALLBACK = 1000
 
 
 @dataclass(slots=True)
 class _Source:
-    """The record that is being applied. ``index``: how many outputs it has had."""
+    """The record that is being applied. ``index``: how many outputs it has had, those of timers that fired before it included.
+    ``emitted``: those of the callback that runs; none of them counts before it has returned."""
 
     offset: int
     index: int = 0
+    emitted: list[Output] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -53,6 +58,10 @@ class ServiceMachine:
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
         """In which the role was given."""
+        try:
+            self.on_error = OnError(service.on_error)
+        except ValueError:
+            raise ServiceFailedError(f"on_error = {service.on_error!r} is neither 'stop' nor 'skip'") from None
         self._service = service
         self._snapshot_every = snapshot_every
         self._snapshot_position = 0
@@ -60,6 +69,9 @@ class ServiceMachine:
         self._timers = LogTimers()
         self._source: _Source | None = None
         """Set while the state may change; None: emit and timers are refused."""
+        self._skips = Skips()
+        self._failed = False
+        """Whether a callback raised: the state may be half of one."""
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
@@ -70,6 +82,7 @@ class ServiceMachine:
             self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
             for at_ns, name in snapshot.timers:
                 self._timers.set(name, at_ns)
+            self._skips = Skips(snapshot.skips)
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _blamed("on_start"):
@@ -94,7 +107,8 @@ class ServiceMachine:
         """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
 
         Ends early while ``waits_for_outputs``.
-        Raises ServiceFailedError when the service's code raises; then the machine must not be used any more.
+        Raises PoisonError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
+        passed over; then the machine must not be used any more.
         """
         done = Applied()
         for record in records:
@@ -116,12 +130,21 @@ class ServiceMachine:
             self._snapshot_through(position, done)
         return done.snapshots
 
+    def skip(self, unit: Unit) -> None:
+        """It was decided to pass over ``unit``, which is not applied yet, by a record further on."""
+        self._skips.add(unit)
+
     def _apply(self, record: Record) -> None:
+        ours = bool(record.headers) and is_decision(record)
+        unit = decided(record, self.identity.service) if ours else None
+        if unit is not None and unit not in self._skips:
+            raise DecisionMissedError(unit)
         self._source = _Source(record.offset)
         try:
-            self._fire(max(self.now_ns, record.timestamp_ns))
-            with _blamed(f"on_record at offset {record.offset}"):
-                self._service.on_record(record)
+            self._fire(max(self.now_ns, record.timestamp_ns), record)
+            unit = Unit(record.offset)
+            if not ours and unit not in self._skips:
+                self._call(unit, record, self._service.on_record, record)
         finally:
             self._source = None
         self.position = record.offset + 1
@@ -132,19 +155,38 @@ class ServiceMachine:
             if self.role is Role.FOLLOWER:
                 self.outbox.trim()
 
-    def _fire(self, now_ns: int) -> None:
-        fired = 0
+    def _fire(self, now_ns: int, record: Record) -> None:
+        limit = len(self._timers) + MAX_FIRES_PER_RECORD  # those that have expired are no fault of the record
         while (due := self._timers.pop_due(now_ns)) is not None:
             at_ns, name = due
-            fired += 1
-            if fired > MAX_FIRES_PER_RECORD:
-                raise ServiceFailedError(
-                    f"more than {MAX_FIRES_PER_RECORD} timers fire at once: does {name!r} set itself again?"
-                )
+            unit = Unit(record.offset, name)
+            limit -= 1
+            if limit < 0:
+                self._failed = True
+                text = f"more than {MAX_FIRES_PER_RECORD} timers that were set meanwhile fire: does {name!r} set itself again?"
+                raise PoisonError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
-            with _blamed(f"on_timer {name!r}"):
-                self._service.on_timer(name)
+            if unit not in self._skips:
+                self._call(unit, record, self._service.on_timer, name)
         self.now_ns = now_ns
+
+    def _call(self, unit: Unit, record: Record, callback: Callable[[Any], None], argument: object) -> None:
+        """One callback: what it has emitted counts once it has returned."""
+        source = self._source
+        assert source is not None
+        try:
+            callback(argument)
+        except Exception as error:
+            self._failed = True
+            source.emitted.clear()
+            what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
+            blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
+            raise PoisonError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
+        if source.emitted:
+            assert self.outbox is not None
+            for output in source.emitted:
+                self.outbox.add(output)
+            source.emitted.clear()
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
     def _snapshot_through(self, position: int, done: Applied) -> None:
@@ -155,6 +197,8 @@ class ServiceMachine:
 
     def snapshot(self, position: int | None = None) -> Snapshot:
         """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records)."""
+        if self._failed:
+            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
         with _blamed("take_snapshot"):
             state = self._service.take_snapshot()
         if not isinstance(state, bytes):
@@ -168,6 +212,7 @@ class ServiceMachine:
             timers=self._timers.entries(),
             state=state,
             output_digest=self.outbox.digest if self.outbox is not None else b"",
+            skips=tuple(unit for unit in self._skips if unit.offset < self.position),
         )
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
@@ -176,10 +221,11 @@ class ServiceMachine:
         source = self._changing("emit")
         if self.outbox is None:
             raise ServiceFailedError("emit needs an output stream: name one where the service is run")
-        output = Output(self.outbox.output_count, source.offset, source.index, value, key, tuple(headers))
-        if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or source.index >= MAX_OUTPUTS_PER_RECORD:
+        count = len(source.emitted)
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, tuple(headers))
+        if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
-                f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_RECORD} come from one record"
+                f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_CALLBACK} come from one record or timer"
             )
         names = [name for name, _ in headers]
         if len(set(names)) != len(names) or EXPECTED_HEADER in names or any(map(is_reserved, names)):
@@ -187,7 +233,7 @@ class ServiceMachine:
                 f"an output's header names are unique and not empty; Lift-* and {EXPECTED_HEADER} are reserved"
             )
         source.index += 1
-        self.outbox.add(output)
+        source.emitted.append(output)
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at log time ``at_ns``."""

@@ -11,12 +11,13 @@ heartbeat. What a service is ordered:
     follows                    FOLLOWER, fed up to HW
     is the candidate           FOLLOWER, fed up to ``stop`` = HW + 1 as of now; the promotion waits until all have acknowledged it
     leads, not yet replayed    FOLLOWER, the same (a service that registers with a leader)
-    leads, replayed            LEADER, fed up to HW
+    leads, replayed            LEADER, fed up to HW; never before it has all records of earlier epochs (a decision of an earlier
+                               LEADER may be among them [poison])
 
 ``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that hangs fails one
 promotion, by the candidate's own time-out, so that a node is tried whose service is well; one that goes on, but slowly, holds a
 promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
-caught up once.
+caught up once. One that stands at a record that it can't apply is not waited for.
 
 A compacted stream takes no services: what compaction has removed is missing in one node's replay and was there in another's.
 """
@@ -36,7 +37,8 @@ _MAX_PROBLEM = 500
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so."""
+    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so, and all records of
+    earlier epochs are committed."""
 
     leads: bool
     candidate: bool
@@ -44,6 +46,8 @@ class ReplicaView:
     log_start_offset: int
     high_watermark: int
     log_end_offset: int
+    epoch_start_offset: int = 0
+    """Of the epoch in which it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class _Session:
     """LeaderEpoch in which it has replayed up to the stop that it was given."""
     excused: bool = False
     """It let a promotion time out, and has not caught up since."""
+    failing: bool = False
+    """It stands at a record that it can't apply."""
 
 
 @dataclass(slots=True)
@@ -149,6 +155,9 @@ class ServiceSessions:
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
+        session.failing = hello.failing
+        if session.failing and self._gate is not None:
+            self._gate.names -= {session.service}
         self._moved(session, hello.position, view)
         self._give_order(session, view)
         return [self._join_log(session, view), *self._gate_moved()]
@@ -211,7 +220,7 @@ class ServiceSessions:
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
         """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
         stop_position = view.high_watermark + 1
-        names = frozenset(name for name, session in self._sessions.items() if not session.excused)
+        names = frozenset(name for name, session in self._sessions.items() if not (session.excused or session.failing))
         began = {name: self._sessions[name].position for name in names}
         self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + self._patience_ns, began)
         return [*self._new_orders(view), *self._gate_moved()]
@@ -256,7 +265,7 @@ class ServiceSessions:
 
     def _give_order(self, session: _Session, view: ReplicaView) -> bool:
         """Give the session the order that it shall have now; whether it is a new one."""
-        replayed = session.replayed_epoch == view.leader_epoch
+        replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
         if view.leads and replayed:
@@ -307,6 +316,7 @@ class ServiceSessions:
                 logEndOffset=view.log_end_offset if view.leads and session.position > view.log_end_offset else -1,
                 leaseMs=self._lease_ms,
                 node=self._node,
+                leads=view.leads,
             ),
         )
 
@@ -336,6 +346,7 @@ class ServiceSessions:
                 "emitted_end": session.emitted_end,
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
+                "failing": session.failing,
                 "problem": session.problem,
             }
             for session in self._sessions.values()

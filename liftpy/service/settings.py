@@ -18,6 +18,8 @@ class ServiceSettings:
     partition N, which must belong to them alone. ``snapshot_every``: in offsets; bounds the next replay. ``snapshots_kept``:
     how many files. ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are
     not written yet; a LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack.
+    ``dead_letter_stream``: takes the records that are passed over, in its partition of the same number or 0;
+    '' when they are only logged.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn.
     """
@@ -28,6 +30,7 @@ class ServiceSettings:
     data: Path
     partition: int = 0
     output_stream: str = ""
+    dead_letter_stream: str = ""
     snapshot_every: int = 10_000
     snapshots_kept: int = 3
     heartbeat_s: float = 0.25
@@ -47,6 +50,10 @@ class ServiceSettings:
         check_name(self.node, "node")
         if self.output_stream:
             check_name(self.output_stream, "output stream")
+        if self.dead_letter_stream:
+            check_name(self.dead_letter_stream, "dead-letter stream")
+        if self.dead_letter_stream and self.dead_letter_stream in (self.stream, self.output_stream):
+            raise ConfigError("dead_letter_stream is the stream that the service reads or writes: name another one")
         if self.output_stream == self.stream:
             raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
         bounds: dict[str, tuple[float, float]] = {

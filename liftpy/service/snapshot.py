@@ -6,7 +6,11 @@ Layout, little endian::
     16 u64 position          24 u64 LeaderEpoch of the record before it    32 i64 log time, ns
     40 u64 outputs so far    48 u32 count of timers   52 u32 size of the timers   56 u64 size of the application's bytes
     64 16s digest of the outputs so far, zeros for none
-    80 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), application
+    80 u32 count of skips    84 u32 size of the skips
+    88 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), skips (i64 offset, u16 size, name of
+       the timer each: what was passed over below the position, the newest of it), application
+
+Version 2 has no skips: 80 identity, timers, application.
 
 All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
 """
@@ -14,21 +18,25 @@ All fields are functions of the log alone, so the files of all nodes are equal, 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import crc32c
 
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.ids import check_name
+from liftpy.service.poison import Unit
 
 MAGIC = b"LIFTSNAP"
-VERSION = 2
-"""Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
+VERSION = 3
+_WITHOUT_SKIPS = 2
+"""Is read too. Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
 _HEAD = struct.Struct("<8sHHI")
-_FIELDS = struct.Struct("<QQqQIIQ16s")
+_FIELDS = struct.Struct("<QQqQIIQ16sII")
+_FIELDS_2 = struct.Struct("<QQqQIIQ16s")
 _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
-HEADER_SIZE_BYTES = _HEAD.size + _FIELDS.size
+HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,8 @@ class Snapshot:
 
     ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
     ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
-    (``liftpy.service.outbox``), 16 bytes; b"" when there are none.
+    (``liftpy.service.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
+    (``liftpy.service.poison``).
     """
 
     identity: Identity
@@ -66,23 +75,26 @@ class Snapshot:
     timers: tuple[tuple[int, str], ...]
     state: bytes
     output_digest: bytes = b""
+    skips: tuple[Unit, ...] = ()
 
     def encode(self) -> bytes:
         """The bytes of the snapshot's file."""
         identity = str(self.identity).encode()
-        names = [(at_ns, name.encode()) for at_ns, name in self.timers]
-        timers = b"".join(_TIMER.pack(at_ns, len(name)) + name for at_ns, name in names)
+        timers = _named(self.timers)
+        skips = _named((unit.offset, unit.timer) for unit in self.skips)
         fields = _FIELDS.pack(
             self.position,
             self.last_epoch,
             self.now_ns,
             self.output_count,
-            len(names),
+            len(self.timers),
             len(timers),
             len(self.state),
             self.output_digest or _NO_DIGEST,
+            len(self.skips),
+            len(skips),
         )
-        body = fields + identity + timers + self.state
+        body = fields + identity + timers + skips + self.state
         return _HEAD.pack(MAGIC, VERSION, len(identity), crc32c.crc32c(body)) + body
 
 
@@ -96,20 +108,32 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     body = memoryview(data)[_HEAD.size :]
     if crc32c.crc32c(body) != crc:
         raise CorruptionError("the CRC-32C of the snapshot does not match")
-    if version < VERSION:
+    if version < _WITHOUT_SKIPS:
         raise CorruptionError(f"the snapshot has format version {version}, which is not read any more: the state is replayed")
-    if version != VERSION:
+    if version > VERSION:
         raise UnknownFormatError(f"the snapshot has format version {version}, this version reads {VERSION}")
-    position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = _FIELDS.unpack_from(body)
-    rest = bytes(body[_FIELDS.size :])
-    if len(rest) != identity_size_bytes + timers_size + state_size:
+    layout = _FIELDS_2 if version == _WITHOUT_SKIPS else _FIELDS
+    if len(body) < layout.size:
+        raise CorruptionError("the snapshot ends within its header")
+    fields = layout.unpack_from(body)
+    position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
+    skip_count, skips_size = fields[8:] if version == VERSION else (0, 0)
+    rest = bytes(body[layout.size :])
+    if len(rest) != identity_size_bytes + timers_size + skips_size + state_size:
         raise CorruptionError("the snapshot's parts do not add up to its size")
     whose = rest[:identity_size_bytes].decode(errors="replace")
     if whose != str(identity):
         raise CorruptionError(f"the snapshot is of {whose}, not of {identity}")
+    state_at = identity_size_bytes + timers_size + skips_size
     timers = _timers(rest[identity_size_bytes : identity_size_bytes + timers_size], timer_count)
-    state = rest[identity_size_bytes + timers_size :]
-    return Snapshot(identity, position, last_epoch, now_ns, output_count, timers, state, digest if any(digest) else b"")
+    skips = tuple(Unit(*entry) for entry in _timers(rest[identity_size_bytes + timers_size : state_at], skip_count))
+    digest = digest if any(digest) else b""
+    return Snapshot(identity, position, last_epoch, now_ns, output_count, timers, rest[state_at:], digest, skips)
+
+
+def _named(entries: Iterable[tuple[int, str]]) -> bytes:
+    names = [(number, name.encode()) for number, name in entries]
+    return b"".join(_TIMER.pack(number, len(name)) + name for number, name in names)
 
 
 def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:

@@ -21,8 +21,23 @@ OUTPUT_ID = "Lift-Output"
 OUTPUT_NUMBER = "Lift-Output-Number"
 OUTPUT_DIGEST = "Lift-Output-Digest"
 OUTPUT_SERVICE = "Lift-Output-Service"
+SERVICE_SKIP = "Lift-Service-Skip"
+DEAD_LETTER_SERVICE = "Lift-Dead-Letter-Service"
+DEAD_LETTER_SOURCE = "Lift-Dead-Letter-Source"
+DEAD_LETTER_ERROR = "Lift-Dead-Letter-Error"
 _RESERVED = "lift-"
-_OF_OUTPUTS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE})
+_OF_SERVICES = frozenset(
+    {
+        OUTPUT_ID,
+        OUTPUT_NUMBER,
+        OUTPUT_DIGEST,
+        OUTPUT_SERVICE,
+        SERVICE_SKIP,
+        DEAD_LETTER_SERVICE,
+        DEAD_LETTER_SOURCE,
+        DEAD_LETTER_ERROR,
+    }
+)
 
 
 def is_reserved(name: str) -> bool:
@@ -31,8 +46,8 @@ def is_reserved(name: str) -> bool:
 
 
 def may_be_enveloped(name: str) -> bool:
-    """Whether an envelope may carry it: what an application may name, and what a replicated service's outputs carry."""
-    return not is_reserved(name) or name in _OF_OUTPUTS
+    """Whether an envelope may carry it: what an application may name, and what replicated services write."""
+    return not is_reserved(name) or name in _OF_SERVICES
 
 
 def pairs_of(headers: HeadersLike | None) -> Pairs:

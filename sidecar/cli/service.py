@@ -20,8 +20,10 @@ from liftpy.client.transport import Transport, open_connection
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
+from liftpy.service.poison import OnError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
+from sidecar.cli.service_orders import skip
 from sidecar.ending import end_tasks
 from sidecar.settings import Target
 from sidecar.tasks import attended
@@ -32,7 +34,24 @@ _CONNECT_AGAIN_S = 0.5
 _CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "take_snapshot")
 
 
-@click.command()
+class _RunGroup(click.Group):
+    """``liftpy service MODULE:CLASS ...`` runs one; the words below are about services that run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and not set(args[:1]) & {"-h", "--help"}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_RunGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def service() -> None:
+    """Replicated services: ``liftpy service MODULE:CLASS ...`` runs one beside a node (see ``liftpy service run --help``)."""
+
+
+service.add_command(skip)
+
+
+@service.command()
 @click.argument("service_class", metavar="MODULE:CLASS")
 @click.option("--name", default=None, help="The service's name: the same on all nodes.  [default: the class's, in lower case]")
 @click.option("--stream", required=True, help="The stream whose committed records it is fed.")
@@ -40,10 +59,13 @@ _CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "take_snaps
 @click.option("--node", required=True, help="The sidecar beside which it runs.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
 @click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
+@click.option(
+    "--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
+)
 @click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
 @connection_options
-def service(service_class: str, name: str | None, log_level: str, target: Target, output: str, **flags: Any) -> None:
+def run(service_class: str, name: str | None, log_level: str, target: Target, output: str, **flags: Any) -> None:
     """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
     logging.basicConfig(
         stream=sys.stderr,
@@ -73,6 +95,8 @@ def load_service(service_class: str) -> type[Service]:
     for name in _CALLBACKS:
         if inspect.iscoroutinefunction(getattr(found, name)) or inspect.isasyncgenfunction(getattr(found, name)):
             raise ConfigError(f"{service_class}.{name} is asynchronous: it would never run. A state machine waits for nobody")
+    if found.on_error not in [policy.value for policy in OnError]:
+        raise ConfigError(f"{service_class}.on_error = {found.on_error!r} is neither 'stop' nor 'skip'")
     return found
 
 

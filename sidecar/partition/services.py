@@ -115,12 +115,16 @@ class PartitionServices:
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _view(self) -> ReplicaView:
         replica = self._replica
+        high_watermark, epoch_start_offset = replica.high_watermark, replica.epoch_start_offset
         return ReplicaView(
-            leads=replica.role is RoleName.LEADER and replica.phase == Leading.READY,
+            leads=replica.role is RoleName.LEADER
+            and replica.phase == Leading.READY
+            and high_watermark + 1 >= epoch_start_offset,
             candidate=replica.role is RoleName.CANDIDATE,
             leader_epoch=replica.leader_epoch,
             log_start_offset=self._log.log_start_offset,
-            high_watermark=replica.high_watermark,
+            high_watermark=high_watermark,
+            epoch_start_offset=epoch_start_offset,
             log_end_offset=self._log.log_end_offset,
         )
 

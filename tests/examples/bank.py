@@ -17,10 +17,33 @@ from liftpy.service import Service
 from liftpy.wire.batch import Record
 
 NS_PER_S = 1_000_000_000
+MAX_NAME = 64
+MAX_AMOUNT = 10**15
+MAX_LOCK_S = 10**6
 
 
 class Refused(Exception):
     """A command that is not carried out; the text is its answer."""
+
+
+def _command(value: bytes) -> dict[str, Any]:
+    """The command in a record, whole and within bounds, before anything is changed; raise Refused for what is none."""
+    try:
+        given = json.loads(value)
+    except (ValueError, RecursionError):
+        raise Refused("not JSON") from None
+    if not isinstance(given, dict):
+        raise Refused("not a command")
+    command = {"to": "", "amount": 0, "for_s": 0, **given}
+    names = [command.get(name) for name in ("id", "do", "account", "to")]
+    if not all(isinstance(name, str) and len(name) <= MAX_NAME and name.isprintable() for name in names):
+        raise Refused(f"id, do, account and to are printable texts of at most {MAX_NAME} characters")
+    amount, for_s = command["amount"], command["for_s"]
+    if not isinstance(amount, int) or not 0 <= amount <= MAX_AMOUNT:
+        raise Refused(f"amount is a number of cents up to {MAX_AMOUNT}")
+    if not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_LOCK_S:
+        raise Refused(f"for_s is a number of seconds up to {MAX_LOCK_S}")
+    return command
 
 
 class Bank(Service):
@@ -42,13 +65,15 @@ class Bank(Service):
         """Carry out one command; whatever is not one is answered too: a record can't be sent back."""
         self.commands += 1
         try:
-            command = json.loads(record.value or b"")
-            self._carry_out(command)
-            answer = {"id": command["id"], "ok": True, "balance": self.accounts[command["account"]]}
+            command = _command(record.value or b"")
         except Refused as refused:
-            answer = {"id": command["id"], "ok": False, "why": str(refused)}
-        except (ValueError, KeyError, TypeError) as error:
-            answer = {"offset": record.offset, "ok": False, "why": f"not a command: {type(error).__name__}"}
+            answer: dict[str, Any] = {"offset": record.offset, "ok": False, "why": str(refused)}
+        else:
+            try:
+                self._carry_out(command)
+                answer = {"id": command["id"], "ok": True, "balance": self.accounts[command["account"]]}
+            except Refused as refused:
+                answer = {"id": command["id"], "ok": False, "why": str(refused)}
         self.emit(json.dumps(answer, sort_keys=True).encode(), key=record.key)
 
     def on_timer(self, name: str) -> None:
@@ -57,9 +82,7 @@ class Bank(Service):
         self.emit(json.dumps({"unlocked": name}).encode())
 
     def _carry_out(self, command: dict[str, Any]) -> None:
-        name, amount = str(command["account"]), command.get("amount", 0)
-        if not isinstance(amount, int) or amount < 0:
-            raise Refused("amount is not a number of cents")
+        name, amount = command["account"], command["amount"]
         match command["do"]:
             case "open":
                 if name in self.accounts:
@@ -71,9 +94,9 @@ class Bank(Service):
             case "withdraw":
                 self._take(name, amount)
             case "transfer":
-                self._balance(str(command["to"]))
+                self._balance(command["to"])
                 self._take(name, amount)
-                self.accounts[str(command["to"])] += amount
+                self.accounts[command["to"]] += amount
             case "lock":
                 self._balance(name)
                 self.locked.add(name)

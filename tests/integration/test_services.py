@@ -24,6 +24,7 @@ from liftpy.client.transport import Transport, open_connection
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
+from liftpy.service.poison import decided
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Snapshot
 from liftpy.wire import frames
@@ -35,6 +36,7 @@ from tests.examples.bank import Bank
 from tests.examples.echo import TIMES, Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
+from tests.examples.strict import Strict
 
 pytestmark = pytest.mark.processes
 
@@ -44,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
     "bank": ("tests.examples.bank:Bank", Bank),
     "echo": ("tests.examples.echo:Echo", Echo),
     "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
+    "strict": ("tests.examples.strict:Strict", Strict),
 }
 QUICK = {
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
@@ -75,6 +78,7 @@ class Running:
             output=self.outputs,
             snapshot_every=EVERY,
             nats_url=self.bench.cluster.nats_url,
+            more=("--dead-letter", f"{self.stream}-dead") if self.example == "strict" else (),
         )
 
     def send(self, node: str, number: int) -> None:
@@ -109,6 +113,11 @@ class Running:
         said = [await self.said(node) for node in NODES]
         return all(s.get("position") == self.sent and s["acknowledged"] for s in said)
 
+    async def went_on(self) -> bool:
+        """As ``caught_up``, when records come from the services themselves."""
+        self.sent = (await self.bench.client.bounds(self.stream)).end_offset
+        return await self.caught_up() and not any([(await self.said(node))["failing"] for node in NODES])
+
     async def emitted(self) -> bool:
         """Whether everything that was produced is in the output stream."""
         bounds = await self.bench.client.bounds(self.outputs)
@@ -117,6 +126,8 @@ class Running:
 
     # ---- work ----------------------------------------------------------------------------------------------------------
     def command(self, number: int) -> bytes:
+        if self.example == "strict":
+            return b"none" if number % 40 == 25 else b"%d" % number
         what = ("open", "deposit", "deposit", "transfer", "withdraw", "lock")[number % 6 if number >= 12 else 0]
         names = ("a", "b", "c", "d", "e")
         value = {"do": what, "account": names[number % 5], "to": names[number // 5 % 5], "amount": number % 37, "for_s": 0.05}
@@ -154,6 +165,9 @@ class Running:
         )
         machine.start(None)
         records = [record async for record in self.bench.client.consume(self.stream, until="end")]
+        for unit in [decided(record, self.example) for record in records]:
+            if unit is not None:
+                machine.skip(unit)
         return machine, machine.apply(records).snapshots
 
     async def check(self) -> None:
@@ -210,6 +224,8 @@ async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any
             begun.append(running)
             await bench.create(running.stream)
             await bench.create(running.outputs)
+            if example == "strict":
+                await bench.create(f"{running.stream}-dead")
             for node in NODES:
                 running.start(node)
             await bench.until(running.leads, "a service leads")
@@ -241,6 +257,23 @@ async def test_services_keep_one_state_over_the_death_of_what_they_stand_on(run:
     await service.publish_slowly(20)
     await bench.until(service.leads, "a service leads")
     await service.check()
+
+
+async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_as_dead_letters(run: Any) -> None:
+    """Also while the leadership moves. The decisions are records of the stream, so a replay of it is what all nodes have."""
+    service: Running = await run("strict")
+    bench = service.bench
+    await service.publish(60)
+    await bench.until(service.went_on, "all go on")
+    led = await bench.leader(service.stream)
+    await service.elect(next(node for node in NODES if node != led))
+    await service.publish_slowly(40)
+    await bench.until(service.went_on, "all go on")
+    await service.check()
+    dead = [record async for record in bench.client.consume(f"{service.stream}-dead", until="end")]
+    sources = {dict(record.headers)["Lift-Dead-Letter-Source"].rsplit(b"/", 1)[1] for record in dead}
+    log = [record async for record in bench.client.consume(service.stream, until="end")]
+    assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
 
 
 @pytest.mark.parametrize("example", ["bank", "ratelimiter"])

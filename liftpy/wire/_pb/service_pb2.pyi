@@ -13,7 +13,7 @@ SERVICE_FOLLOWER: ServiceRole
 SERVICE_LEADER: ServiceRole
 
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "failing")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class ServiceHello(_message.Message):
     OUTPUTCOUNT_FIELD_NUMBER: _ClassVar[int]
     EMITTEDEND_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    FAILING_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -36,10 +37,11 @@ class ServiceHello(_message.Message):
     outputCount: int
     emittedEnd: int
     problem: str
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    failing: bool
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., failing: _Optional[bool] = ...) -> None: ...
 
 class JoinLog(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "leads")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,7 @@ class JoinLog(_message.Message):
     LOGENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     LEASEMS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -68,7 +71,8 @@ class JoinLog(_message.Message):
     logEndOffset: int
     leaseMs: int
     node: str
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+    leads: bool
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., leads: _Optional[bool] = ...) -> None: ...
 
 class ServiceAck(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")

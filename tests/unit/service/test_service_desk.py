@@ -29,7 +29,9 @@ class World:
         self.sent: list[tuple[str, bytes]] = []
         self.fed: list[events.Event] = []
         self.counters: Counter[str] = Counter()
-        self.replica: Any = SimpleNamespace(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=1, high_watermark=9)
+        self.replica: Any = SimpleNamespace(
+            role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=1, high_watermark=9, epoch_start_offset=0
+        )
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=12)
         bus: Any = SimpleNamespace(send=self._send, listen=self._listen)
         self.timers: list[Any] = []

@@ -221,3 +221,27 @@ def test_a_service_that_is_past_the_leaders_log_is_told_where_it_ends() -> None:
     assert order.logEndOffset == -1
     (order,) = joined(s.hello(hello(position=14), "_INBOX.a", FOLLOWS, 0))
     assert order.logEndOffset == -1  # a follower's own log says nothing: it may be catching up
+
+
+def test_nobody_leads_before_it_has_all_records_of_earlier_epochs() -> None:
+    """A decision of the LEADER before may be among them, though it was not committed when the promotion began."""
+    s = sessions()
+    s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 0)
+    (order,) = joined(s.replay(CANDIDATE, 0))
+    assert replays(s.ack(acked(order, 10), CANDIDATE))[-1].finished
+    view = replace(LEADS, high_watermark=12, epoch_start_offset=13)
+    (later,) = joined(s.role_changed(view))
+    assert (later.role, later.stopPosition, later.leads) == (pb.SERVICE_FOLLOWER, 13, True)
+    (leads,) = joined(s.ack(acked(later, 13), view))
+    assert leads.role == pb.SERVICE_LEADER
+
+
+def test_a_promotion_does_not_wait_for_what_stands_at_a_record_that_it_can_not_apply() -> None:
+    s = sessions()
+    s.hello(hello(position=3, failing=True), "_INBOX.a", FOLLOWS, 0)
+    assert replays(s.replay(CANDIDATE, 0))[-1].finished
+    again = sessions()
+    again.hello(hello(position=3), "_INBOX.a", FOLLOWS, 0)
+    assert not any(r.finished for r in replays(again.replay(CANDIDATE, 0)))
+    assert replays(again.hello(hello(position=4, failing=True), "_INBOX.a", CANDIDATE, 0))[-1].finished
+    assert again.report(9)[0]["failing"]

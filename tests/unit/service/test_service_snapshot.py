@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
+
+import crc32c
 import pytest
 
 from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
+from liftpy.service.poison import Unit
 from liftpy.service.snapshot import Identity, Snapshot, decode
 
 WHO = Identity("bank", "orders", "u7", 2)
-WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)))
+WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)), (Unit(7), Unit(8, "ü")))
 
 
 @pytest.mark.parametrize("snapshot", [WHOLE, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
@@ -32,7 +37,7 @@ def test_every_cut_and_every_flipped_byte_is_refused() -> None:
 
 def test_another_version_and_another_owner_are_refused() -> None:
     newer = bytearray(WHOLE.encode())
-    newer[8] = 3
+    newer[8] = 4
     with pytest.raises(UnknownFormatError):
         decode(bytes(newer), WHO)
     newer[8] = 1  # had no digest: nothing could be proven by it
@@ -41,6 +46,15 @@ def test_another_version_and_another_owner_are_refused() -> None:
     for other in (Identity("bank", "orders", "u8", 2), Identity("bank", "orders", "u7", 1), Identity("b", "orders", "u7", 2)):
         with pytest.raises(CorruptionError, match="not of"):
             decode(WHOLE.encode(), other)
+
+
+def test_what_the_version_before_wrote_is_read() -> None:
+    whole = replace(WHOLE, skips=())
+    body = whole.encode()[16:]
+    body = body[:64] + body[72:]  # it had no skips
+    who = str(WHO).encode()
+    head = struct.pack("<8sHHI", b"LIFTSNAP", 2, len(who), crc32c.crc32c(body))
+    assert decode(head + body, WHO) == whole
 
 
 def test_names_are_checked_before_they_become_paths() -> None:

@@ -1,0 +1,439 @@
+"""Records that a service can't apply: they are undone, a record of the log says that they are passed over, all nodes do the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import UnavailableError
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.feeding import Feeder
+from liftpy.service.machine import MAX_OUTPUTS_PER_CALLBACK
+from liftpy.service.poison import (
+    MAX_SKIPS,
+    Decision,
+    DecisionMissedError,
+    Failing,
+    Next,
+    OnError,
+    PoisonError,
+    Skips,
+    Unit,
+    dead_letter_headers,
+    decided,
+)
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot import decode
+from liftpy.service.store import SnapshotStore
+from liftpy.wire.batch import Record, build_batch, parse_batch
+from tests.examples.bank import Bank
+
+WHO = Identity("brittle", "in", "u1", 0)
+NS = 1_000_000_000
+
+
+class Brittle(Service):
+    """Emits every value in halves; raises on ``bad`` after the first half, and on timers named ``bad``."""
+
+    broken = True
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.seen: list[str] = json.loads(snapshot) if snapshot else []
+
+    def on_record(self, record: Record) -> None:
+        text = (record.value or b"").decode()
+        self.seen.append(text)
+        if text.startswith("timer "):
+            self.set_timer(text.split()[1], self.now_ns)
+        self.emit(text.encode() + b"/1")
+        if text == "bad" and self.broken:
+            raise ValueError("out of range")
+        self.emit(text.encode() + b"/2")
+
+    def on_timer(self, name: str) -> None:
+        self.seen.append(f"fired {name}")
+        self.emit(name.encode())
+        if name == "bad" and self.broken:
+            raise KeyError(name)
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.seen).encode()
+
+
+class Skipping(Brittle):
+    """The same, and goes on."""
+
+    on_error = "skip"
+
+
+def record(offset: int, value: bytes = b"x", at_ns: int = 0, epoch: int = 1, headers: Any = ()) -> Record:
+    return Record(offset, at_ns, None, value, headers, "", None, epoch)
+
+
+def machine_of(service: Service, who: Identity = WHO, snapshot: Any = None) -> ServiceMachine:
+    machine = ServiceMachine(service, who, snapshot_every=1000, outbox=Outbox("u1/0"))
+    machine.start(snapshot)
+    return machine
+
+
+def outputs(machine: ServiceMachine) -> list[bytes]:
+    assert machine.outbox is not None
+    return [output.value for output in machine.outbox.take(machine.outbox.first_kept, 10_000)]
+
+
+# ---- the machine -------------------------------------------------------------------------------------------------------------
+def test_nothing_that_a_failing_record_has_emitted_counts_and_its_offset_is_said() -> None:
+    machine = machine_of(Brittle())
+    with pytest.raises(PoisonError, match="on_record at offset 2: ValueError: out of range") as raised:
+        machine.apply([record(0), record(1), record(2, b"bad")])
+    assert raised.value.unit == Unit(2)
+    assert outputs(machine) == [b"x/1", b"x/2"] * 2
+    assert machine.outbox is not None
+    assert machine.outbox.output_count == 4
+    with pytest.raises(ServiceFailedError, match="no state"):
+        machine.snapshot()
+
+
+def test_what_was_decided_before_is_passed_over_and_the_decision_itself_is_not_the_services() -> None:
+    service = Brittle()
+    machine = machine_of(service)
+    machine.skip(Unit(1))
+    machine.apply([record(0), record(1, b"bad"), record(2), record(3, b"", headers=Decision("brittle", Unit(1)).headers())])
+    assert service.seen == ["x", "x"]
+    assert outputs(machine) == [b"x/1", b"x/2"] * 2
+    assert machine.position == 4
+    again = record(4, b"", headers=Decision("brittle", Unit(1)).headers())
+    machine.apply([again, record(5)])  # a decision may be there twice
+    assert machine.position == 6
+
+
+def test_a_decision_about_what_was_applied_is_no_decision_to_ignore() -> None:
+    machine = machine_of(Brittle())
+    with pytest.raises(DecisionMissedError):
+        machine.apply([record(0), record(1, b"", headers=Decision("brittle", Unit(0)).headers())])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"other/0/0/",
+        b"brittle/1/0/",  # itself
+        b"brittle/5/0/",  # what is to come
+        b"brittle/0/7/",  # of another LeaderEpoch
+        b"brittle/-1/0/",
+        b"brittle/0/0",
+        b"brittle/x/0/",
+        b"\xff",
+        b"",
+    ],
+)
+def test_a_decision_that_does_not_count_is_passed_by_and_never_a_services_record(header: bytes) -> None:
+    service = Brittle()
+    machine = machine_of(service)
+    machine.apply([record(0), record(1, b"bad", headers=(("Lift-Service-Skip", header),))])
+    assert (service.seen, machine.position) == (["x"], 2)
+
+
+def test_a_decision_of_the_epoch_in_which_it_was_made_counts() -> None:
+    headers = Decision("brittle", Unit(3, "a/b"), 5).headers()
+    assert decided(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
+    assert decided(record(9, b"", epoch=6, headers=headers), "brittle") is None
+
+
+def test_a_timer_that_fails_is_passed_over_alone() -> None:
+    log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
+    with pytest.raises(PoisonError, match="on_timer 'bad' at offset 1: KeyError") as raised:
+        machine_of(Brittle()).apply(log)
+    service = Brittle()
+    machine = machine_of(service)
+    machine.skip(raised.value.unit)
+    machine.apply(log)
+    assert service.seen == ["timer bad", "timer good", "fired good", "y"]
+
+
+def test_timers_that_have_expired_do_not_count_against_a_records_limit() -> None:
+    machine = machine_of(Brittle())
+    for n in range(MAX_OUTPUTS_PER_CALLBACK + 100):
+        machine._timers.set(f"t{n}", NS)
+    machine.apply([record(0, b"x", 2 * NS)])
+    assert machine.outbox is not None
+    assert machine.outbox.output_count == MAX_OUTPUTS_PER_CALLBACK + 102
+
+
+def test_more_timers_than_may_be_set_meanwhile_may_expire_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.machine.MAX_FIRES_PER_RECORD", 10)
+    service = Brittle()
+    machine = machine_of(service)
+    for n in range(40):
+        machine._timers.set(f"t{n}", NS)
+    machine.apply([record(0, b"x", 2 * NS)])
+    assert len([text for text in service.seen if text.startswith("fired")]) == 40
+
+
+def test_a_snapshot_keeps_what_is_passed_over() -> None:
+    machine = machine_of(Brittle())
+    machine.skip(Unit(1))
+    machine.skip(Unit(7, "née"))
+    machine.apply([record(0), record(1, b"bad")])
+    snapshot = decode(machine.snapshot().encode(), WHO)
+    assert snapshot == machine.snapshot()
+    assert snapshot.skips == (Unit(1),)  # when the other one was learned is not the same on all nodes
+    again = machine_of(Brittle(), snapshot=snapshot)
+    again.apply([record(2), record(3, b"", headers=Decision("brittle", Unit(1)).headers())])
+    assert again.position == 4
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    skips = Skips()
+    for offset in range(MAX_SKIPS + 5):
+        skips.add(Unit(offset))
+    assert len(list(skips)) == MAX_SKIPS
+    assert Unit(4) not in skips
+    assert Unit(5) in skips
+
+
+POISON = {
+    "no id, and refused": {"do": "rob", "account": "a"},
+    "a lock of an endless time": {"id": "1", "do": "lock", "account": "a", "for_s": float("inf")},
+    "a lock beyond all times": {"id": "1", "do": "lock", "account": "a", "for_s": 10**30},
+    "a name that is no text": {"id": "1", "do": "open", "account": "\ud800"},
+    "an answer that is too large": {"id": "x" * 300_000, "do": "deposit", "account": "a", "amount": 1},
+    "too deep": b"[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_no_command_stops_the_bank(what: str) -> None:
+    given = [{"id": "0", "do": "open", "account": "a"}, POISON[what], {"id": "2", "do": "lock", "account": "a", "for_s": 1}]
+    if what == "a name that is no text":
+        given.insert(2, {"id": "1", "do": "lock", "account": "\ud800", "for_s": 1})
+    given.append({"id": "3", "do": "deposit", "account": "a", "amount": 5})
+    values = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in given]
+    bank = Bank()
+    machine = machine_of(bank)
+    machine.apply([record(offset, value, offset * NS) for offset, value in enumerate(values)])
+    assert bank.accounts == {"a": 5}
+    assert len(outputs(machine)) in (len(given), len(given) + 1)  # and the lock that ended
+
+
+# ---- what is done about it ---------------------------------------------------------------------------------------------------
+def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> None:
+    error = PoisonError(Unit(3), record(3), "x")
+    failing = Failing(error)
+    assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
+    assert failing.next(OnError.SKIP, leads=True, now_s=0) is Next.TRY
+    failing.failed(error, 100.0)
+    assert failing.next(OnError.SKIP, leads=True, now_s=100) is Next.DECIDE
+    failing.decided_s = 100.0
+    assert failing.next(OnError.SKIP, leads=True, now_s=101) is Next.WAIT  # its decision is on its way
+    assert failing.next(OnError.SKIP, leads=True, now_s=111) is Next.DECIDE
+    failing.decided_s = None
+    assert failing.next(OnError.SKIP, leads=False, now_s=100.5) is Next.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=101) is Next.TRY
+    for _ in range(30):
+        failing.failed(error, 200.0)
+    assert failing.next(OnError.SKIP, leads=False, now_s=259) is Next.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
+
+
+def test_a_dead_letter_says_where_it_comes_from_and_carries_nothing_else_of_ours() -> None:
+    headers = dead_letter_headers("bank", "in/u1/0", "é" * 400, record(7, headers=(("a", b"1"), ("Lift-Output", b"x"))))
+    assert headers[0] == ("a", b"1")
+    assert dict(headers)["Lift-Dead-Letter-Source"] == b"in/u1/0/7"
+    assert len(dict(headers)["Lift-Dead-Letter-Error"]) == 500
+    assert "Lift-Output" not in dict(headers)
+
+
+# ---- the feeder --------------------------------------------------------------------------------------------------------------
+class FakeLog:
+    """One record per batch; a read at HW ends after a moment, as a long poll does."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+
+    def append(self, *values: bytes, headers: Any = (), epoch: int = 1) -> None:
+        for value in values:
+            self.batches.append(build_batch([value], base_offset=len(self.batches), leader_epoch=epoch, headers=[headers]))
+
+    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
+        await asyncio.sleep(0 if progress.next_offset < len(self.batches) else 0.01)
+        found = [parse_batch(data) for data in self.batches[progress.next_offset : progress.next_offset + 7]]
+        if found:
+            progress.next_offset = found[-1].next_offset
+        return [s for s in (BatchSlice.between(batch, 0, None) for batch in found) if s]
+
+
+class Node:
+    """A feeder with its machine."""
+
+    def __init__(self, log: FakeLog, data: Path, factory: type[Brittle], *, leads: bool = False) -> None:
+        self.log, self.leads, self.decisions = log, leads, 0
+        self.services: list[Brittle] = []
+        self.refuse_decisions = False
+        self.factory = factory
+        self.machine: ServiceMachine
+        settings = ServiceSettings("brittle", "in", "n1", data, snapshot_every=10, step_s=0.001)
+        self.store = SnapshotStore(data, WHO, kept=3, max_bytes=1 << 20)
+        self.outbox = Outbox("u1/0")
+        self.outbox.known = True
+        reader: Any = log
+        self.feeder = Feeder(
+            reader,
+            WHO,
+            settings,
+            self.store,
+            self.outbox,
+            self._make,
+            None,
+            self._started,
+            lambda: None,
+            decide=self._decide,
+            may_decide=lambda: self.leads,
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def _make(self) -> Brittle:
+        self.services.append(self.factory())
+        return self.services[-1]
+
+    def _started(self, machine: ServiceMachine, snapshot: Any) -> None:
+        self.machine = machine
+        machine.change_role(Role.LEADER, 1)
+
+    async def _decide(self, failing: Failing) -> None:
+        if self.refuse_decisions:
+            raise UnavailableError("nobody")
+        self.decisions += 1
+        self.log.append(b"why", headers=Decision("brittle", failing.unit, 1).headers())
+
+    async def start(self) -> None:
+        await self.feeder.restart(0)
+        self.task = asyncio.create_task(self.feeder.run())
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                assert self.task is not None
+                if self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.002)
+
+    async def at(self, position: int) -> None:
+        await self.until(lambda: self.machine.position == position and self.feeder.failing is None)
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Any]:
+    made: list[Node] = []
+    log = FakeLog()
+
+    def make(factory: type[Brittle], *, leads: bool = False) -> Node:
+        made.append(Node(log, tmp_path / f"n{len(made)}", factory, leads=leads))
+        return made[-1]
+
+    yield make
+    for node in made:
+        await node.close()
+
+
+BEFORE, AFTER = [b"a%d" % n for n in range(25)], [b"b%d" % n for n in range(8)]
+
+
+def expected() -> list[str]:
+    return [value.decode() for value in [*BEFORE, *AFTER]]
+
+
+async def test_the_service_beside_the_leader_decides_and_all_go_on_the_same(nodes: Any) -> None:
+    leader, follower = nodes(Skipping, leads=True), nodes(Skipping)
+    leader.log.append(*BEFORE, b"bad", *AFTER)
+    await follower.start()
+    await follower.until(lambda: follower.feeder.failing is not None and follower.feeder.failing.tries >= 2)
+    assert "offset 25" in follower.feeder.problem
+    await leader.start()
+    end = len(BEFORE) + 1 + len(AFTER) + 1
+    for node in (leader, follower):
+        await node.at(end)
+        assert node.services[-1].seen == expected()
+    assert leader.decisions == 1
+    assert leader.outbox.digest == follower.outbox.digest != b""
+    late = nodes(Skipping)
+    await late.start()
+    await late.at(end)
+    assert late.machine.snapshot().encode() == leader.machine.snapshot().encode()
+
+
+async def test_a_service_that_had_applied_it_goes_back(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed elsewhere alone: memory, or other code."""
+    node = nodes(Skipping)
+    monkeypatch.setattr(Skipping, "broken", False)
+    node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
+    await node.start()
+    await node.at(44)
+    node.log.append(b"why", headers=Decision("brittle", Unit(25), 1).headers())
+    await node.at(45)
+    assert node.services[-1].seen == [*expected(), *["c"] * 10]
+    assert "bad" not in (await asyncio.to_thread(node.store.newest)).state.decode()
+
+
+async def test_by_default_it_ends_and_says_what_to_do_until_an_operator_decides(nodes: Any) -> None:
+    node = nodes(Brittle, leads=True)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    with pytest.raises(ServiceFailedError, match="liftpy service skip brittle --stream in --partition 0 --offset 25"):
+        await node.at(-1)
+    assert node.decisions == 0
+    node.log.append(b"why", headers=Decision("brittle", Unit(25)).headers())
+    again = nodes(Brittle)
+    await again.start()
+    await again.at(len(node.log.batches))
+    assert again.services[-1].seen == expected()
+
+
+async def test_what_fails_once_is_tried_again_and_not_passed_over(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = nodes(Skipping, leads=True)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.feeder.restart(0)
+
+    made = node._make
+
+    def healed() -> Brittle:
+        monkeypatch.setattr(Skipping, "broken", False)
+        return made()
+
+    node.feeder._factory = healed
+    node.task = asyncio.create_task(node.feeder.run())
+    await node.at(len(BEFORE) + 1 + len(AFTER))
+    assert node.decisions == 0
+    assert "bad" in node.services[-1].seen
+
+
+async def test_a_decision_that_is_not_taken_is_made_again(nodes: Any) -> None:
+    node = nodes(Skipping, leads=True)
+    node.refuse_decisions = True
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    await node.until(lambda: "giving up on it: UNAVAILABLE" in node.feeder.problem)
+    node.refuse_decisions = False
+    await node.at(len(BEFORE) + 1 + len(AFTER) + 1)
+
+
+async def test_tries_do_not_replay_what_is_before(nodes: Any) -> None:
+    """A snapshot is taken right before what fails."""
+    node = nodes(Skipping, leads=True)
+    node.log.append(*BEFORE, b"bad", b"bad", *AFTER)
+    await node.start()
+    await node.at(len(BEFORE) + 2 + len(AFTER) + 2)
+    assert 25 in node.store.positions()
+    assert node.services[-1].seen == expected()
