@@ -25,7 +25,7 @@ from liftpy.cluster.starts import stopped_cleanly
 from liftpy.ids import PartitionKey
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.intake import NodeIntake
-from liftpy.wire._pb import replication_pb2
+from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
@@ -200,7 +200,7 @@ class Node:
             settings.node_id,
             self._node_inboxes,
             self._deliver,
-            Requests(self._step_aside, self._testify, quiet.received),
+            Requests(self._step_aside, self._testify, quiet.received, self._service_reported),
             self.counters,
         )
         tools = NodeTools(
@@ -291,6 +291,11 @@ class Node:
 
     def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
         return self.partitions is not None and self.partitions.serves(question)
+
+    def _service_reported(self, report: service_pb2.ServiceReport) -> None:
+        services = self.partitions.services_of(report.stream, report.partition) if self.partitions is not None else None
+        if services is not None:
+            services.reported(report)
 
     def _heard(self, sent_ns: int) -> None:
         if self.partitions is not None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from liftpy.errors import InvalidNameError
 from liftpy.ids import PartitionKey, check_name
+from liftpy.service.wellness import Wellbeing
 from liftpy.wire._pb import service_pb2 as pb
 
 MAX_SERVICES = 16
@@ -135,10 +136,15 @@ class ServiceSessions:
         self._patience_ns = patience_ns
         self._compacted = compacted
         self._sessions: dict[str, _Session] = {}
+        self._gone: dict[str, int] = {}
+        """Services that were registered and are not: at which record they failed, -1 if they did not."""
         self._gate: _Gate | None = None
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, service: str) -> bool:
+        return service in self._sessions
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
@@ -150,6 +156,7 @@ class ServiceSessions:
             return self._left(hello)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
+            self._gone.pop(hello.service, None)
             excused = session is not None and session.excused
             session = self._sessions[hello.service] = _Session(hello.service, hello.instance, inbox, 0, excused=excused)
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
@@ -199,7 +206,8 @@ class ServiceSessions:
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             return []
-        del self._sessions[hello.service]
+        session.failing, session.position = hello.failing, max(session.position, hello.position)
+        self._forget(session)
         if self._gate is not None:
             self._gate.names -= {hello.service}
         return self._gate_moved()
@@ -213,8 +221,19 @@ class ServiceSessions:
         """Forget whose heartbeats have ceased; return their names. A promotion that waits for one goes on waiting, and fails."""
         late = [name for name, session in self._sessions.items() if now_ns >= session.expires_ns]
         for name in late:
-            del self._sessions[name]
+            self._forget(self._sessions[name])
         return late
+
+    def _forget(self, session: _Session) -> None:
+        del self._sessions[session.service]
+        self._gone[session.service] = session.position if session.failing else -1
+        if len(self._gone) > MAX_SERVICES:
+            del self._gone[next(iter(self._gone))]
+
+    def wellbeing(self) -> dict[str, Wellbeing]:
+        """How every service is that is or was registered here."""
+        found = {name: Wellbeing(position, False) for name, position in self._gone.items()}
+        return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- what the replica does ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:

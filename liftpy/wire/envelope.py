@@ -67,6 +67,7 @@ class MessageType(IntEnum):
     SERVICE_REFUSAL = 35
     QUIET_FETCHES = 36
     QUIET_FETCHES_ANSWER = 37
+    SERVICE_REPORT = 38
 
 
 class EnvelopeError(ProtocolError):

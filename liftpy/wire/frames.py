@@ -50,6 +50,7 @@ _TYPES: dict[type[Message], MessageType] = {
     service_pb2.JoinLog: MessageType.JOIN_LOG,
     service_pb2.ServiceAck: MessageType.SERVICE_ACK,
     service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
+    service_pb2.ServiceReport: MessageType.SERVICE_REPORT,
 }
 
 M = TypeVar("M", bound=Message)

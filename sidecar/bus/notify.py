@@ -1,5 +1,6 @@
 """``<ns>.notify.<node>``: what leaders tell idle followers (PartitionNotification) and their replicas (LeaderNotice), what followers of
-quiet partitions ask leaders together (QuietFetches), and what the metadata leader asks a leader (StepAside, LeaderQuestion)."""
+quiet partitions ask leaders together (QuietFetches), how services are (ServiceReport), and what the metadata leader asks a leader
+(StepAside, LeaderQuestion)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire._pb import service_pb2
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, refused
@@ -27,6 +29,8 @@ QuietFetches = Callable[[bytes, memoryview], None]
 """(where its answer goes, a question without its envelope); raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
 """Whether this node serves as the leader that is asked for."""
+ServiceReported = Callable[[service_pb2.ServiceReport], None]
+"""How the services beside another replica are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Requests:
     step_aside: StepAside
     testify: Testify
     quiet_fetches: QuietFetches
+    service_reported: ServiceReported
 
 
 class Notifications:
@@ -103,6 +108,9 @@ class Notifications:
                 return
             if kind is MessageType.QUIET_FETCHES:
                 self._requests.quiet_fetches(reply, body)
+                return
+            if kind is MessageType.SERVICE_REPORT:
+                self._requests.service_reported(frames.parse(body, service_pb2.ServiceReport))
                 return
             if kind in (MessageType.STEP_ASIDE, MessageType.LEADER_QUESTION) and not self._inboxes.allows(reply):
                 self._counters[REPLY] += 1

@@ -227,8 +227,11 @@ class Executor:
         self._t.proposals.propose_isr(self._t.key, effect, self._t.feed)
 
     def step_aside(self, effect: do.StepAside) -> None:
+        self.hand_over(effect, "for slow flushes")
+
+    def hand_over(self, effect: do.StepAside, why: str) -> None:
         """Asked for when who published before has his answer, or has waited long enough for it."""
-        self._t.counters["leaderships handed over for slow flushes"] += 1
+        self._t.counters[f"leaderships handed over {why}"] += 1
         asked = do.GiveUpLeadership(effect.leader_epoch, effect.reason)
         self._t.step_aside(
             self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)

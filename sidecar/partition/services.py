@@ -20,6 +20,7 @@ from liftpy.replica import events
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.service.wellness import MAX_REPORTED, REPORT_EVERY_S, Wellbeing, Wellness
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -40,7 +41,8 @@ _ACK_IDS_PER_INCARNATION = 1 << 32
 
 
 class PartitionServices:
-    """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished."""
+    """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished, ``hand_over`` to whom the
+    leadership shall go, and why."""
 
     def __init__(
         self,
@@ -53,6 +55,8 @@ class PartitionServices:
         log: Log,
         replica: Replica,
         feed: Callable[[events.Event], None],
+        subjects: Subjects,
+        hand_over: Callable[[str, str], None],
         *,
         compacted: bool = False,
     ) -> None:
@@ -62,6 +66,10 @@ class PartitionServices:
         self._log = log
         self._replica = replica
         self._feed = feed
+        self._node_id = node_id
+        self._subjects = subjects
+        self._hand_over = hand_over
+        self._wellness = Wellness()
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
             key,
@@ -74,6 +82,9 @@ class PartitionServices:
         )
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
+        self._report = Timer(self._tell_others)
+        self._reports = False
+        """Whether the next report is planned."""
         self._replay_end_offset = 0
         """Exclusive: what the replica asked to have replayed."""
 
@@ -96,6 +107,7 @@ class PartitionServices:
         """The partition goes."""
         self._timers.cancel(self._check)
         self._timers.cancel(self._patience)
+        self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
@@ -103,6 +115,16 @@ class PartitionServices:
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if len(self._sessions):
             self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
+            self._report_soon()
+
+    def reported(self, report: pb.ServiceReport) -> None:
+        """How the services beside another replica are."""
+        state = self._replica.state
+        if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
+            return
+        services = {told.service: Wellbeing(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
+        self._wellness.heard(report.node, services, clock.now_ns())
+        self._report_soon()
 
     def ack(self, ack: pb.ServiceAck) -> None:
         """A service is connected, or has replayed."""
@@ -127,6 +149,41 @@ class PartitionServices:
             epoch_start_offset=epoch_start_offset,
             log_end_offset=self._log.log_end_offset,
         )
+
+    def _report_soon(self) -> None:
+        if not self._reports:
+            self._reports = True
+            self._timers.set(self._report, clock.now_ns() + round(REPORT_EVERY_S * NS_PER_S))
+
+    def _tell_others(self) -> None:
+        """Once a second, where there are services: how they are; and whether another replica should lead for their sake."""
+        self._reports = False
+        own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
+        if len(self._sessions):
+            report = pb.ServiceReport(
+                node=self._node_id,
+                stream=self.key.stream,
+                partition=self.key.partition,
+                streamUid=self.key.uid,
+                services=[
+                    pb.ServiceReport.State(service=name, position=service.position, failing=not service.well)
+                    for name, service in own.items()
+                    if name in self._sessions
+                ],
+            )
+            frame = frames.sealed(report)
+            for replica in state.replicas:
+                if replica != self._node_id:
+                    self._bus.send(self._subjects.notify(replica), (frame,))
+        if self._view().leads:
+            toward, why = self._wellness.toward(own, [node for node in state.isr if node != self._node_id], now_ns)
+            if toward:
+                logger.warning("%s: %s hands over to %s: %s", self.key, self._node_id, toward, why)
+                self._hand_over(toward, why)
+        else:
+            self._wellness.look(own, now_ns)
+        if len(self._sessions) or self._wellness.knows(now_ns):
+            self._report_soon()
 
     def _lose_patience(self) -> None:
         effects = self._sessions.lose_patience(clock.now_ns())

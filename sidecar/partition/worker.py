@@ -27,6 +27,7 @@ from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
 from liftpy.partition import HeldPartition, PartitionState
+from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReplicaSource
@@ -164,6 +165,8 @@ class PartitionWorker:
             log,
             self.replica,
             self.feed,
+            node.subjects,
+            self._hand_over,
             compacted=self.compacted,
         )
         self.executor = Executor(self._tools(node))
@@ -276,6 +279,9 @@ class PartitionWorker:
         """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
+
+    def _hand_over(self, toward: str, reason: str) -> None:
+        self.executor.hand_over(do.StepAside(self.leader_epoch, toward, reason), "for services")
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:

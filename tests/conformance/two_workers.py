@@ -169,7 +169,7 @@ class WorkerNode:
             node_id,
             inboxes,
             self._noticed,
-            Requests(lambda *a: None, lambda *a: False, quiet.received),
+            Requests(lambda *a: None, lambda *a: False, quiet.received, lambda *a: None),
             counters,
         )
         tools: Any = SimpleNamespace(

@@ -16,6 +16,7 @@ def all_decoders() -> list[Decoder]:
 
 
 ELSEWHERE = {
+    "sidecar.cli.service:_RunGroup.parse_args": "reads a command line",
     "liftpy.strict_json:load_json": "what reads JSON calls it",
     "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
     "liftpy.client.transport:Transport.parse_errors": "counts",

@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -91,6 +93,29 @@ class ServiceAck(_message.Message):
     ackId: int
     position: int
     def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class ServiceReport(_message.Message):
+    __slots__ = ("node", "stream", "partition", "streamUid", "services")
+    class State(_message.Message):
+        __slots__ = ("service", "position", "failing")
+        SERVICE_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        FAILING_FIELD_NUMBER: _ClassVar[int]
+        service: str
+        position: int
+        failing: bool
+        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    stream: str
+    partition: int
+    streamUid: str
+    services: _containers.RepeatedCompositeFieldContainer[ServiceReport.State]
+    def __init__(self, node: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceReport.State, _Mapping]]] = ...) -> None: ...
 
 class ServiceRefusal(_message.Message):
     __slots__ = ("reason", "detail", "node", "service", "stream", "partition", "instance")

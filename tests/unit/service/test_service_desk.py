@@ -37,7 +37,21 @@ class World:
         self.timers: list[Any] = []
         timers: Any = SimpleNamespace(set=lambda timer, at_ns: self.timers.append((at_ns, timer)), cancel=lambda *_: None)
         key = PartitionKey("s", "u1", 0)
-        self.services = PartitionServices(bus, key, "n1", 3, ReplicationConfig(), timers, log, self.replica, self.fed.append)
+        self.moved: list[tuple[str, str]] = []
+        self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"))
+        self.services = PartitionServices(
+            bus,
+            key,
+            "n1",
+            3,
+            ReplicationConfig(),
+            timers,
+            log,
+            self.replica,
+            self.fed.append,
+            Subjects(),
+            lambda *told: self.moved.append(told),
+        )
         find = {("s", 0): self.services}
         ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
 
@@ -155,3 +169,34 @@ def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) 
         frames.encode(pb.ServiceAck(service="bank", stream="s", instance=5, ackId=order.ackId, position=10, streamUid="u0"))
     )
     assert world.fed == []
+
+
+def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 1_000_000_000
+    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+
+    def report(node: str, **fields: Any) -> pb.ServiceReport:
+        states = [pb.ServiceReport.State(service="bank", position=10)]
+        return pb.ServiceReport(**{"node": node, "stream": "s", "streamUid": "u1", "services": states, **fields})
+
+    world.become("LEADER", "LEADER_READY", 2)
+    world.say(hello(position=7))
+    world.services._report.fire()
+    told = [(subject, frames.decode(frame, pb.ServiceReport)) for subject, frame in world.sent if ".notify." in subject]
+    assert [subject for subject, _ in told] == ["liftpy.notify.n2", "liftpy.notify.n3"]
+    assert [(s.service, s.position, s.failing) for s in told[0][1].services] == [("bank", 7, False)]
+    world.say(hello(position=8, failing=True))
+    for _ in range(10):
+        world.services.reported(report("n3"))  # not in the ISR
+        world.services.reported(report("n4"))  # holds no replica
+        world.services.reported(report("n2", streamUid="u0"))
+        world.services._report.fire()
+        now_ns += 1_000_000_000
+    assert world.moved == []
+    for _ in range(2):
+        world.services.reported(report("n2"))
+        world.services._report.fire()
+        now_ns += 1_000_000_000
+    assert [toward for toward, _ in world.moved] == ["n2"]

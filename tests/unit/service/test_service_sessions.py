@@ -9,6 +9,7 @@ import pytest
 
 from liftpy.ids import PartitionKey
 from liftpy.service.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.service.wellness import Wellbeing
 from liftpy.wire._pb import service_pb2 as pb
 
 KEY = PartitionKey("s", "u1", 0)
@@ -245,3 +246,20 @@ def test_a_promotion_does_not_wait_for_what_stands_at_a_record_that_it_can_not_a
     assert not any(r.finished for r in replays(again.replay(CANDIDATE, 0)))
     assert replays(again.hello(hello(position=4, failing=True), "_INBOX.a", CANDIDATE, 0))[-1].finished
     assert again.report(9)[0]["failing"]
+
+
+def test_who_was_here_is_remembered_with_the_record_that_stopped_it() -> None:
+    s = sessions()
+    for name, failing in (("bank", True), ("echo", False), ("late", True)):
+        s.hello(hello(name, position=7, failing=failing), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("bank", position=8, failing=True, leaving=True), "_INBOX.a", FOLLOWS, 1)
+    s.hello(hello("echo", position=8, leaving=True), "_INBOX.a", FOLLOWS, 1)
+    assert s.expire(5000) == ["late"]
+    gone = {"bank": Wellbeing(8, False), "echo": Wellbeing(-1, False), "late": Wellbeing(7, False)}
+    assert s.wellbeing() == gone
+    s.hello(hello("bank", 2, 8), "_INBOX.b", FOLLOWS, 6000)
+    assert s.wellbeing() == gone | {"bank": Wellbeing(8, True)}
+    for number in range(MAX_SERVICES * 3):
+        s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 7000)
+        s.hello(hello(f"s{number}", leaving=True), "_INBOX.a", FOLLOWS, 7000)
+    assert len(s.wellbeing()) == MAX_SERVICES + 1

@@ -1,0 +1,87 @@
+"""To whom a leader hands over whose services are ill: to where they are well, and never twice for one record."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import NS_PER_S
+from liftpy.service.wellness import GRACE_S, MAX_REPORTED, REST_S, Wellbeing, Wellness
+
+OTHERS = ("n2", "n3")
+WELL, DEAD = Wellbeing(40, True), Wellbeing(-1, False)
+
+
+def seconds(at_s: float) -> int:
+    return round(at_s * NS_PER_S)
+
+
+def after_a_while(
+    own: dict[str, Wellbeing], told: dict[str, dict[str, Wellbeing]], until_s: float = GRACE_S
+) -> tuple[str, str]:
+    """What a leader does at ``until_s``, having looked and heard each second."""
+    wellness = Wellness()
+    found = ("", "")
+    for at_s in range(round(until_s) + 1):
+        for node, services in told.items():
+            wellness.heard(node, services, seconds(at_s))
+        found = wellness.toward(own, OTHERS, seconds(at_s))
+    return found
+
+
+def test_a_dead_service_moves_the_leadership_to_where_it_lives() -> None:
+    toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": Wellbeing(39, True)}, "n3": {"bank": WELL}})
+    assert toward == "n3"
+    assert "bank is well beside n3" in why
+
+
+def test_one_that_was_never_here_counts_too() -> None:
+    assert after_a_while({}, {"n2": {"bank": WELL}})[0] == "n2"
+
+
+def test_who_is_well_stays_and_a_restart_moves_nothing() -> None:
+    told = {"n2": {"bank": WELL}}
+    assert after_a_while({"bank": WELL}, told) == ("", "")
+    assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
+    wellness = Wellness()
+    for at_s in range(20):  # it comes back every few seconds
+        wellness.heard("n2", {"bank": WELL}, seconds(at_s))
+        assert wellness.toward({"bank": WELL if at_s % 4 == 0 else DEAD}, OTHERS, seconds(at_s)) == ("", "")
+
+
+@pytest.mark.parametrize(("there", "toward"), [(16, ""), (17, ""), (18, "n2")])
+def test_poison_moves_a_leadership_only_to_who_is_past_it(there: int, toward: str) -> None:
+    assert after_a_while({"bank": Wellbeing(17, False)}, {"n2": {"bank": Wellbeing(there, True)}})[0] == toward
+
+
+def test_nobody_is_helped_at_another_services_cost() -> None:
+    own = {"bank": DEAD, "echo": WELL}
+    assert after_a_while(own, {"n2": {"bank": WELL}})[0] == ""
+    assert after_a_while(own, {"n2": {"bank": WELL, "echo": Wellbeing(9, False)}})[0] == ""
+    assert after_a_while(own, {"n2": {"bank": WELL, "echo": WELL}})[0] == "n2"
+
+
+def test_only_members_of_the_isr_that_were_heard_lately_are_handed_to() -> None:
+    assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
+    wellness = Wellness()
+    wellness.heard("n2", {"bank": WELL}, 0)
+    wellness.look({"bank": DEAD}, 0)
+    assert wellness.toward({"bank": DEAD}, OTHERS, seconds(GRACE_S)) == ("", "")
+    assert not wellness.knows(seconds(GRACE_S))
+
+
+def test_a_leadership_rests_after_it_was_handed_over() -> None:
+    wellness = Wellness()
+    moved = []
+    for at_s in range(round(GRACE_S + REST_S * 2) + 5):
+        wellness.heard("n2", {"bank": WELL}, seconds(at_s))
+        if wellness.toward({"bank": DEAD}, OTHERS, seconds(at_s))[0]:
+            moved.append(at_s)
+    assert moved == [GRACE_S, GRACE_S + REST_S, GRACE_S + 2 * REST_S]
+
+
+def test_what_others_tell_is_bounded() -> None:
+    wellness = Wellness()
+    for number in range(100):
+        wellness.heard(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
+    assert len(wellness.look({}, 0)) == 0
+    assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
