@@ -168,6 +168,10 @@ class ReplicationConfig:
     """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
     leader_rest_s: float = 120.0
     """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
+    service_grace_s: float = 5.0
+    """A replicated service may be ill beside the leader for so long before the leadership goes to where it is well."""
+    service_hold_bytes: int = 1024 * 1024 * 1024
+    """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
     preferred_leaders_every: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
 

@@ -64,7 +64,7 @@ UNREFERENCED = {
 WIDE_CONSTRUCTORS = {
     "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
     "liftpy.service.feeding.Feeder": "9: what a feed is made of",
-    "sidecar.partition.services.PartitionServices": "10: made in one place, by a worker",
+    "sidecar.partition.services.PartitionServices": "12: made in one place, by a worker",
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }
 POSITIONAL_RECORDS = {
@@ -75,6 +75,7 @@ POSITIONAL_RECORDS = {
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",
     "liftpy.service.sessions._Session": "made in one place",
+    "liftpy.service.snapshot.Snapshot": "its first seven are what a snapshot without outputs is",
     "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
     "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
     "sidecar.raft.sessions.Peer": "made in one place",

@@ -33,7 +33,7 @@ from liftpy.log.reading import (
 )
 from liftpy.log.rechecks import Recheck, Rechecks
 from liftpy.log.recovery import OpenReport, Recovered, recover
-from liftpy.log.retention import is_too_old, retained_start
+from liftpy.log.retention import held_start, is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
 from liftpy.log.small_files import EPOCHS_NAME, Checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
@@ -477,13 +477,14 @@ class Log:
             self.met_damage(error)
             raise
 
-    def apply_retention(self, now_wall_ns: int) -> bool:
-        """Drop the whole segments that the stream's retention gives up; whether the log start moved."""
+    def apply_retention(self, now_wall_ns: int, held_from: int | None = None, hold_bytes: int = 0) -> bool:
+        """Drop the whole segments that retention gives up (``held_start``); whether the log start moved."""
         self._must_be_open()
         before = self.log_start_offset
         if is_too_old(self.segments[-1], self.config, self.high_watermark, now_wall_ns):
             self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
-        self.drop_prefix(retained_start(self.segments, self.config, self.high_watermark, now_wall_ns))
+        wanted = retained_start(self.segments, self.config, self.high_watermark, now_wall_ns)
+        self.drop_prefix(held_start(self.segments, wanted, held_from, hold_bytes))
         return self.log_start_offset > before
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:

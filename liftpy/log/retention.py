@@ -51,3 +51,21 @@ def retained_start(segments: Sequence[Retained], config: StreamConfig, high_wate
         size_bytes -= segment.size_bytes
         records -= segment.record_count
     return segments[-1].base_offset
+
+
+def held_start(segments: Sequence[Retained], wanted: int, held_from: int | None, most_bytes: int) -> int:
+    """The log start where the record at ``held_from`` is still needed, by a service's newest snapshot (None: nobody needs it): at most
+    ``most_bytes`` are kept for it below ``wanted``, what retention asks for; beyond that, retention wins.
+
+    Worked example: segments of 10 records and 1 MB [0..9] [10..19] [20..29] [30..], wanted 30, held from 12: the log start becomes
+    10 with 2 MB or more to be held, 20 with 1 MB.
+    """
+    start, held_bytes = wanted, 0
+    if held_from is None:
+        return wanted
+    for segment in reversed([s for s in segments if s.base_offset < wanted and s.next_offset > held_from]):
+        held_bytes += segment.size_bytes
+        if held_bytes > most_bytes:
+            break
+        start = segment.base_offset
+    return start

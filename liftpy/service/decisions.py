@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from liftpy.client import Client
 from liftpy.errors import ConfigError, UnavailableError
-from liftpy.service.poison import Decision, dead_letter_headers
+from liftpy.service.poison import SkipDecision, dead_letter_headers
 from liftpy.service.snapshot import Identity
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -28,7 +28,7 @@ class DecisionWriter:
         self._dead_letters = dead_letter_stream
         self._timeout_s = timeout_s
 
-    async def pass_over(self, identity: Identity, decision: Decision, record: Record, error: str) -> int:
+    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
         """Give ``record`` to the dead-letter stream, then append the decision; return the decision's offset.
 
         The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when

@@ -12,20 +12,21 @@ import logging
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice, one_by_one
-from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, StorageError
+from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.base import Role, Service, ServiceFailedError
 from liftpy.service.emitter import Emitter
+from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
 from liftpy.service.poison import DecisionMissedError, Failing, Next, PoisonError, Unit, decided
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import SnapshotStore
 from liftpy.wire.batch import Record
 
 logger = logging.getLogger("liftpy.service")
@@ -34,7 +35,14 @@ _MAX_CHUNK_RECORDS = 32
 _PAUSE_S = 0.25
 
 Started = Callable[[ServiceMachine, Snapshot | None], None]
-Decide = Callable[[Failing], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Who has the services pass over what fails. ``may``: whether this one is beside the partition's leader; ``decide`` appends it."""
+
+    may: Callable[[], bool]
+    decide: Callable[[Failing], Awaitable[None]]
 
 
 class Feeder:
@@ -45,32 +53,27 @@ class Feeder:
         reader: PartitionReader,
         identity: Identity,
         settings: ServiceSettings,
-        store: SnapshotStore,
+        keeper: SnapshotKeeper,
         outbox: Outbox | None,
         factory: Callable[[], Service],
         emitter: Emitter | None,
         started: Started,
         stop_reached: Callable[[], None],
         *,
-        decide: Decide | None = None,
-        may_decide: Callable[[], bool] = lambda: False,
+        decider: Decider | None = None,
     ) -> None:
-        """``decide`` appends that a unit is passed over; ``may_decide``: whether this service is beside the partition's leader."""
         self._reader = reader
         self._identity = identity
         self._settings = settings
-        self._store = store
+        self._keeper = keeper
         self._outbox = outbox
         self._factory = factory
         self._emitter = emitter
         self._started = started
         self._stop_reached = stop_reached
-        self._decide = decide
-        self._may_decide = may_decide
+        self._decider = decider
         self._failing: Failing | None = None
         """What the service could not apply when it last tried."""
-        self._undone = False
-        """Whether the machine has failed and is not made anew yet."""
         self._decided: set[Unit] = set()
         """What is passed over, by records of this log."""
         self._machine: ServiceMachine
@@ -93,8 +96,6 @@ class Feeder:
         self._wake = asyncio.Event()
         self.problem = ""
         """Why nothing comes; shown in status."""
-        self.snapshot_problem = ""
-        """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
     # ---- what the host says ------------------------------------------------------------------------------------------------
     def stop_at(self, position: int | None) -> None:
@@ -119,6 +120,11 @@ class Feeder:
         self._verifying = self._machine.position > self._log_start_offset
         self._wake.set()
 
+    def keep_state(self) -> None:
+        """Take a snapshot now, wherever the state is."""
+        self._keeper.ask()
+        self._wake.set()
+
     def ask_again(self) -> None:
         """The sidecar has something new: what was asked before may wait for a node that was down, or in sync with nobody."""
         self._ask_again = True
@@ -128,7 +134,7 @@ class Feeder:
     async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
         """Make the machine anew, from the newest snapshot that is ``wanted``; raises DataLossError when the log begins later."""
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
-        snapshot = await asyncio.to_thread(self._store.newest, wanted)
+        snapshot = await self._keeper.newest(wanted)
         position = snapshot.position if snapshot is not None else 0
         if position < self._log_start_offset:
             raise DataLossError(
@@ -142,7 +148,9 @@ class Feeder:
         for unit in self._decided:
             if unit.offset >= machine.position:
                 machine.skip(unit)
-        self._machine, self._began, self._undone = machine, snapshot, False
+        self._machine, self._began = machine, snapshot
+        if self._failing is not None:
+            self._failing.undone = False
         self._verifying = machine.position > self._log_start_offset
         self._align()
         self._started(machine, snapshot)
@@ -159,7 +167,7 @@ class Feeder:
             self._cut = self._failing = None
             self._decided.clear()  # their records may be gone
             logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
-            await asyncio.to_thread(self._store.drop_above, cut)
+            await self._keeper.drop_above(cut)
             await self.restart(0)
             if outbox is not None:
                 outbox.compare_again()
@@ -169,7 +177,7 @@ class Feeder:
         if self._disproven:
             self._disproven = False
             first_wrong = self._began.position if self._began is not None else 0
-            await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
+            await self._keeper.set_aside(first_wrong)
             await self.restart(0)
             if self._emitter is not None:
                 self._emitter.look_again()
@@ -193,11 +201,13 @@ class Feeder:
                     _cancel(fetch)
                     fetch = None
                     self._align()
-                if self._undone:
+                if self._failing is not None and self._failing.undone:
                     _cancel(fetch)
                     fetch = None
                     await self._settle()
                     continue
+                if self._keeper.is_due:
+                    await self._keeper.keep(self._machine)
                 if self._held():
                     await self._woken(_PAUSE_S)
                     continue
@@ -271,24 +281,23 @@ class Feeder:
     @property
     def failing(self) -> Failing | None:
         """What the service stands at, since it can't apply it; None: nothing."""
-        return self._failing if self._undone or self._at_failing() else None
-
-    def _at_failing(self) -> bool:
-        return self._failing is not None and self._machine.position <= self._failing.unit.offset
+        failing = self._failing
+        return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
     async def _take_or_undo(self, slices: list[BatchSlice]) -> None:
         try:
             await self._take(slices)
         except PoisonError as error:
             logger.error("%s: %s", self._identity, error)
-            self._undone, self.problem = True, str(error)
+            self.problem = str(error)
             if self._failing is not None and self._failing.unit == error.unit:
                 self._failing.failed(error, time.monotonic())
             else:
                 self._failing = Failing(error, scanned=error.unit.offset + 1)
+            self._failing.undone = True
         except DecisionMissedError as missed:
             logger.warning("%s goes back: %s", self._identity, missed)
-            await asyncio.to_thread(self._store.drop_above, missed.unit.offset)
+            await self._keeper.drop_above(missed.unit.offset)
             await self._pass_over(missed.unit)
 
     async def _settle(self) -> None:
@@ -300,16 +309,21 @@ class Feeder:
             logger.warning("%s passes over %s: the log says so", self._identity, failing.unit)
             await self._pass_over(failing.unit)
         elif found is not None:
-            await self._do(failing.next(self._machine.on_error, leads=self._may_decide(), now_s=time.monotonic()), failing)
+            await self._do(
+                failing.next(
+                    self._machine.on_error, leads=self._decider is not None and self._decider.may(), now_s=time.monotonic()
+                ),
+                failing,
+            )
 
     async def _do(self, step: Next, failing: Failing) -> None:
         if step is Next.STOP:
             raise ServiceFailedError(f"{failing.error}. To pass over it on all nodes: {self._skip_command(failing.unit)}")
         if step is Next.TRY:
             await self._remake(failing.unit)
-        elif step is Next.DECIDE and self._decide is not None:
+        elif step is Next.DECIDE and self._decider is not None:
             try:
-                await self._decide(failing)
+                await self._decider.decide(failing)
                 failing.decided_s = time.monotonic()
             except LiftError as error:
                 self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
@@ -359,11 +373,12 @@ class Feeder:
             return False
         failing.stored = True
         if machine.position == failing.unit.offset:
-            await self._save(machine.snapshot())
+            await self._keeper.save(machine.snapshot())
         return True
 
     async def _take(self, slices: list[BatchSlice]) -> None:
         machine = self._machine
+        self._keeper.came(sum(piece.batch.header.size_bytes for piece in slices))
         records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())
         if self._verifying and slices:
             records = self._verified(records)
@@ -376,7 +391,7 @@ class Feeder:
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
-                await self._save(snapshot)
+                await self._keeper.save(snapshot)
             if await self._keep_below_failing():
                 break
             if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
@@ -415,7 +430,7 @@ class Feeder:
         snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
         self._tell_if_stopped()
         for snapshot in snapshots:
-            await self._save(snapshot)
+            await self._keeper.save(snapshot)
 
     def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
         """The records without the one that is only looked at; that one's epoch is checked."""
@@ -427,22 +442,6 @@ class Feeder:
                 return
             if record.offset >= machine.position:
                 yield record
-
-    async def _save(self, snapshot: Snapshot) -> None:
-        compared_end = self._outbox.compared_end if self._outbox is not None else 0
-        try:
-            await asyncio.to_thread(self._store.save, snapshot, compared_end)
-        except StorageError as error:  # it only shortens the next replay
-            logger.warning("%s goes on without the snapshot at %d: %s", self._identity, snapshot.position, error)
-            self.snapshot_problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
-        else:
-            self.snapshot_problem = ""
-
-    def set_aside_diverged(self) -> None:
-        """The service has diverged: no later process begins from a state whose outputs were not compared."""
-        outbox = self._outbox
-        if outbox is not None:
-            self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
 
 def _cancel(task: asyncio.Task[list[BatchSlice]] | None) -> None:

@@ -23,10 +23,11 @@ from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, Pr
 from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.decisions import DecisionWriter
 from liftpy.service.emitter import Emitter
-from liftpy.service.feeding import Feeder
+from liftpy.service.feeding import Decider, Feeder
+from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
-from liftpy.service.poison import Decision, Failing
+from liftpy.service.poison import Failing, SkipDecision
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.service.store import ServiceLock, SnapshotStore
@@ -62,7 +63,11 @@ class ServiceHost:
         """When the last JoinLog came, monotonic seconds."""
         self._emitter: Emitter | None = None
         self._feeder: Feeder | None = None
+        self._keeper: SnapshotKeeper | None = None
         self._refusal = ""
+        self._stopped = False
+        self._snapshots_wanted = 0
+        """How many an operator has asked for, as the last order says."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._joined = asyncio.Event()
@@ -77,8 +82,8 @@ class ServiceHost:
         try:
             await self._run()
         except DivergedError:
-            if self._feeder is not None:
-                self._feeder.set_aside_diverged()
+            if self._keeper is not None:
+                self._keeper.set_aside_diverged()
             raise
         finally:
             lock.close()
@@ -94,13 +99,16 @@ class ServiceHost:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
+            if self._stopped and self._keeper is not None and self.machine is not None:
+                await self._keeper.keep(self.machine)  # the next process begins here
             with contextlib.suppress(Exception):
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()
                 await self._transport.settle()
 
     def stop(self) -> None:
-        """End ``run`` in good order."""
+        """End ``run`` in good order, with a snapshot of the state."""
+        self._stopped = True
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -140,19 +148,19 @@ class ServiceHost:
             patience_s=_READ_PATIENCE_S,
             max_bytes=settings.read_max_bytes,
         )
+        self._keeper = SnapshotKeeper(store, settings, outbox)
         reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
             reader,
             identity,
             settings,
-            store,
+            self._keeper,
             outbox,
             self._factory,
             self._emitter,
             self._started,
             self._stop_reached,
-            decide=self._decide,
-            may_decide=self._is_beside_the_leader,
+            decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
         self._spawn(self._feeder.run())
@@ -215,7 +223,7 @@ class ServiceHost:
         order, machine = self._order, self.machine
         assert order is not None
         assert machine is not None
-        decision = Decision(self._settings.service, failing.unit, order.leaderEpoch)
+        decision = SkipDecision(self._settings.service, failing.unit, order.leaderEpoch)
         writer = DecisionWriter(self._client, self._settings.dead_letter_stream, self._settings.emit_timeout_s)
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
@@ -238,6 +246,9 @@ class ServiceHost:
             feeder.verify(order.startOffset)
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
+        if order.snapshotRequest > self._snapshots_wanted:
+            feeder.keep_state()
+        self._snapshots_wanted = order.snapshotRequest
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
         self._acknowledge()
 
@@ -294,12 +305,14 @@ class ServiceHost:
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
             problem=self.problem,
             failing=self._feeder is not None and self._feeder.failing is not None,
+            snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
         )
 
     @property
     def problem(self) -> str:
         """Why it does not go on, '' when it does."""
-        feeding, snapshot = (self._feeder.problem, self._feeder.snapshot_problem) if self._feeder is not None else ("", "")
+        feeding = self._feeder.problem if self._feeder is not None else ""
+        snapshot = self._keeper.problem if self._keeper is not None else ""
         return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:

@@ -70,7 +70,7 @@ class ServiceMachine:
         self._source: _Source | None = None
         """Set while the state may change; None: emit and timers are refused."""
         self._skips = Skips()
-        self._failed = False
+        self.failed = False
         """Whether a callback raised: the state may be half of one."""
         service.surroundings = self
 
@@ -162,7 +162,7 @@ class ServiceMachine:
             unit = Unit(record.offset, name)
             limit -= 1
             if limit < 0:
-                self._failed = True
+                self.failed = True
                 text = f"more than {MAX_FIRES_PER_RECORD} timers that were set meanwhile fire: does {name!r} set itself again?"
                 raise PoisonError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
@@ -177,7 +177,7 @@ class ServiceMachine:
         try:
             callback(argument)
         except Exception as error:
-            self._failed = True
+            self.failed = True
             source.emitted.clear()
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
@@ -197,7 +197,7 @@ class ServiceMachine:
 
     def snapshot(self, position: int | None = None) -> Snapshot:
         """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records)."""
-        if self._failed:
+        if self.failed:
             raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
         with _blamed("take_snapshot"):
             state = self._service.take_snapshot()

@@ -78,7 +78,7 @@ class DecisionMissedError(LiftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SkipDecision:
     """Of one service: pass over ``unit``. ``leader_epoch``: in which the service beside the leader decided it; 0: an operator did."""
 
     service: str
@@ -153,6 +153,8 @@ class Failing:
     again_s: float = 0.0
     decided_s: float | None = None
     """When a decision was appended here, monotonic."""
+    undone: bool = False
+    """Whether the state was not made anew since it failed."""
     stored: bool = False
     """Whether there is a snapshot right below it, so that no try replays more than one record."""
 

@@ -98,6 +98,17 @@ class _Session:
     """It let a promotion time out, and has not caught up since."""
     failing: bool = False
     """It stands at a record that it can't apply."""
+    snapshot_position: int = 0
+    """Of its newest snapshot that a replay can begin from; 0: of none."""
+    snapshots_wanted: int = 0
+
+
+@dataclass(slots=True)
+class _Gone:
+    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's."""
+
+    failed_at: int
+    snapshot_position: int
 
 
 @dataclass(slots=True)
@@ -136,8 +147,8 @@ class ServiceSessions:
         self._patience_ns = patience_ns
         self._compacted = compacted
         self._sessions: dict[str, _Session] = {}
-        self._gone: dict[str, int] = {}
-        """Services that were registered and are not: at which record they failed, -1 if they did not."""
+        self._gone: dict[str, _Gone] = {}
+        """Services that were registered and are not."""
         self._gate: _Gate | None = None
 
     def __len__(self) -> int:
@@ -162,7 +173,7 @@ class ServiceSessions:
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
-        session.failing = hello.failing
+        session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
         self._moved(session, hello.position, view)
@@ -226,13 +237,26 @@ class ServiceSessions:
 
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.service]
-        self._gone[session.service] = session.position if session.failing else -1
+        self._gone[session.service] = _Gone(session.position if session.failing else -1, session.snapshot_position)
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
 
+    def held_from(self) -> int | None:
+        """The log is needed from here on (inclusive), for a replay of the slowest service, also of one that is gone; None: of none."""
+        here = [session.snapshot_position for session in self._sessions.values()]
+        return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
+
+    def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
+        """A snapshot of its state shall be taken."""
+        session = self._sessions.get(service)
+        if session is None or session.order is None:
+            return []
+        session.snapshots_wanted += 1
+        return [self._join_log(session, view)]
+
     def wellbeing(self) -> dict[str, Wellbeing]:
         """How every service is that is or was registered here."""
-        found = {name: Wellbeing(position, False) for name, position in self._gone.items()}
+        found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
     # ---- what the replica does ---------------------------------------------------------------------------------------------
@@ -336,6 +360,7 @@ class ServiceSessions:
                 leaseMs=self._lease_ms,
                 node=self._node,
                 leads=view.leads,
+                snapshotRequest=session.snapshots_wanted,
             ),
         )
 
@@ -366,6 +391,7 @@ class ServiceSessions:
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
                 "failing": session.failing,
+                "snapshot": session.snapshot_position,
                 "problem": session.problem,
             }
             for session in self._sessions.values()

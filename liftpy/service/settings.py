@@ -15,11 +15,11 @@ class ServiceSettings:
 
     ``node``: the sidecar beside which it runs, the only one that it reads from. ``data``: folder for snapshots, one process per
     service and partition. ``output_stream``: where outputs go, '' when the service emits none; partition N's outputs go to its
-    partition N, which must belong to them alone. ``snapshot_every``: in offsets; bounds the next replay. ``snapshots_kept``:
-    how many files. ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are
-    not written yet; a LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack.
-    ``dead_letter_stream``: takes the records that are passed over, in its partition of the same number or 0;
-    '' when they are only logged.
+    partition N, which must belong to them alone. ``snapshot_every``: in offsets; bounds the next replay. ``snapshot_interval_s``,
+    ``snapshot_bytes``: on this node also after so long, or after so many bytes of the log. ``snapshots_kept``: how many files.
+    ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written yet; a
+    LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
+    that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn.
     """
@@ -32,6 +32,8 @@ class ServiceSettings:
     output_stream: str = ""
     dead_letter_stream: str = ""
     snapshot_every: int = 10_000
+    snapshot_interval_s: float = 300.0
+    snapshot_bytes: int = 256 * 1024 * 1024
     snapshots_kept: int = 3
     heartbeat_s: float = 0.25
     outbox_records: int = 65_536
@@ -59,6 +61,8 @@ class ServiceSettings:
         bounds: dict[str, tuple[float, float]] = {
             "partition": (0, 1 << 20),
             "snapshot_every": (1, 1 << 40),
+            "snapshot_interval_s": (0.01, 1 << 30),
+            "snapshot_bytes": (4096, 1 << 50),
             "snapshots_kept": (2, 1000),
             "heartbeat_s": (0.01, 10),
             "outbox_records": (1, 10_000_000),

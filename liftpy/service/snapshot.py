@@ -128,7 +128,17 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     timers = _timers(rest[identity_size_bytes : identity_size_bytes + timers_size], timer_count)
     skips = tuple(Unit(*entry) for entry in _timers(rest[identity_size_bytes + timers_size : state_at], skip_count))
     digest = digest if any(digest) else b""
-    return Snapshot(identity, position, last_epoch, now_ns, output_count, timers, rest[state_at:], digest, skips)
+    return Snapshot(
+        identity=identity,
+        position=position,
+        last_epoch=last_epoch,
+        now_ns=now_ns,
+        output_count=output_count,
+        timers=timers,
+        state=rest[state_at:],
+        output_digest=digest,
+        skips=skips,
+    )
 
 
 def _named(entries: Iterable[tuple[int, str]]) -> bytes:

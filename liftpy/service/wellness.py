@@ -5,10 +5,10 @@ Constraint: a leadership that is moved costs its publishers a moment, and what i
 same code, the same operator who stops them all.
 
 Algorithm: replicas tell each other once a second which services are registered beside them, where they stand, and which fail. A
-service that was registered here, or is elsewhere, is ill here while it is not registered, or fails. One that is ill for ``GRACE_S``
-(a process is started again in less) makes the leader hand over to a member of the ISR beside which it is well, and past the record at
-which it fails here, so that poison never moves a leadership twice; and beside which no service is ill that is well here. Never sooner
-than ``REST_S`` after the last time.
+service that was registered here, or is elsewhere, is ill here while it is not registered, or fails. One that is ill for
+``service_grace_s`` (a process is started again in less) makes the leader hand over to a member of the ISR beside which it is well, and
+past the record at which it fails here, so that poison never moves a leadership twice; and beside which no service is ill that is well
+here. Never sooner than ``REST_S`` after the last time.
 
 Worked example: all three nodes stop at record 17, where the leader's service fails. The others stand at 17, not past it: nothing is
 moved. The code of the leader's node was old, and the others are at 40: the leadership goes to one of them.
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from liftpy.config import NS_PER_S
 
 REPORT_EVERY_S = 1.0
-GRACE_S = 5.0
 REST_S = 60.0
 _BELIEVED_S = 4.0
 """How long a report counts."""
@@ -46,8 +45,9 @@ class _Report:
 
 @dataclass(slots=True)
 class Wellness:
-    """What one replica knows of the services beside all of them. Times are monotonic ns."""
+    """What one replica knows of the services beside all of them. Monotonic ns. ``grace_ns``: how long one may be ill."""
 
+    grace_ns: int
     _reports: dict[str, _Report] = field(default_factory=dict)
     _ill_since_ns: dict[str, int] = field(default_factory=dict)
     _stays_until_ns: int = 0
@@ -76,7 +76,7 @@ class Wellness:
         elsewhere = {name for report in self._reports.values() for name in report.services}
         ill = [name for name in sorted(elsewhere | own.keys()) if name not in own or not own[name].well]
         self._ill_since_ns = {name: self._ill_since_ns.get(name, now_ns) for name in ill}
-        return [name for name in ill if now_ns - self._ill_since_ns[name] >= GRACE_S * NS_PER_S]
+        return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
         """To whom this leader hands over, and why; ('', ''): to nobody. ``members``: of its ISR, without itself."""

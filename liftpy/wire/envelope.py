@@ -68,6 +68,7 @@ class MessageType(IntEnum):
     QUIET_FETCHES = 36
     QUIET_FETCHES_ANSWER = 37
     SERVICE_REPORT = 38
+    SNAPSHOT_REQUEST = 39
 
 
 class EnvelopeError(ProtocolError):

@@ -51,6 +51,7 @@ _TYPES: dict[type[Message], MessageType] = {
     service_pb2.ServiceAck: MessageType.SERVICE_ACK,
     service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
     service_pb2.ServiceReport: MessageType.SERVICE_REPORT,
+    service_pb2.SnapshotRequest: MessageType.SNAPSHOT_REQUEST,
 }
 
 M = TypeVar("M", bound=Message)

@@ -68,7 +68,7 @@ USES = (
     _use("feed", "{ns}.feed", (AccessRole.NODE,)),
     _use("feed_snapshot", "{ns}.feed.snapshot", (AccessRole.NODE,)),
     _use("inbox", "{ns}.inbox.*.>", (AccessRole.NODE,)),
-    _use("status", "{ns}.status.*", (AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.NODE)),
+    _use("status", "{ns}.status.*", (AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE, AccessRole.NODE)),
     _use("service", "{ns}.service.*", (AccessRole.SERVICE,)),
     _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),

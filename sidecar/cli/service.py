@@ -23,7 +23,7 @@ from liftpy.service.host import ServiceHost
 from liftpy.service.poison import OnError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
-from sidecar.cli.service_orders import skip
+from sidecar.cli.service_orders import skip, snapshot
 from sidecar.ending import end_tasks
 from sidecar.settings import Target
 from sidecar.tasks import attended
@@ -49,6 +49,7 @@ def service() -> None:
 
 
 service.add_command(skip)
+service.add_command(snapshot)
 
 
 @service.command()

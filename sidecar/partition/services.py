@@ -69,7 +69,7 @@ class PartitionServices:
         self._node_id = node_id
         self._subjects = subjects
         self._hand_over = hand_over
-        self._wellness = Wellness()
+        self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
             key,
@@ -129,6 +129,14 @@ class PartitionServices:
     def ack(self, ack: pb.ServiceAck) -> None:
         """A service is connected, or has replayed."""
         self._carry_out(self._sessions.ack(ack, self._view()))
+
+    def held_from(self) -> int | None:
+        """Offset of the first record that a service's newest snapshot does not cover; None: there are no services."""
+        return self._sessions.held_from()
+
+    def snapshot_wanted(self, service: str) -> None:
+        """An operator asks for a snapshot of the service's state."""
+        self._carry_out(self._sessions.snapshot_wanted(service, self._view()))
 
     def report(self) -> list[dict[str, object]]:
         """For status."""
@@ -234,6 +242,8 @@ class ServiceDesk:
             kind, body = envelope.decode(payload)
             if kind is MessageType.SERVICE_ACK:
                 self._acked(frames.parse(body, pb.ServiceAck))
+            elif kind is MessageType.SNAPSHOT_REQUEST:
+                self._wanted(frames.parse(body, pb.SnapshotRequest))
             elif kind is MessageType.SERVICE_HELLO:
                 self._greeted(frames.parse(body, pb.ServiceHello), reply)
             else:
@@ -246,6 +256,11 @@ class ServiceDesk:
         services = self._find(ack.stream, ack.partition)
         if services is not None and ack.streamUid in ("", services.key.uid):
             services.ack(ack)
+
+    def _wanted(self, request: pb.SnapshotRequest) -> None:
+        services = self._find(request.stream, request.partition)
+        if services is not None:
+            services.snapshot_wanted(request.service)
 
     def _greeted(self, hello: pb.ServiceHello, reply: bytes) -> None:
         if not hello.leaving and not self._inboxes.allows(reply):

@@ -286,13 +286,22 @@ class PartitionWorker:
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
         """Delete what the stream's retention lets go."""
-        before = self.log.log_start_offset
+        before, held_from = self.log.log_start_offset, self.services.held_from()
         try:
-            self.flusher.alone(lambda: self.log.apply_retention(now_wall_ns))
+            hold_bytes = self._node.settings.replication.service_hold_bytes
+            self.flusher.alone(lambda: self.log.apply_retention(now_wall_ns, held_from, hold_bytes))
         except LiftError as error:
             logger.warning("%s: retention: %s", self.key, error)
             return
         if self.log.log_start_offset != before:
+            if held_from is not None and self.log.log_start_offset > held_from:
+                self._node.counters["records that a service needed and retention removed"] += 1
+                logger.warning(
+                    "%s: the log begins at %d now and a service's newest snapshot is at %d: service_hold_bytes are not enough",
+                    self.key,
+                    self.log.log_start_offset,
+                    held_from,
+                )
             self.feed(events.LogStartMoved(self.log.log_start_offset))
 
     def drop_set_aside(self) -> None:

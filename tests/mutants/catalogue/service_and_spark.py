@@ -35,17 +35,27 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/service/machine.py",
-        ("log time falls", "self._fire(max(self.now_ns, record.timestamp_ns))", "self._fire(record.timestamp_ns)", "timers fire twice or in another order when a leader's clock was behind"),
+        ("log time falls", "self._fire(max(self.now_ns, record.timestamp_ns), record)", "self._fire(record.timestamp_ns, record)", "timers fire twice or in another order when a leader's clock was behind"),
         ("a record is applied twice", "            if record.offset < self.position:\n                continue\n", "", "state differs after a read that overlaps"),
         ("the stop is passed", "record.offset >= stop_position)", "record.offset > stop_position)", "a service sees a record that can still be cut"),
         ("snapshots lie where reads end", "boundary = position // self._snapshot_every * self._snapshot_every", "boundary = position", "nodes' snapshots differ: they can't be copied"),
         ("a leader forgets outputs", "            if self.role is Role.FOLLOWER:\n                self.outbox.trim()", "            self.outbox.trim()", "outputs are never written"),
-        ("timers fire for ever", "            if fired > MAX_FIRES_PER_RECORD:\n", "            if fired < 0:\n", "a service that sets a timer in itself hangs its node's service"),
+        ("timers fire for ever", "            if limit < 0:\n", "            if limit < -(1 << 60):\n", "a service that sets a timer in itself hangs its node's service"),
     ),
     *rows(
         "liftpy/service/outbox.py",
         ("the first that is kept is dropped", "while self._kept and self._kept[0].number < self.emitted_end:", "while self._kept and self._kept[0].number <= self.emitted_end:", "an output is never written"),
         ("bytes that are dropped stay counted", "self._kept_bytes -= self._kept.popleft().size_bytes", "self._kept.popleft()", "a service waits for room that it has"),
+    ),
+    *rows(
+        "liftpy/service/poison.py",
+        ("a decision of any epoch counts", "leader_epoch in (0, record.leader_epoch)", "leader_epoch >= 0", "a decision that came late passes over what was applied and written"),
+        ("what failed once is passed over", "        if self.tries < 2:\n", "        if self.tries < 1:\n", "a record is lost for a moment without memory"),
+    ),
+    *rows(
+        "liftpy/service/wellness.py",
+        ("poison moves a leadership on and on", "there.position > here.position", "there.position >= here.position", "one record moves the leadership round the nodes for ever"),
+        ("others are hurt", "if helped and not hurt and", "if helped and", "a service's outputs stop for another one's sake"),
     ),
     *rows(
         "liftpy/service/sessions.py",

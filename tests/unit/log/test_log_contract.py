@@ -24,7 +24,7 @@ from liftpy.log.proving import FLUSH_FAILED_NAME
 from liftpy.log.reading import first_offset_at
 from liftpy.log.rechecks import EVERY_NS, MAX_ASKERS, Recheck, Rechecks
 from liftpy.log.recovery import recover
-from liftpy.log.retention import retained_start
+from liftpy.log.retention import held_start, retained_start
 from liftpy.log.scrub import Scan, freshly_sealed, scan_of
 from liftpy.log.segment import INDEX_INTERVAL_BYTES, index_name, log_name
 from liftpy.log.set_aside import DAMAGED, DAMAGED_KEPT, drop_set_aside, set_aside
@@ -299,6 +299,18 @@ def test_what_retention_leaves(config: dict[str, Any], start: int) -> None:
     assert retained_start(segments, StreamConfig(**config), 39, 100 * S) == start
     for hw in (-1, 8, 9, 19):
         assert retained_start(segments, StreamConfig(**config), hw, 100 * S) == min(start, (hw + 1) // 10 * 10)
+
+
+@pytest.mark.parametrize(
+    ("held_from", "most_bytes", "start"),
+    [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
+     (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
+)  # fmt: skip
+def test_what_is_held_beyond_retention(held_from: int | None, most_bytes: int, start: int) -> None:
+    """The same four segments, of which retention wants to leave the last one."""
+    segments = [Held(10 * n) for n in range(4)]
+    assert held_start(segments, 30, held_from, most_bytes) == start
+    assert held_start(segments, 0, held_from, most_bytes) == 0
 
 
 # ---- opening -----------------------------------------------------------------------------------------------------------------

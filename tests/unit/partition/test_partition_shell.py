@@ -399,11 +399,16 @@ def test_an_end_is_clean_where_log_and_closing_were(healthy: bool, delete: bool,
 @pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(7)])])
 def test_followers_hear_that_retention_has_moved_the_log_start(before: int, after: int, told: list[Any]) -> None:
     log = SimpleNamespace(log_start_offset=before)
-    log.apply_retention = lambda now: setattr(log, "log_start_offset", after)
-    kept = worker(log=log)
+    held: list[Any] = []
+    log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
+    services, counters = SimpleNamespace(held_from=lambda: 5), Counter[str]()
+    node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=99)), counters=counters)
+    kept = worker(log=log, services=services, _node=node)
     PartitionWorker.apply_retention(kept, 1)
     assert kept.told == ["settled", *told]
-    log.apply_retention = lambda now: (_ for _ in ()).throw(LiftError("closed"))
+    assert held == [(5, 99)]
+    assert sum(counters.values()) == (after > 5), "what a service needed is gone: said and counted"
+    log.apply_retention = lambda now, *hold: (_ for _ in ()).throw(LiftError("closed"))
     PartitionWorker.apply_retention(kept, 1)
     assert kept.told[-1] == "settled", "an error ends it, and no more"
 

@@ -171,6 +171,15 @@ def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) 
     assert world.fed == []
 
 
+def test_an_operators_wish_for_a_snapshot_comes_to_the_service(world: World) -> None:
+    world.say(hello(snapshotPosition=4))
+    assert world.services.held_from() == 4
+    world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="other")), b"")
+    assert len(world.sent) == 1
+    world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="s")), b"")
+    assert world.last(pb.JoinLog).snapshotRequest == 1
+
+
 def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from liftpy.client.slices import BatchSlice
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine, Snapshot
 from liftpy.service.feeding import Feeder
+from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.store import SnapshotStore
 from liftpy.wire.batch import Record, build_batch, parse_batch
@@ -91,9 +92,10 @@ class Node:
         self.store = SnapshotStore(data, WHO, kept=kept, max_bytes=1 << 20)
         self.outbox = Outbox("u1/0", **bounds)
         self.outbox.known = True  # that nothing is written
+        self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
         reader: Any = log
         self.feeder = Feeder(
-            reader, WHO, self.settings, self.store, self.outbox, self._make, None, self._started, self._stop_reached
+            reader, WHO, self.settings, self.keeper, self.outbox, self._make, None, self._started, self._stop_reached
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -323,7 +325,7 @@ async def test_after_a_divergence_only_states_that_were_compared_are_begun_from(
     await node.at(25)
     await node.stored(10, 20)
     node.outbox.compared_end = 10
-    node.feeder.set_aside_diverged()
+    node.keeper.set_aside_diverged()
     assert node.store.positions() == [10]
     await node.close()
 
@@ -342,11 +344,11 @@ async def test_a_snapshot_that_can_not_be_written_is_said_and_the_records_go_on(
     node.log.append(15)
     await node.start()
     await node.at(15)
-    assert "STORAGE" in node.feeder.snapshot_problem
+    assert "STORAGE" in node.keeper.problem
     node.log.append(10)
     await node.stored(20)
     async with asyncio.timeout(5):
-        while node.feeder.snapshot_problem:
+        while node.keeper.problem:
             await asyncio.sleep(0.002)
 
 

@@ -14,16 +14,17 @@ from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
 from liftpy.errors import UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.feeding import Feeder
+from liftpy.service.feeding import Decider, Feeder
+from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import MAX_OUTPUTS_PER_CALLBACK
 from liftpy.service.poison import (
     MAX_SKIPS,
-    Decision,
     DecisionMissedError,
     Failing,
     Next,
     OnError,
     PoisonError,
+    SkipDecision,
     Skips,
     Unit,
     dead_letter_headers,
@@ -105,11 +106,11 @@ def test_what_was_decided_before_is_passed_over_and_the_decision_itself_is_not_t
     service = Brittle()
     machine = machine_of(service)
     machine.skip(Unit(1))
-    machine.apply([record(0), record(1, b"bad"), record(2), record(3, b"", headers=Decision("brittle", Unit(1)).headers())])
+    machine.apply([record(0), record(1, b"bad"), record(2), record(3, b"", headers=SkipDecision("brittle", Unit(1)).headers())])
     assert service.seen == ["x", "x"]
     assert outputs(machine) == [b"x/1", b"x/2"] * 2
     assert machine.position == 4
-    again = record(4, b"", headers=Decision("brittle", Unit(1)).headers())
+    again = record(4, b"", headers=SkipDecision("brittle", Unit(1)).headers())
     machine.apply([again, record(5)])  # a decision may be there twice
     assert machine.position == 6
 
@@ -117,7 +118,7 @@ def test_what_was_decided_before_is_passed_over_and_the_decision_itself_is_not_t
 def test_a_decision_about_what_was_applied_is_no_decision_to_ignore() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(DecisionMissedError):
-        machine.apply([record(0), record(1, b"", headers=Decision("brittle", Unit(0)).headers())])
+        machine.apply([record(0), record(1, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_decision_that_does_not_count_is_passed_by_and_never_a_services_record
 
 
 def test_a_decision_of_the_epoch_in_which_it_was_made_counts() -> None:
-    headers = Decision("brittle", Unit(3, "a/b"), 5).headers()
+    headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
     assert decided(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
     assert decided(record(9, b"", epoch=6, headers=headers), "brittle") is None
 
@@ -186,7 +187,7 @@ def test_a_snapshot_keeps_what_is_passed_over() -> None:
     assert snapshot == machine.snapshot()
     assert snapshot.skips == (Unit(1),)  # when the other one was learned is not the same on all nodes
     again = machine_of(Brittle(), snapshot=snapshot)
-    again.apply([record(2), record(3, b"", headers=Decision("brittle", Unit(1)).headers())])
+    again.apply([record(2), record(3, b"", headers=SkipDecision("brittle", Unit(1)).headers())])
     assert again.position == 4
 
 
@@ -288,14 +289,13 @@ class Node:
             reader,
             WHO,
             settings,
-            self.store,
+            SnapshotKeeper(self.store, settings, self.outbox),
             self.outbox,
             self._make,
             None,
             self._started,
             lambda: None,
-            decide=self._decide,
-            may_decide=lambda: self.leads,
+            decider=Decider(lambda: self.leads, self._decide),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -311,7 +311,7 @@ class Node:
         if self.refuse_decisions:
             raise UnavailableError("nobody")
         self.decisions += 1
-        self.log.append(b"why", headers=Decision("brittle", failing.unit, 1).headers())
+        self.log.append(b"why", headers=SkipDecision("brittle", failing.unit, 1).headers())
 
     async def start(self) -> None:
         await self.feeder.restart(0)
@@ -381,7 +381,7 @@ async def test_a_service_that_had_applied_it_goes_back(nodes: Any, monkeypatch: 
     node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
     await node.start()
     await node.at(44)
-    node.log.append(b"why", headers=Decision("brittle", Unit(25), 1).headers())
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
     await node.at(45)
     assert node.services[-1].seen == [*expected(), *["c"] * 10]
     assert "bad" not in (await asyncio.to_thread(node.store.newest)).state.decode()
@@ -394,7 +394,7 @@ async def test_by_default_it_ends_and_says_what_to_do_until_an_operator_decides(
     with pytest.raises(ServiceFailedError, match="liftpy service skip brittle --stream in --partition 0 --offset 25"):
         await node.at(-1)
     assert node.decisions == 0
-    node.log.append(b"why", headers=Decision("brittle", Unit(25)).headers())
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25)).headers())
     again = nodes(Brittle)
     await again.start()
     await again.at(len(node.log.batches))

@@ -215,9 +215,12 @@ def test_a_stop_is_told_once() -> None:
 
 @pytest.mark.parametrize(("log_start", "lost"), [(0, False), (9, False), (10, False), (11, True)])
 async def test_a_state_needs_all_that_comes_after_it(log_start: int, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def newest(wanted: object) -> SimpleNamespace:
+        return SimpleNamespace(position=10, output_count=0)
+
     made = feeder()
     made._log_start_offset = 0
-    made._store = SimpleNamespace(newest=lambda wanted: SimpleNamespace(position=10, output_count=0))
+    made._keeper = SimpleNamespace(newest=newest)
     made._factory = lambda: (_ for _ in ()).throw(RuntimeError("far enough"))
     made._settings = made._outbox = None
     with pytest.raises(DataLossError if lost else RuntimeError):

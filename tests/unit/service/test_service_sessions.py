@@ -263,3 +263,27 @@ def test_who_was_here_is_remembered_with_the_record_that_stopped_it() -> None:
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 7000)
         s.hello(hello(f"s{number}", leaving=True), "_INBOX.a", FOLLOWS, 7000)
     assert len(s.wellbeing()) == MAX_SERVICES + 1
+
+
+def test_the_log_is_held_for_the_oldest_of_the_newest_snapshots_also_of_who_is_gone() -> None:
+    s = sessions()
+    assert s.held_from() is None
+    s.hello(hello("bank", position=50, snapshotPosition=40), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("echo", position=50, snapshotPosition=30), "_INBOX.a", FOLLOWS, 0)
+    assert s.held_from() == 30
+    s.hello(hello("echo", position=50, snapshotPosition=30, leaving=True), "_INBOX.a", FOLLOWS, 0)
+    assert s.held_from() == 30
+    s.hello(hello("echo", 2, 50, snapshotPosition=50), "_INBOX.a", FOLLOWS, 0)
+    assert s.held_from() == 40
+    s.hello(hello("new", snapshotPosition=-7), "_INBOX.a", FOLLOWS, 0)
+    assert s.held_from() == 0
+
+
+def test_a_snapshot_that_is_asked_for_is_one_more_in_the_order() -> None:
+    s = sessions()
+    assert s.snapshot_wanted("bank", FOLLOWS) == []
+    (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
+    (order,) = joined(s.snapshot_wanted("bank", FOLLOWS))
+    assert (first.snapshotRequest, order.snapshotRequest, order.ackId) == (0, 1, first.ackId)
+    (again,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
+    assert again.snapshotRequest == 1  # a lost frame costs one heartbeat

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.service.wellness import GRACE_S, MAX_REPORTED, REST_S, Wellbeing, Wellness
+from liftpy.service.wellness import MAX_REPORTED, REST_S, Wellbeing, Wellness
 
+GRACE_S = 5.0
 OTHERS = ("n2", "n3")
 WELL, DEAD = Wellbeing(40, True), Wellbeing(-1, False)
 
@@ -19,7 +20,7 @@ def after_a_while(
     own: dict[str, Wellbeing], told: dict[str, dict[str, Wellbeing]], until_s: float = GRACE_S
 ) -> tuple[str, str]:
     """What a leader does at ``until_s``, having looked and heard each second."""
-    wellness = Wellness()
+    wellness = Wellness(seconds(GRACE_S))
     found = ("", "")
     for at_s in range(round(until_s) + 1):
         for node, services in told.items():
@@ -42,7 +43,7 @@ def test_who_is_well_stays_and_a_restart_moves_nothing() -> None:
     told = {"n2": {"bank": WELL}}
     assert after_a_while({"bank": WELL}, told) == ("", "")
     assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
-    wellness = Wellness()
+    wellness = Wellness(seconds(GRACE_S))
     for at_s in range(20):  # it comes back every few seconds
         wellness.heard("n2", {"bank": WELL}, seconds(at_s))
         assert wellness.toward({"bank": WELL if at_s % 4 == 0 else DEAD}, OTHERS, seconds(at_s)) == ("", "")
@@ -62,7 +63,7 @@ def test_nobody_is_helped_at_another_services_cost() -> None:
 
 def test_only_members_of_the_isr_that_were_heard_lately_are_handed_to() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
-    wellness = Wellness()
+    wellness = Wellness(seconds(GRACE_S))
     wellness.heard("n2", {"bank": WELL}, 0)
     wellness.look({"bank": DEAD}, 0)
     assert wellness.toward({"bank": DEAD}, OTHERS, seconds(GRACE_S)) == ("", "")
@@ -70,7 +71,7 @@ def test_only_members_of_the_isr_that_were_heard_lately_are_handed_to() -> None:
 
 
 def test_a_leadership_rests_after_it_was_handed_over() -> None:
-    wellness = Wellness()
+    wellness = Wellness(seconds(GRACE_S))
     moved = []
     for at_s in range(round(GRACE_S + REST_S * 2) + 5):
         wellness.heard("n2", {"bank": WELL}, seconds(at_s))
@@ -80,7 +81,7 @@ def test_a_leadership_rests_after_it_was_handed_over() -> None:
 
 
 def test_what_others_tell_is_bounded() -> None:
-    wellness = Wellness()
+    wellness = Wellness(seconds(GRACE_S))
     for number in range(100):
         wellness.heard(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
     assert len(wellness.look({}, 0)) == 0

@@ -74,7 +74,16 @@ def test_who_may_do_what_on_the_wire() -> None:
         "node": ("ns.>", SERVER_CONNECTIONS, "_INBOX_me.>", "|", "ns.>", "shop.orders"),
         "operator": ("ns.info", "ns.control.admin.me", "ns.status.*", "|", "_INBOX_me.>"),
         "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
-        "service": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "ns.service.*", "shop.orders", "|", "_INBOX_me.>"),
+        "service": (
+            "ns.orders.*.read",
+            "ns.orders.*.read.*",
+            "ns.info",
+            "ns.status.*",
+            "ns.service.*",
+            "shop.orders",
+            "|",
+            "_INBOX_me.>",
+        ),
     }
 
 

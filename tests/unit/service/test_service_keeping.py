@@ -1,0 +1,121 @@
+"""When a state is stored, and how far back the log is needed because of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import StorageError
+from liftpy.service import Identity, Outbox, Service, ServiceMachine, Snapshot
+from liftpy.service.keeping import SnapshotKeeper
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.store import SnapshotStore
+from liftpy.wire.batch import Record
+
+WHO = Identity("count", "in", "u1", 0)
+
+
+class Count(Service):
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.count = int(snapshot or 0)
+
+    def on_record(self, record: Record) -> None:
+        self.count += 1
+        self.emit(b"x")
+        if record.value == b"bad":
+            raise ValueError(record.value)
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.count
+
+
+class World:
+    """A keeper with its machine."""
+
+    def __init__(self, data: Path, **settings: Any) -> None:
+        given = ServiceSettings("count", "in", "n1", data, **settings)
+        self.store = SnapshotStore(data, WHO, kept=3, max_bytes=1 << 20)
+        self.outbox = Outbox("u1/0")
+        self.keeper = SnapshotKeeper(self.store, given, self.outbox)
+        self.machine = ServiceMachine(Count(), WHO, snapshot_every=1000, outbox=self.outbox)
+        self.machine.start(None)
+
+    def apply(self, count: int) -> None:
+        start = self.machine.position
+        self.machine.apply([Record(start + n, 0, None, b"v", (), "", None, 1) for n in range(count)])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_the_state_is_stored_once_wherever_it_is(world: World) -> None:
+    await world.keeper.keep(world.machine)
+    assert world.store.positions() == []  # there is none
+    world.apply(7)
+    assert not world.keeper.is_due
+    world.keeper.ask()
+    assert world.keeper.is_due
+    for _ in range(2):
+        await world.keeper.keep(world.machine)
+    assert world.store.positions() == [7]
+    assert not world.keeper.is_due
+    newest = await world.keeper.newest(lambda _: True)
+    assert newest is not None
+    assert newest.state == b"7"
+
+
+async def test_bytes_of_the_log_and_time_make_it_due(tmp_path: Path) -> None:
+    by_bytes = World(tmp_path / "a", snapshot_bytes=5000)
+    by_bytes.apply(1)
+    by_bytes.keeper.came(4999)
+    assert not by_bytes.keeper.is_due
+    by_bytes.keeper.came(1)
+    assert by_bytes.keeper.is_due
+    await by_bytes.keeper.keep(by_bytes.machine)
+    assert not by_bytes.keeper.is_due
+    by_time = World(tmp_path / "b", snapshot_interval_s=0.01)
+    by_time.apply(1)
+    deadline_s = time.monotonic() + 30
+    while not by_time.keeper.is_due:
+        assert time.monotonic() < deadline_s
+    await by_time.keeper.keep(by_time.machine)
+    assert by_time.store.positions() == [1]
+
+
+async def test_a_state_that_has_failed_is_none(world: World) -> None:
+    world.apply(3)
+    with pytest.raises(Exception, match="can't be applied"):
+        world.machine.apply([Record(3, 0, None, b"bad", (), "", None, 1)])
+    await world.keeper.keep(world.machine)
+    assert world.store.positions() == []
+
+
+async def test_the_log_is_needed_from_the_newest_state_whose_outputs_are_compared(world: World) -> None:
+    assert world.keeper.held_from() == 0
+    for _ in range(3):
+        world.apply(5)
+        await world.keeper.keep(world.machine)
+    assert world.keeper.held_from() == 0
+    for compared_end, held_from in ((4, 0), (5, 5), (14, 10), (15, 15)):
+        world.outbox.compared_end = compared_end
+        assert world.keeper.held_from() == held_from
+    without = SnapshotKeeper(world.store, ServiceSettings("count", "in", "n1", Path("x")), None)
+    await without.newest(lambda snapshot: snapshot.position < 15)
+    assert without.held_from() == 10
+
+
+async def test_a_state_that_could_not_be_stored_holds_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(snapshot: Snapshot, compared_end: int) -> None:
+        raise StorageError("no space")
+
+    monkeypatch.setattr(world.store, "save", full)
+    world.outbox.compared_end = 100
+    world.apply(5)
+    await world.keeper.keep(world.machine)
+    assert "STORAGE" in world.keeper.problem
+    assert world.keeper.held_from() == 0
