@@ -66,6 +66,8 @@ class ServiceHost:
         self._keeper: SnapshotKeeper | None = None
         self._refusal = ""
         self._stopped = False
+        self._diverged_at: int | None = None
+        """Position of the snapshot that differs from those of more nodes."""
         self._snapshots_wanted = 0
         """How many an operator has asked for, as the last order says."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +85,7 @@ class ServiceHost:
             await self._run()
         except DivergedError:
             if self._keeper is not None:
-                self._keeper.set_aside_diverged()
+                self._keeper.set_aside_diverged(self._diverged_at)
             raise
         finally:
             lock.close()
@@ -212,6 +214,9 @@ class ServiceHost:
             raise ProtocolError(f"{refusal.node}: {refusal.detail}")
         if refusal.reason == _Reason.COMPACTED:
             raise ConfigError(f"{refusal.node}: {refusal.detail}")
+        if refusal.reason == _Reason.DIVERGED:
+            self._diverged_at = refusal.position
+            raise DivergedError(f"{refusal.node}: {refusal.detail}")
         self._refusal = refusal.detail
 
     def _is_beside_the_leader(self) -> bool:
@@ -304,6 +309,10 @@ class ServiceHost:
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
             problem=self.problem,
+            life=self._keeper.life if self._keeper is not None else 0,
+            snapshots=[
+                pb.SnapshotDigest(position=at, digest=digest) for at, digest in (self._keeper.digests if self._keeper else ())
+            ],
             failing=self._feeder is not None and self._feeder.failing is not None,
             snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
         )

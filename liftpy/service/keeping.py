@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from liftpy.service.store import SnapshotStore
 logger = logging.getLogger("liftpy.service")
 
 _KNOWN = 64
+_TOLD = 4
 
 
 class SnapshotKeeper:
@@ -37,6 +39,10 @@ class SnapshotKeeper:
         self._fresh_bytes = 0
         """Of the log, since the newest snapshot."""
         self._soon = False
+        self.life = secrets.randbits(62)
+        """Another one whenever the state begins anew."""
+        self.digests: list[tuple[int, bytes]] = []
+        """Position and digest of the last few that were stored in this life: all nodes' are compared."""
         self.problem = ""
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
@@ -45,6 +51,7 @@ class SnapshotKeeper:
         snapshot = await asyncio.to_thread(self._store.newest, wanted)
         self._stored = [(snapshot.position, snapshot.output_count)] if snapshot is not None else []
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
+        self.life, self.digests = self.life + 1, []
         return snapshot
 
     async def drop_above(self, position: int) -> None:
@@ -55,9 +62,12 @@ class SnapshotKeeper:
         """States at or past ``first_wrong`` have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
-    def set_aside_diverged(self) -> None:
-        """The service has diverged: no later process begins from a state whose outputs were not compared."""
+    def set_aside_diverged(self, position: int | None = None) -> None:
+        """The service has diverged: no later process begins from a state whose outputs were not compared, or is at or past
+        ``position``."""
         outbox = self._outbox
+        if position is not None:
+            self._store.set_aside(lambda snapshot: snapshot.position >= position)
         if outbox is not None:
             self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
@@ -65,7 +75,7 @@ class SnapshotKeeper:
         """Store it; one that can't be is said, and the records go on: it only shortens the next replay."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
-            await asyncio.to_thread(self._store.save, snapshot, compared_end)
+            digest = await asyncio.to_thread(self._store.save, snapshot, compared_end)
         except StorageError as error:
             logger.warning("%s goes on without the snapshot at %d: %s", snapshot.identity, snapshot.position, error)
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
@@ -73,6 +83,7 @@ class SnapshotKeeper:
             self.problem = ""
             self._stored = [*self._stored[-_KNOWN:], (snapshot.position, snapshot.output_count)]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
+            self.digests = [*self.digests[1 - _TOLD :], (snapshot.position, digest)]
 
     def held_from(self) -> int:
         """Position of the newest snapshot that a replay can begin from whatever comes to light: whose outputs are compared; 0: none."""

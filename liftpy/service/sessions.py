@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from liftpy.errors import InvalidNameError
 from liftpy.ids import PartitionKey, check_name
+from liftpy.service.agreement import MAX_POSITIONS, Difference
 from liftpy.service.wellness import Wellbeing
 from liftpy.wire._pb import service_pb2 as pb
 
@@ -101,6 +102,11 @@ class _Session:
     snapshot_position: int = 0
     """Of its newest snapshot that a replay can begin from; 0: of none."""
     snapshots_wanted: int = 0
+    life: int = 0
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """Position -> digest of its newest snapshots, as last told."""
+    differs: str = ""
+    """How its state differs from those beside other nodes."""
 
 
 @dataclass(slots=True)
@@ -173,6 +179,8 @@ class ServiceSessions:
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
+        session.life = hello.life
+        session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
@@ -253,6 +261,23 @@ class ServiceSessions:
             return []
         session.snapshots_wanted += 1
         return [self._join_log(session, view)]
+
+    def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
+        """Of every service that is registered here: its life, and position -> digest of its newest snapshots."""
+        return {name: (session.life, session.digests) for name, session in self._sessions.items()}
+
+    def differs(self, service: str, difference: Difference | None) -> list[Effect]:
+        """Its state is compared with those beside other nodes; None: it does not differ."""
+        session = self._sessions.get(service)
+        if session is None:
+            return []
+        session.differs = "" if difference is None else str(difference)
+        if difference is None or not difference.diverged:
+            return []
+        hello = pb.ServiceHello(service=service, stream=self._stream, partition=self._partition, instance=session.instance)
+        refusal = self._refusal(hello, pb.ServiceRefusal.DIVERGED, session.differs)
+        refusal.position = difference.position
+        return [Tell(session.inbox, refusal)]
 
     def wellbeing(self) -> dict[str, Wellbeing]:
         """How every service is that is or was registered here."""
@@ -392,7 +417,7 @@ class ServiceSessions:
                 "excused": session.excused,
                 "failing": session.failing,
                 "snapshot": session.snapshot_position,
-                "problem": session.problem,
+                "problem": session.differs or session.problem,
             }
             for session in self._sessions.values()
         ]

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
+from liftpy.service.agreement import DIGEST_SIZE_BYTES
 from liftpy.service.snapshot import Identity, Snapshot, decode
 
 logger = logging.getLogger("liftpy.service")
@@ -74,8 +76,8 @@ class SnapshotStore:
                 return snapshot
         return None
 
-    def save(self, snapshot: Snapshot, compared_end: int) -> None:
-        """Store a snapshot durably; then drop old ones.
+    def save(self, snapshot: Snapshot, compared_end: int) -> bytes:
+        """Store a snapshot durably; then drop old ones. Returns the digest of its bytes: the same on all nodes.
 
         Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
         light; what a LEADER replays from when outputs have to be produced again.
@@ -87,6 +89,7 @@ class SnapshotStore:
         with _storage_errors("write", path):
             self._replace(path, data)
             self._drop_old(compared_end)
+        return hashlib.blake2b(data, digest_size=DIGEST_SIZE_BYTES).digest()
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")

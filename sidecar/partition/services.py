@@ -19,6 +19,7 @@ from liftpy.log.log import Log
 from liftpy.replica import events
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
+from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.wellness import MAX_REPORTED, REPORT_EVERY_S, Wellbeing, Wellness
 from liftpy.wire import envelope, frames
@@ -69,6 +70,8 @@ class PartitionServices:
         self._node_id = node_id
         self._subjects = subjects
         self._hand_over = hand_over
+        self._agreements: dict[str, Agreement] = {}
+        self._differences: dict[str, Difference | None] = {}
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -124,6 +127,10 @@ class PartitionServices:
             return
         services = {told.service: Wellbeing(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
         self._wellness.heard(report.node, services, clock.now_ns())
+        for told in report.services[:MAX_REPORTED]:
+            if told.service in self._sessions:
+                digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
+                self._agreements.setdefault(told.service, Agreement()).told(report.node, told.life, digests)
         self._report_soon()
 
     def ack(self, ack: pb.ServiceAck) -> None:
@@ -167,6 +174,8 @@ class PartitionServices:
         """Once a second, where there are services: how they are; and whether another replica should lead for their sake."""
         self._reports = False
         own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
+        digests = self._sessions.digests()
+        self._compare(digests)
         if len(self._sessions):
             report = pb.ServiceReport(
                 node=self._node_id,
@@ -174,7 +183,13 @@ class PartitionServices:
                 partition=self.key.partition,
                 streamUid=self.key.uid,
                 services=[
-                    pb.ServiceReport.State(service=name, position=service.position, failing=not service.well)
+                    pb.ServiceReport.State(
+                        service=name,
+                        position=service.position,
+                        failing=not service.well,
+                        snapshots=[pb.SnapshotDigest(position=at, digest=digest) for at, digest in digests[name][1].items()],
+                        life=digests[name][0],
+                    )
                     for name, service in own.items()
                     if name in self._sessions
                 ],
@@ -192,6 +207,19 @@ class PartitionServices:
             self._wellness.look(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
             self._report_soon()
+
+    def _compare(self, digests: dict[str, tuple[int, dict[int, bytes]]]) -> None:
+        """With the states beside other replicas, as far as they are known."""
+        for gone in self._agreements.keys() - digests.keys():
+            del self._agreements[gone]
+        for name, own in digests.items():
+            agreement = self._agreements.setdefault(name, Agreement())
+            agreement.told(self._node_id, *own)
+            difference = agreement.difference(self._node_id)
+            if difference is not None and difference != self._differences.get(name):
+                logger.error("%s: service %s: %s", self.key, name, difference)
+            self._differences[name] = difference
+            self._carry_out(self._sessions.differs(name, difference))
 
     def _lose_patience(self) -> None:
         effects = self._sessions.lose_patience(clock.now_ns())

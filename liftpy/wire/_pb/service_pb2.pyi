@@ -14,8 +14,16 @@ class ServiceRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SERVICE_FOLLOWER: ServiceRole
 SERVICE_LEADER: ServiceRole
 
+class SnapshotDigest(_message.Message):
+    __slots__ = ("position", "digest")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    digest: bytes
+    def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshotPosition", "failing")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +35,8 @@ class ServiceHello(_message.Message):
     OUTPUTCOUNT_FIELD_NUMBER: _ClassVar[int]
     EMITTEDEND_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTPOSITION_FIELD_NUMBER: _ClassVar[int]
     FAILING_FIELD_NUMBER: _ClassVar[int]
     service: str
@@ -40,9 +50,11 @@ class ServiceHello(_message.Message):
     outputCount: int
     emittedEnd: int
     problem: str
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotDigest]
+    life: int
     snapshotPosition: int
     failing: bool
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ...) -> None: ...
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ...) -> None: ...
 
 class JoinLog(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads")
@@ -111,14 +123,18 @@ class SnapshotRequest(_message.Message):
 class ServiceReport(_message.Message):
     __slots__ = ("node", "stream", "partition", "streamUid", "services")
     class State(_message.Message):
-        __slots__ = ("service", "position", "failing")
+        __slots__ = ("service", "position", "failing", "snapshots", "life")
         SERVICE_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         FAILING_FIELD_NUMBER: _ClassVar[int]
+        SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+        LIFE_FIELD_NUMBER: _ClassVar[int]
         service: str
         position: int
         failing: bool
-        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ...) -> None: ...
+        snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotDigest]
+        life: int
+        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -132,7 +148,7 @@ class ServiceReport(_message.Message):
     def __init__(self, node: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceReport.State, _Mapping]]] = ...) -> None: ...
 
 class ServiceRefusal(_message.Message):
-    __slots__ = ("reason", "detail", "node", "service", "stream", "partition", "instance")
+    __slots__ = ("reason", "detail", "node", "service", "stream", "partition", "instance", "position")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[ServiceRefusal.Reason]
@@ -142,6 +158,7 @@ class ServiceRefusal(_message.Message):
         TOO_MANY: _ClassVar[ServiceRefusal.Reason]
         MALFORMED: _ClassVar[ServiceRefusal.Reason]
         COMPACTED: _ClassVar[ServiceRefusal.Reason]
+        DIVERGED: _ClassVar[ServiceRefusal.Reason]
     UNKNOWN: ServiceRefusal.Reason
     NO_SUCH_PARTITION: ServiceRefusal.Reason
     WRONG_STREAM: ServiceRefusal.Reason
@@ -149,6 +166,7 @@ class ServiceRefusal(_message.Message):
     TOO_MANY: ServiceRefusal.Reason
     MALFORMED: ServiceRefusal.Reason
     COMPACTED: ServiceRefusal.Reason
+    DIVERGED: ServiceRefusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +174,7 @@ class ServiceRefusal(_message.Message):
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     reason: ServiceRefusal.Reason
     detail: str
     node: str
@@ -163,4 +182,5 @@ class ServiceRefusal(_message.Message):
     stream: str
     partition: int
     instance: int
-    def __init__(self, reason: _Optional[_Union[ServiceRefusal.Reason, str]] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, reason: _Optional[_Union[ServiceRefusal.Reason, str]] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., instance: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...

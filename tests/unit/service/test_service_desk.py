@@ -209,3 +209,31 @@ def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
         world.services._report.fire()
         now_ns += 1_000_000_000
     assert [toward for toward, _ in world.moved] == ["n2"]
+
+
+def test_a_service_whose_state_is_alone_is_told_that_it_has_diverged(world: World) -> None:
+    def stored(digest: bytes) -> list[pb.SnapshotDigest]:
+        return [pb.SnapshotDigest(position=100, digest=digest * 16)]
+
+    def reported(node: str, digest: bytes) -> None:
+        states = [pb.ServiceReport.State(service="bank", position=100, snapshots=stored(digest), life=1)]
+        world.services.reported(pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states))
+
+    world.say(hello(position=100, snapshots=stored(b"a"), life=9))
+    reported("n2", b"b")
+    world.services._report.fire()
+    (report,) = world.services.report()
+    assert "one of them is not deterministic" in str(report["problem"])
+    reported("n3", b"b")
+    world.sent.clear()
+    world.services._report.fire()
+    refusal = frames.decode(world.sent[0][1], pb.ServiceRefusal)
+    assert (refusal.reason, refusal.position, refusal.instance) == (pb.ServiceRefusal.DIVERGED, 100, 5)
+    told = frames.decode(world.sent[1][1], pb.ServiceReport).services[0]
+    assert ([s.digest for s in told.snapshots], told.life) == ([b"a" * 16], 9)
+    world.say(hello(position=100, life=10))  # it has begun anew, without that snapshot
+    world.sent.clear()
+    world.services._report.fire()
+    assert all(".notify." in subject for subject, _ in world.sent)
+    (report,) = world.services.report()
+    assert report["problem"] == ""

@@ -314,7 +314,7 @@ def test_the_report_of_each_service_is_its_own() -> None:
     problem = str(rows["a"].pop("problem"))
     assert 0 < len(problem) < 5000
     base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
-    base |= {"promotion_waits": True, "excused": False, "problem": ""}
+    base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": ""}
     a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7}
     assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
     assert rows["b"] == base | {"position": 10, "lag": 0}
