@@ -115,6 +115,9 @@ class Running:
         said = [await self.said(node) for node in NODES]
         return all(s.get("position") == self.sent and s["acknowledged"] for s in said)
 
+    async def is_at_the_end(self, node: str) -> bool:
+        return bool((await self.said(node)).get("position") == self.sent)
+
     async def went_on(self) -> bool:
         """As ``caught_up``, when records come from the services themselves."""
         self.sent = (await self.bench.client.bounds(self.stream)).end_offset
@@ -313,6 +316,8 @@ async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_a
         assert await bench.until(service.leads, "a service leads elsewhere") != leading
         await service.publish(7)
         others = [node for node in NODES if node != leading]
+        for node in others:
+            await bench.until(lambda node=node: service.is_at_the_end(node), f"the service beside {node} has caught up")
         asked = await store_now(bench.client, "bank", service.stream, 0, others, 30, "liftpy")
         assert asked == dict.fromkeys(others, service.sent)
 
