@@ -178,7 +178,6 @@ class ServiceMachine:
             callback(argument)
         except Exception as error:
             self.failed = True
-            source.emitted.clear()
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
             raise PoisonError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error

@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client.progress import NotServedError
 from liftpy.errors import FencedError, FolderLockedError, UnavailableError
-from liftpy.service import Outbox, Role, feeding, host
+from liftpy.service import DivergedError, Outbox, Role, feeding, host
 from liftpy.service.emitter import Emitter
 from liftpy.service.host import ServiceHost
 from liftpy.service.outbox import Output
@@ -163,6 +163,49 @@ async def test_what_ends_it_is_raised_and_leaves_nothing_behind(running: Any, tm
         await task
     assert bus.subscribed == {}
     ServiceLock(tmp_path, "sum", "in", 0).close()
+
+
+async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(running: Any, tmp_path: Path) -> None:
+    bus, made, task, log = running
+
+    def stored() -> list[int]:
+        return sorted(int(path.stem) for path in tmp_path.glob("**/*.snapshot"))
+
+    log.append(3)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: bus.hellos[-1].position == 3)
+    assert stored() == []
+    await bus.tell(order(bus, 1, snapshotRequest=1))
+    await bus.until(lambda: stored() == [3])
+    hello = await bus.until(lambda: bus.hellos[-1].snapshots and bus.hellos[-1])
+    assert (hello.snapshots[0].position, len(hello.snapshots[0].digest), hello.snapshotPosition) == (3, 16, 3)
+    assert hello.life
+    log.append(2)
+    await bus.until(lambda: bus.hellos[-1].position == 5)
+    await bus.tell(order(bus, 1, snapshotRequest=1))
+    await bus.until(lambda: bus.hellos[-1].position == 5)
+    made.stop()
+    await task
+    assert stored() == [3, 5]
+
+
+async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_that_state(
+    running: Any, tmp_path: Path
+) -> None:
+    bus, _, task, log = running
+
+    def stored(kind: str) -> list[int]:
+        return sorted(int(path.stem) for path in tmp_path.glob(f"**/*.{kind}"))
+
+    log.append(EVERY * 2)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: len(stored("snapshot")) == 2)
+    diverged = pb.ServiceRefusal.DIVERGED
+    await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=diverged, node="n1", position=EVERY * 2))
+    with pytest.raises(DivergedError):
+        await task
+    assert stored("snapshot") == [EVERY]
+    assert stored("diverged") == [EVERY * 2]
 
 
 async def test_a_leader_that_hears_nothing_any_more_is_none(running: Any) -> None:

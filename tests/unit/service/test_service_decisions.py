@@ -1,0 +1,136 @@
+"""What is written when a record is passed over, and what operators are refused: over a client that only remembers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.service import Identity
+from liftpy.service.decisions import DecisionWriter
+from liftpy.service.poison import SkipDecision, Unit, decided
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2, service_pb2
+from liftpy.wire.batch import Record
+from liftpy.wire.headers import may_be_enveloped
+from sidecar.cli.service_orders import pass_over, store_now
+
+WHO = Identity("bank", "in", "u1", 1)
+BAD = Record(17, 5, b"k", b"bad", (("a", b"1"),), "", None, 3)
+
+
+class Cluster:
+    """Streams with two partitions each; what is published is remembered, and acknowledged."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, client_pb2.Message]] = []
+        self.told: list[tuple[str, service_pb2.SnapshotRequest]] = []
+        self.refused = ""
+        self.position, self.snapshot = 17, 10
+        self.transport = SimpleNamespace(request=self._request, publish=self._publish)
+
+    async def stream(self, name: str) -> Any:
+        replicas = SimpleNamespace(replicas=("n1", "n2"))
+        uid = {"in": "u1", "dead": "u2"}[name]
+        return SimpleNamespace(uid=uid, subject=f"data.{name}.*", answers=True, partitions=(replicas, replicas))
+
+    async def bounds(self, stream: str, partition: int) -> Any:
+        return SimpleNamespace(log_start_offset=5, end_offset=30)
+
+    async def node_status(self, node: str) -> dict[str, Any]:
+        if node == "n2":
+            raise UnavailableError("gone")
+        bank = {"service": "bank", "position": self.position, "snapshot": self.snapshot}
+        return {"partitions": [{"uid": "u1", "partition": 1, "services": [bank]}]}
+
+    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str) -> Any:
+        assert (stream, partition, start, end, uid) == ("in", 1, 17, 18, "u1")
+        yield SimpleNamespace(records=lambda: [BAD])
+
+    async def _request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        message = frames.decode(payload, client_pb2.Message)
+        if message.stream == self.refused:
+            ack = client_pb2.Ack(stream=message.stream, partition=message.partition, ackError=client_pb2.Ack.NOT_LEADER)
+        else:
+            self.sent.append((subject, message))
+            ack = client_pb2.Ack(stream=message.stream, partition=message.partition, offset=40 + len(self.sent))
+        return frames.encode(ack)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        self.told.append((subject, frames.decode(payload, service_pb2.SnapshotRequest)))
+        self.snapshot = self.position
+
+
+@pytest.fixture
+def cluster() -> Any:
+    return Cluster()
+
+
+async def test_the_record_is_kept_and_then_passed_over(cluster: Any) -> None:
+    decision = SkipDecision("bank", Unit(17), 3)
+    offset = await DecisionWriter(cluster, "dead").pass_over(WHO, decision, BAD, "ValueError: bad")
+    (dead_subject, dead), (subject, said) = cluster.sent
+    assert (dead_subject, dead.value, dead.key, dead.streamUid, dead.partition) == (
+        "data.dead.service.1",
+        b"bad",
+        b"k",
+        "u2",
+        1,
+    )
+    assert {h.name: h.value for h in dead.headers}["Lift-Dead-Letter-Source"] == b"in/u1/1/17"
+    assert (subject, said.offset, said.ackPolicy, offset) == ("data.in.service.1", -1, client_pb2.ALL, 42)
+    assert all(may_be_enveloped(header.name) for _, message in cluster.sent for header in message.headers)
+    headers = tuple((h.name, h.value) for h in said.headers)
+    assert decided(Record(offset, 0, None, said.value, headers, "", None, 3), "bank") == Unit(17)
+
+
+@pytest.mark.parametrize("refused", ["dead", "in"])
+async def test_nothing_is_passed_over_that_is_not_kept(cluster: Any, refused: str) -> None:
+    cluster.refused = refused
+    with pytest.raises(UnavailableError):
+        await DecisionWriter(cluster, "dead").pass_over(WHO, SkipDecision("bank", Unit(17)), BAD, "x")
+    assert [message.stream for _, message in cluster.sent] == ([] if refused == "dead" else ["dead"])
+
+
+async def test_a_stream_that_was_made_again_is_not_written_to(cluster: Any) -> None:
+    other = Identity("bank", "in", "u0", 1)
+    with pytest.raises(ConfigError, match="made again"):
+        await DecisionWriter(cluster, "").pass_over(other, SkipDecision("bank", Unit(17)), BAD, "x")
+
+
+async def test_an_operator_passes_over_what_no_service_has_applied(cluster: Any) -> None:
+    assert await pass_over(cluster, "bank", "in", 1, Unit(17)) == 41
+    assert cluster.sent[0][1].headers[0].value == b"bank/17/0/"
+    cluster.position = 18
+    with pytest.raises(ConfigError, match="n1 is at 18"):
+        await pass_over(cluster, "bank", "in", 1, Unit(17))
+    assert await pass_over(cluster, "bank", "in", 1, Unit(17), force=True) == 42
+
+
+@pytest.mark.parametrize(("partition", "offset", "error"), [(2, 17, NotFoundError), (1, 4, ConfigError), (1, 30, ConfigError)])
+async def test_an_operator_is_refused_what_is_not_there(
+    cluster: Any, partition: int, offset: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await pass_over(cluster, "bank", "in", partition, Unit(offset))
+    assert cluster.sent == []
+
+
+async def test_a_snapshot_is_waited_for_where_there_is_a_service(cluster: Any) -> None:
+    assert await store_now(cluster, "bank", "in", 1, (), 30, "ns") == {"n1": 17}
+    ((subject, request),) = cluster.told
+    assert (subject, request.service, request.stream, request.partition) == ("ns.service.n1", "bank", "in", 1)
+    with pytest.raises(NotFoundError, match="not beside n2"):
+        await store_now(cluster, "bank", "in", 1, ("n2",), 30, "ns")
+    with pytest.raises(NotFoundError):
+        await store_now(cluster, "other", "in", 1, (), 30, "ns")
+    cluster.transport.publish = lambda *_: _nothing()
+    cluster.position = 20
+    with pytest.raises(UnavailableError, match="no snapshot beside n1"):
+        await store_now(cluster, "bank", "in", 1, (), 0.01, "ns")
+
+
+async def _nothing() -> None:
+    """It does not arrive."""
