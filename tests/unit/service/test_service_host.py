@@ -208,6 +208,17 @@ async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_
     assert stored("diverged") == [EVERY * 2]
 
 
+async def test_only_who_is_beside_the_leader_and_heard_it_lately_may_decide(running: Any) -> None:
+    bus, made, _, _ = running
+    assert not made._is_beside_the_leader()
+    await bus.tell(order(bus, 1))
+    assert not made._is_beside_the_leader()
+    await bus.tell(order(bus, 2, leads=True))
+    assert made._is_beside_the_leader()
+    made._heard_s -= 60.0
+    assert not made._is_beside_the_leader()
+
+
 async def test_a_leader_that_hears_nothing_any_more_is_none(running: Any) -> None:
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))

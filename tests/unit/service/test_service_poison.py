@@ -381,10 +381,28 @@ async def test_a_service_that_had_applied_it_goes_back(nodes: Any, monkeypatch: 
     node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
     await node.start()
     await node.at(44)
+    kept: list[list[int]] = []
+    made = node._make
+    node.feeder._factory = lambda: (kept.append(node.store.positions()), made())[1]
     node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
     await node.at(45)
+    assert kept[0]
+    assert max(kept[0]) <= 25, "a process that begins now would begin from what was passed over"
     assert node.services[-1].seen == [*expected(), *["c"] * 10]
     assert "bad" not in (await asyncio.to_thread(node.store.newest)).state.decode()
+
+
+async def test_what_was_decided_by_records_that_are_gone_is_forgotten(nodes: Any) -> None:
+    node = nodes(Skipping)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
+    await node.start()
+    await node.at(len(node.log.batches))
+    del node.log.batches[20:]  # an unclean election: another log from 20 on
+    node.log.append(*[b"c%d" % offset for offset in range(20, 40)], epoch=5)
+    node.feeder.cut_at(20)
+    await node.at(40)
+    assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
 async def test_by_default_it_ends_and_says_what_to_do_until_an_operator_decides(nodes: Any) -> None:
