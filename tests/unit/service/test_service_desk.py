@@ -204,6 +204,7 @@ def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
         world.services._report.fire()
         now_ns += 1_000_000_000
     assert world.moved == []
+    assert world.services._wellness._reports.keys() == {"n3"}
     for _ in range(2):
         world.services.reported(report("n2"))
         world.services._report.fire()
