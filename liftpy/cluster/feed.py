@@ -100,7 +100,7 @@ class FeedProducer:
         """
         if not self.index:
             return pb.FeedSnapshotResponse()
-        if request.afterIndex and (request.afterIndex >= self.index or self._leads_on_from(request.afterIndex)):
+        if request.afterIndex and (request.afterIndex >= self.index or self._was_at(request.afterIndex)):
             entries = list(self._entries(request.afterIndex, self._message_bytes))
             return pb.FeedSnapshotResponse(index=self.index, entries=entries)
         return self._chunk(request)
@@ -114,8 +114,8 @@ class FeedProducer:
     def _chunk(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
         index, offset = request.snapshotIndex, request.offsetBytes
         if not request.snapshotIndex or index not in self._snapshots:
-            if not self._snapshots:
-                return None
+            if max(self._snapshots, default=0) <= request.afterIndex:
+                return None  # none, or none that says more than who asks has
             index, offset = max(self._snapshots), 0
         data = self._snapshots[index]
         chunk = data[offset : offset + min(CHUNK_SIZE_BYTES, self._message_bytes)]
@@ -125,6 +125,11 @@ class FeedProducer:
 
     def _leads_on_from(self, index: int) -> bool:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
+
+    def _was_at(self, index: int) -> bool:
+        """Whether an entry that is held follows on ``index``. Who has taken a forged record may be at one that no entry does,
+        between two: nothing but a snapshot leads on from there."""
+        return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:
         stale = [index for index in self._snapshots if not self._leads_on_from(index)]

@@ -24,6 +24,9 @@ MAX_WAITING_BYTES = 16 << 20
 """Of those entries: each may be as large as a NATS message."""
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
+MAX_OTHER_CHUNKS = 32
+"""Chunks of other snapshots, one after the other, for which one that has begun is not given up: any controller answers, each with the
+snapshot that it has made itself, and only one of them may have the rest of this one."""
 MAX_HEADS_BELOW = 6
 """Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
 that was replaced may have some on their way."""
@@ -52,6 +55,7 @@ class FeedSubscription:
         self._parts = bytearray()
         self._parts_index = 0
         """Of the snapshot of which ``_parts`` holds the first bytes; 0: none."""
+        self._other_chunks = 0
         self._asked_ns: int | None = None
 
     @property
@@ -80,7 +84,7 @@ class FeedSubscription:
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
         """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``."""
-        before, held = self.image, len(self._parts)
+        before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)
         elif self.synced:
@@ -88,7 +92,7 @@ class FeedSubscription:
                 self._take(entry)
             self.known_index = max(response.index, *self._waiting_indexes())
         self._take_waiting()
-        if self.image is not before or len(self._parts) != held:
+        if self.image is not before:
             self._asked_ns = None
         return self.image is not before
 
@@ -149,6 +153,10 @@ class FeedSubscription:
         if not response.index:
             return  # no image of the cluster: 0 is no position
         if response.index != self._parts_index and response.offsetBytes == 0:
+            if self._parts and self._other_chunks < MAX_OTHER_CHUNKS:
+                self._other_chunks += 1
+                self._asked_ns = None  # another controller may be the next to answer
+                return
             self._parts, self._parts_index = bytearray(), response.index
         wanted = response.index == self._parts_index and response.offsetBytes == len(self._parts)
         if not wanted or not response.chunk or response.sizeBytes > MAX_SNAPSHOT_SIZE_BYTES:
@@ -156,6 +164,8 @@ class FeedSubscription:
         if crc32c.crc32c(response.chunk) != response.crc:
             return
         self._parts += response.chunk
+        self._other_chunks = 0
+        self._asked_ns = None
         if len(self._parts) >= response.sizeBytes:
             self._take_snapshot(bytes(self._parts))
             self._parts, self._parts_index = bytearray(), 0

@@ -13,6 +13,7 @@ from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.lineage import FILE
 from tests.simulation.raft.disk import Fault
+from tests.simulation.raft.plots import Plots
 
 if TYPE_CHECKING:
     from tests.simulation.raft.group_simulation import Run
@@ -57,7 +58,7 @@ class Faults:
         self._cut_off: dict[str, float] = {}
         """Whose connection is down -> until when."""
         self._down: dict[str, float] = {}
-        self._emptied: set[str] = set()
+        self.emptied: set[str] = set()
         """Members that have lost their folder, or got an older one, and don't vote again yet."""
         self._copies: dict[str, dict[str, bytes]] = {}
         """Of each member, the files of a folder that a process had left."""
@@ -65,6 +66,11 @@ class Faults:
         """Members that have voted once. Until all have, the first start is under way, and its operator would begin it anew."""
         self._doomed, self._doom_at = "", 0.0
         """The member that will lose its folder, and when."""
+        self.to_copy: set[str] = set()
+        """Members whose folder is copied at their next death, and nothing else done to it."""
+        self.last = True
+        """They have not ended."""
+        self.plots = Plots(run, self)
 
     def _hits(self, kind: str) -> bool:
         return self._run.draws[kind].random() < self.rates[kind]
@@ -74,7 +80,7 @@ class Faults:
         """New faults begin."""
         if self._hits("cut"):
             self._cut_a_link()
-        if self._hits("plot") and not self._emptied:
+        if self._hits("plot") and not self.emptied:
             self._plot()
         if self._hits("pause"):
             self._pause()
@@ -89,6 +95,7 @@ class Faults:
             )
         self._of_the_nodes()
         self._lose_leaders()
+        self.plots.tick()
 
     def _cut_a_link(self) -> None:
         draw, now = self._run.draws["cut"], self._run.now
@@ -157,7 +164,7 @@ class Faults:
         up = self._run.up
         if self._doomed and self._doom_at <= self._run.now and self._doomed in up:
             up[self._doomed].death = "after"
-        for name in sorted(self._emptied):
+        for name in sorted(self.emptied):
             member = up.get(name)
             leader = up.get(member.log.leader_id) if member is not None else None
             draw = self._run.draws["leader lost"]
@@ -167,6 +174,8 @@ class Faults:
 
     def heal(self) -> None:
         """No more of it."""
+        self.last = False
+        self.plots.heal()
         self._cut.clear()
         self._cut_off.clear()
         self.rates = dict.fromkeys(self.rates, 0.0)
@@ -177,6 +186,14 @@ class Faults:
         self._down = dict.fromkeys(self._down, self._run.now)
 
     # ---- the bus -------------------------------------------------------------------------------------------------------
+    def cut_link(self, one: str, other: str, until: float) -> None:
+        """Nothing gets from one to the other, nor back."""
+        self._cut[(one, other)] = self._cut[(other, one)] = until
+
+    def cut_off(self, name: str, until: float) -> None:
+        """The connection of ``name`` is down."""
+        self._cut_off[name] = until
+
     def link_is_cut(self, sender: str, receiver: str) -> bool:
         """Whether nothing gets from one to the other."""
         now = self._run.now
@@ -208,7 +225,8 @@ class Faults:
         for path in self._folder(name).iterdir():
             path.unlink()
         self._run.disk.forget(self._folder(name))
-        self._emptied.add(name)
+        self._run.checks.forgotten(name)
+        self.emptied.add(name)
         self._run.seen["folders emptied"] += 1
 
     def _would_be_told(self, name: str) -> bool:
@@ -221,8 +239,8 @@ class Faults:
     def _put_back(self, name: str) -> None:
         self._run.disk.forget(self._folder(name))
         self._run.disk.leave(self._folder(name), self._copies[name])
-        self._emptied.add(name)
-        self._run.terms[name] = 0
+        self.emptied.add(name)
+        self._run.checks.forgotten(name)
         self._run.seen["folders put back from a copy"] += 1
 
     # ---- deaths --------------------------------------------------------------------------------------------------------
@@ -240,9 +258,12 @@ class Faults:
         others = [name for name in run.up if name != leader and not run.up[name].death]
         if leader and len(others) == len(run.members) - 1:
             behind, emptied = draw.sample(others, 2)
-            self._cut[(leader, behind)] = self._cut[(behind, leader)] = run.now + 1 + draw.random() * 2
-            self._doomed = emptied
-            self._doom_at = run.now + draw.random() * 1.5
+            self.cut_link(leader, behind, run.now + 1 + draw.random() * 2)
+            self.doom(emptied, run.now + draw.random() * 1.5)
+
+    def doom(self, name: str, at: float) -> None:
+        """The member dies then, and what comes back is emptied or older."""
+        self._doomed, self._doom_at = name, at
 
     def crash(self, member: SimMember) -> None:
         """It has died; what is left of its folder is drawn."""
@@ -259,15 +280,19 @@ class Faults:
             self._doomed = ""
             self._down[name] = run.now + 0.05
         begun = len(self._begun) == len(run.members)
-        few = begun and len(self._emptied | {name}) <= (len(run.members) - 1) // 2
+        few = begun and len(self.emptied | {name}) <= (len(run.members) - 1) // 2
         left = {path.name: path.read_bytes() for path in self._folder(name).iterdir()}
-        if few and (doomed or draw.random() < _EMPTIED):
+        to_copy = name in self.to_copy
+        self.to_copy.discard(name)
+        if few and (doomed or draw.random() < _EMPTIED) and not to_copy:
             if draw.random() < _PUT_BACK and self._would_be_told(name):
                 self._put_back(name)
             else:
                 self._empty(name)
-        if draw.random() < _COPIED:
+        if draw.random() < _COPIED or to_copy:
             self._copies[name] = left
+        if to_copy:
+            self._down[name] = run.now + 0.05
 
     def may_start(self, name: str) -> bool:
         """Whether the member that is down comes back now."""
@@ -280,8 +305,8 @@ class Faults:
     def votes(self, member: SimMember) -> None:
         """It is not on probation."""
         self._begun.add(member.node_id)
-        if member.node_id in self._emptied and self.is_itself_again(member):
-            self._emptied.discard(member.node_id)
+        if member.node_id in self.emptied and self.is_itself_again(member):
+            self.emptied.discard(member.node_id)
 
     def is_itself_again(self, member: SimMember) -> bool:
         """The others know it by no process of which it holds nothing."""

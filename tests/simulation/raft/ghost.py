@@ -97,12 +97,27 @@ def _as_fed(image: ClusterImage) -> bytes:
 
 
 class CheckedFsm(ClusterFsm):
-    """The shipped state machine of one member, watched by the ghost."""
+    """The shipped state machine of one member, watched by the ghost. ``steps``: how many the work on the next entry takes, at least;
+    a tick has room for a few, and what happens before the last one must not matter."""
 
-    def __init__(self, ghost: Ghost, who: str) -> None:
+    def __init__(self, ghost: Ghost, who: str, steps: Callable[[], int] = lambda: 1) -> None:
         super().__init__(elections=True)
         self._ghost = ghost
         self._who = who
+        self._steps = steps
+        self._working_on = 0
+        """Index of the entry that is to be applied next."""
+        self._left = 0
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        if self._working_on != index:
+            self._working_on, self._left = index, self._steps()
+        before = self.image
+        done = super().work_ahead(entry, index)
+        if self.image is not before:
+            raise Violation(f"M5: the work ahead on {index} shows before it is applied")
+        self._left -= 1
+        return done and self._left <= 0
 
     def apply(self, entry: bytes, index: int) -> bytes:
         before = self.image

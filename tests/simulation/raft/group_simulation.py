@@ -8,16 +8,16 @@ with an error; a minority of controllers comes back with an emptied folder, or w
 as long as the others have heard a process that the copy does not know; somebody publishes forged records on the feed. Clients create
 and delete streams, move leaderships, and order barriers.
 
-Checked while it runs, beside what the ghost and the nodes check: one leader per term [M1], terms never fall over restarts [M2],
-nothing is committed, or applied, past the log [M9], who may grant leases is the only leader there is, and no node is fenced while its
-lease runs [D22]. At the end, healed: every acknowledged operation is on every member [M4], all hold the same image, the nodes are
-live, hold leases and the same image [L5]. Each kind of fault draws from its own generator; the same seed gives the same history in
-every process.
+Faults that matter only together come as plots (``plots.py``), each aimed at one rule. Checked while it runs: ``checks.py``, the ghost,
+and on nodes (``nodes.py``) that none is fenced while its lease runs, nor believes a lease on an image from before it was [D22]. At the
+end, healed: every acknowledged operation is on every member [M4], all hold the same image, the nodes are live, hold leases and the same
+image [L5]. Each kind of fault draws from its own generator; the same seed gives the same history in every process.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,12 +29,12 @@ import pysyncobj.syncobj
 
 import sidecar.metadata.identity
 from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.errors import StorageError
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.library import Node, check_library
+from sidecar.raft.library import MAX_APPEND_BYTES, Node, check_library
 from tests.simulation.raft.asking import Asking
+from tests.simulation.raft.checks import Checks
 from tests.simulation.raft.disk import FaultyDisk, faulty_disk
 from tests.simulation.raft.draws import Draws, Secrets
 from tests.simulation.raft.faults import DEATHS, Faults
@@ -67,19 +67,27 @@ class Run:
         """Of the NATS server: what travels is cut into chunks accordingly."""
         self.piece_bytes = made.choice((700, 256 * 1024))
         """Of a snapshot that the library sends."""
+        self.append_bytes, self.barrier_sender = draws["appends"].choice(((MAX_APPEND_BYTES, ""), (3000, "x" * 400)))
+        """Of entries in one message; and what makes barriers large enough for several messages."""
+        if self.barrier_sender and draws["compaction beside large barriers"].random() < 0.7:
+            self.compact_after = 100_000  # who comes back is sent entries, and no snapshot
+        self.has_wide_streams = draws["made with wide streams"].random() < 0.5
+        """So that a snapshot of the feed takes several messages."""
+        self.has_long_entries = draws["made with long entries"].random() < 0.7
         self.ghost = Ghost()
         self.ghost.watch = self._decided
         self.seen: Counter[str] = Counter()
         self.acked: dict[bytes, int] = {}
         """Operation id -> index, of what was acknowledged."""
+        self.fenced_at: dict[tuple[str, int], int] = {}
+        """(node, incarnation) -> index at which it was fenced last."""
         self.faults = Faults(self)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._arrives: dict[tuple[str, str], float] = {}
         """When the last frame of a link arrives: without a fault none overtakes another."""
         self._sent = 0
         self._streams = 0
-        self._leaders: dict[int, str] = {}
-        self.terms: dict[str, int] = dict.fromkeys(self.members, 0)
+        self.checks = Checks(self)
         self._next_tick = {name: self.now + draws["ticks"].random() * TICK_S for name in self.members}
         self.disk = FaultyDisk()
         self.up: dict[str, SimMember] = {}
@@ -154,6 +162,7 @@ class Run:
         try:
             self.up[name] = SimMember(self, name)
             self.faults.started(name)
+            self.checks.started(self.up[name])
         except StorageError:
             self.seen["starts that the disk refused"] += 1  # and tries again
 
@@ -169,7 +178,7 @@ class Run:
         try:
             member.tick(frames)
             dies = bool(member.death) and (disk is None or disk.written)
-            self._check(member, flushed=not dies or member.death == "after")
+            self.checks.ticked(member, flushed=not dies or member.death == "after")
             if not dies:
                 self._send(member)
                 member.after_tick()
@@ -179,6 +188,7 @@ class Run:
             member.death = "by the disk, within"
             with suppress(StorageError):
                 member.log.journal.close()
+            self.checks.died(member)
             self.faults.crash(member)
             return
         if dies:
@@ -198,11 +208,12 @@ class Run:
     def _send_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         draw, rates = self.draws["frames"].random, self.faults.rates
         lost, twice, late, jitter, delay = draw(), draw(), draw(), draw(), draw()
-        if self.faults.link_is_cut(sender, receiver) or lost < rates["drop"]:
+        slow_s = self.faults.plots.delay_s(sender, receiver)
+        if self.faults.link_is_cut(sender, receiver) or lost < rates["drop"] or slow_s is None:
             self.seen["frames lost"] += 1
             return
         for _ in range(2 if twice < rates["duplicate"] else 1):
-            at = max(self.now + 0.001 + jitter * 0.002, self._arrives.get((sender, receiver), 0.0))
+            at = max(self.now + slow_s + 0.001 + jitter * 0.002, self._arrives.get((sender, receiver), 0.0))
             if late < rates["delay"]:
                 at += delay * 0.4  # and is overtaken
             else:
@@ -232,7 +243,7 @@ class Run:
 
     def _fed(self, node: DataNode, said: bytes) -> None:
         process = node.process
-        if process is not None:
+        if process is not None and not self.faults.plots.feed_is_cut(node.node_id):
             process.through(lambda: process.published(said))
 
     def is_cut(self, name: str) -> bool:
@@ -255,19 +266,17 @@ class Run:
     # ---- clients -------------------------------------------------------------------------------------------------------
     def _work(self, member: SimMember, chaos: bool) -> None:
         draw = self.draws["work"]
+        quiet = self.faults.plots.is_quiet
         if member.log.leads and draw.random() < 0.6:
             for _ in range(draw.randint(1, 4)):
-                request = pb.ControlRequest(barrier=pb.Barrier(), operationId=draw.randbytes(16))
-                member.decide(request, _CLIENT_TIMEOUT_NS, partial(self._acked, request))
-        if chaos and member.log.leads and draw.random() < 0.02:  # as the node that the leader runs on
-            mine = self._client_request()
-            if mine is not None:
-                timeout_ns = draw.randint(_CLIENT_TIMEOUT_NS // 2, 2 * _CLIENT_TIMEOUT_NS)
-                answered = partial(self._client_answered, mine)
-                Asking(self, member.node_id, member.run, mine, timeout_ns, answered, here=member)
+                request = pb.ControlRequest(barrier=pb.Barrier(), operationId=draw.randbytes(16), sender=self.barrier_sender)
+                if not quiet:
+                    member.decide(request, _CLIENT_TIMEOUT_NS, partial(self._acked, request))
+        if chaos and member.log.leads and draw.random() < 0.02:
+            self.ask_here(member, draw, draw.randint(_CLIENT_TIMEOUT_NS // 2, 2 * _CLIENT_TIMEOUT_NS), quiet=quiet)
         if chaos and draw.random() < 0.03:
-            request = self._client_request()
-            if request is not None:
+            request = self._client_request(draw)
+            if not quiet:
                 self.seen["requests of clients"] += 1
                 Asking(
                     self,
@@ -278,14 +287,20 @@ class Run:
                     partial(self._client_answered, request),
                 )
 
-    def _client_request(self) -> pb.ControlRequest | None:
-        draw = self.draws["work"]
+    def ask_here(self, member: SimMember, draw: random.Random, timeout_ns: int, *, quiet: bool = False) -> None:
+        """A client asks as the node does that the leader runs on."""
+        mine = self._client_request(draw)
+        if not quiet:
+            answered = partial(self._client_answered, mine)
+            Asking(self, member.node_id, member.run, mine, timeout_ns, answered, here=member)
+
+    def _client_request(self, draw: random.Random) -> pb.ControlRequest:
         streams = sorted(self.ghost.newest.streams)
         kind, operation_id = draw.random(), draw.randbytes(16)
         if kind < 0.5 or not streams:
             self._streams += 1
             name = f"s{self._streams}"
-            create = pb.CreateStream(name=name, subject=f"subject.{name}", partitions=draw.randint(1, 3))
+            create = pb.CreateStream(name=name, subject=f"subject.{name}{self._width()}", partitions=draw.randint(1, 3))
             return pb.ControlRequest(createStream=create, operationId=operation_id)
         name = draw.choice(streams)
         uid = self.ghost.newest.streams[name].uid
@@ -295,6 +310,9 @@ class Run:
             electLeader=pb.ElectLeader(stream=name, uid=uid, partition=0, node=draw.choice(sorted(self.nodes))),
             operationId=operation_id,
         )
+
+    def _width(self) -> str:
+        return self.draws["wide streams"].randbytes(100).hex() if self.has_wide_streams else ""
 
     def _client_answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         self.seen[f"clients: {pb.ControlResponse.Error.Name(response.error)}"] += 1
@@ -322,34 +340,10 @@ class Run:
             if not node.fenced or old is None or old.fenced:
                 continue
             self.seen["nodes fenced"] += 1
+            self.fenced_at[(node_id, old.incarnation)] = after.index
             process = self.nodes[node_id].process
             if process is not None and process.holds_a_lease(old.incarnation):
                 raise Violation(f"D22: {node_id} is fenced at {after.index}, and its lease runs")
-
-    def _check(self, member: SimMember, *, flushed: bool) -> None:
-        log, name = member.log, member.node_id
-        core = log.core
-        if core.leads and self._leaders.setdefault(log.term, name) != name:
-            raise Violation(f"M1: {name} and {self._leaders[log.term]} lead in term {log.term}")
-        granting = core.leads and self.now_ns() - log.confirmed_ns() <= DEFAULT_CONFIRMED_WITHIN_S * NS_PER_S
-        self.seen["ticks in which a leader may grant leases"] += granting
-        others = [m for m in self.up.values() if m.log.leads and m.log.term > log.term]
-        if granting and others:
-            raise Violation(f"D22: {name} may grant leases in term {log.term}, {others[0].node_id} leads a later one")
-        self.seen["ticks of a stale metadata leader"] += core.leads and bool(others)
-        if core.raftCommitIndex > log.journal.last_index:
-            raise Violation(f"M9: {name} commits {core.raftCommitIndex}, its log ends at {log.journal.last_index}")
-        if log.applied_index > log.journal.last_index:
-            raise Violation(f"M9: {name} has applied {log.applied_index}, its log ends at {log.journal.last_index}")
-        stored = log.journal.getCurrentTerm()
-        if log.probation.over:
-            self.faults.votes(member)
-        else:
-            self.terms[name] = stored  # what it stores is no promise yet
-        if flushed:
-            if stored < self.terms[name]:
-                raise Violation(f"M2: the term of {name} falls from {self.terms[name]} to {stored}")
-            self.terms[name] = stored
 
     def _unconverged(self) -> str:
         """What is still to come, '' when all is well."""
@@ -378,7 +372,7 @@ class Run:
             self.ghost.check_restored(member.log.image, member.node_id)
             self.faults.collect(member)
         self.seen["operations acknowledged"] += len(self.acked)
-        self.seen["leaders elected"] += len(self._leaders)
+        self.seen["leaders elected"] += len(self.checks.leaders)
 
     def _check_what_is_missing(self) -> None:
         last = max(self.acked.values(), default=0)

@@ -17,7 +17,7 @@ from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.opening import MemberFolder, MemberLog, MemberSurroundings
 from sidecar.raft.driver import tick_once
-from sidecar.raft.library import MAX_APPEND_BYTES, outcome_of
+from sidecar.raft.library import outcome_of
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Violation
 
@@ -61,11 +61,12 @@ class SimMember:
     def __init__(self, run: Run, node_id: str) -> None:
         self.run_ = run
         self.node_id = node_id
-        fsm, self.feed = CheckedFsm(run.ghost, node_id), FeedProducer()
+        fsm, self.feed = CheckedFsm(run.ghost, node_id, self._steps), FeedProducer()
         opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after)
         around = MemberSurroundings(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
         self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
         self.log.core.conf.logCompactionBatchSize = run.piece_bytes
+        self.log.core.conf.appendEntriesBatchSizeBytes = run.append_bytes
         self.member = MetadataMember(run.config, fsm.rules, self.log, self.feed, lambda: run.draws["ids"].randbytes(16))
         self.log.transport.sessions.fit(run.max_payload)
         self.feed.fit(run.max_payload)
@@ -124,6 +125,14 @@ class SimMember:
         for decision in self.member.tick(run.now_ns(), votes=self.log.probation.over, online=True):
             self._do(decision)
 
+    def _steps(self) -> int:
+        """Of the work on the entry that is to be applied next: one in four takes several ticks, with all that may happen meanwhile."""
+        run, draw = self.run_, self.run_.draws["long entries"]
+        drawn, steps, many = draw.random(), draw.randint(2, 12), draw.randint(20, 60)
+        if not (run.has_long_entries and run.faults.last):
+            return 1
+        return many if drawn < 0.02 else steps if drawn < 0.25 else 1
+
     def _state_changed(self, old: int, new: int) -> None:
         if old == _LEADER and new != _LEADER:
             self.member.resign()
@@ -152,6 +161,8 @@ class SimMember:
     def decide(self, request: pb.ControlRequest, timeout_ns: int, done: Decided) -> None:
         """As ``Orders.decide``."""
         decided = self.member.request(request, timeout_ns, self.run_.now_ns())
+        if request.HasField("heartbeat") and isinstance(decided, pb.ControlResponse) and decided.error == pb.ControlResponse.OK:
+            self.run_.checks.granted(self)
         if isinstance(decided, Order):
             self.order(decided, done)
         else:
@@ -159,8 +170,9 @@ class SimMember:
 
     def order(self, order: Order, done: Decided) -> None:
         """As ``Orders.order``."""
-        entry = self.member.entry(order, self.run_.wall_ns(self.node_id), MAX_APPEND_BYTES - 1)
+        entry = self.member.entry(order, self.run_.wall_ns(self.node_id), self.run_.append_bytes - 1)
         if not isinstance(entry, bytes):
+            self.run_.seen["entries that are too large"] += 1
             done(entry)
             return
         self._open_orders.add(order)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import crc32c
+
 from liftpy.cluster import deletion, starts
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
@@ -21,9 +23,11 @@ from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft import lineage, transport
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.lineage import FolderLineage
+from sidecar.raft.pre_vote import LogEnd
 from sidecar.raft.probation import Probation
 from sidecar.raft.transport import SessionTransport
 
@@ -32,11 +36,13 @@ Patches = list[Any]
 
 @dataclass(frozen=True)
 class RaftMutant:
-    """``patches()`` gives the replacements; ``seed`` kills it, -1: none is known yet."""
+    """``patches()`` gives the replacements; ``seed`` kills it. ``slow``: it takes that seed half a minute to show that a
+    group comes to nothing; tried by the command alone."""
 
     name: str
     patches: Callable[[], Patches]
-    seed: int = -1
+    seed: int
+    slow: bool = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -58,7 +64,15 @@ def leases_from_the_answer() -> Patches:
 
 
 def votes_at_once() -> Patches:
-    return [patch.object(SessionTransport, "_may_vote_again", lambda self, request: True)]
+    """And grants pre-votes at once: whoever asks for a vote has been granted it before, so that each rule alone covers the other."""
+
+    def grant(*, leads: bool, own: LogEnd, asker: LogEnd, **_: Any) -> bool:
+        return not leads and asker >= own
+
+    return [
+        patch.object(SessionTransport, "_may_vote_again", lambda self, request: True),
+        patch.object(transport, "may_grant", grant),
+    ]
 
 
 def leases_without_a_majority() -> Patches:
@@ -157,12 +171,24 @@ def probation_ends_with_a_leader() -> Patches:
 
 
 def folder_that_went_back_is_believed() -> Patches:
-    return [patch.object(FolderLineage, "heard", lambda self, peer_id, tail: True)]
+    """By the others and by itself; by which process each is known they still remember."""
+
+    def heard(self: FolderLineage, peer_id: str, tail: bytes) -> bool:
+        if tail and self.known.get(peer_id) != (nonce := lineage._parse(tail)[0]):
+            self.known[peer_id], self._changed = nonce, True
+        return True
+
+    return [patch.object(FolderLineage, "heard", heard)]
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
-def applied_entries_cut() -> Patches:
+def held_entries_cut() -> Patches:
     """A re-sent append cuts what is held already, as the library does."""
+    return [patch.object(Hardening, "_strip_held", lambda *_: None)]
+
+
+def conflicts_left_to_the_library() -> Patches:
+    """It asks for ever for the same place."""
 
     def append(self: Hardening, node: Any, message: Any) -> bool:
         self._handler(node, message)
@@ -172,13 +198,18 @@ def applied_entries_cut() -> Patches:
 
 
 def journal_not_flushed() -> Patches:
-    return [patch.object(GroupJournal, "sync", lambda self: None)]
+    """Written, and never flushed: a power cut takes it."""
+    real = GroupJournal.__init__
+    return [patch.object(GroupJournal, "__init__", lambda self, path, *, flush=True: real(self, path, flush=False))]
 
 
 def duties_without_a_barrier() -> Patches:
+    """A new leader decides on what it has applied so far."""
+
     def take_over(self: MetadataMember) -> list[Any]:
         self._term, self._image = self._log.term, self._log.image
-        self._duties.lead(self._image, self._now_ns, self._term)
+        self._duties.lead(self._image, self._now_ns, self._term)  # type: ignore[attr-defined]
+        self._feed.lead()
         return []
 
     real = MetadataMember.tick
@@ -192,10 +223,14 @@ def duties_without_a_barrier() -> Patches:
 
 # ---- the feed --------------------------------------------------------------------------------------------------------
 def snapshot_served_at_index_0() -> Patches:
+    """By a controller that has applied nothing yet."""
     real = FeedProducer.answer
 
     def answer(self: FeedProducer, request: pb.FeedSnapshotRequest) -> Any:
-        return real(self, request) if self.index else self._chunk(request)
+        if self.index or 0 not in self._snapshots:
+            return real(self, request) if self.index else None
+        data = self._snapshots[0]
+        return pb.FeedSnapshotResponse(sizeBytes=len(data), chunk=data, crc=crc32c.crc32c(data))
 
     def ready(self: FeedProducer, index: int, data: bytes) -> None:
         self._snapshots[index] = data
@@ -205,7 +240,7 @@ def snapshot_served_at_index_0() -> Patches:
 
 def feed_goes_on_over_a_restored_image() -> Patches:
     def restored(self: FeedProducer, index: int) -> None:
-        self.index = index
+        self.index = self._published_index = index
 
     return [patch.object(FeedProducer, "restored", restored)]
 
@@ -222,6 +257,7 @@ def feed_gap_not_seen() -> Patches:
 
 
 def feed_chunks_of_two_snapshots_joined() -> Patches:
+    """No wrong image comes of it, the snapshot has a checksum; but none may come at all."""
     real = FeedSubscription._take_chunk
 
     def take(self: FeedSubscription, response: pb.FeedSnapshotResponse) -> None:
@@ -232,25 +268,26 @@ def feed_chunks_of_two_snapshots_joined() -> Patches:
 
 
 MUTANTS = (
-    RaftMutant("leases taken from the answer instead of the question", leases_from_the_answer, 0),
-    RaftMutant("votes at once after an append", votes_at_once),
-    RaftMutant("leases without a majority's word", leases_without_a_majority),
-    RaftMutant("a lease on an image that is not seen", lease_on_an_old_image),
-    RaftMutant("a session ended early: with the connection", session_ended_with_the_connection, 2),
-    RaftMutant("sessions shorter than leases", sessions_shorter_than_leases, 2),
+    RaftMutant("leases taken from the answer instead of the question", leases_from_the_answer, 32),
+    RaftMutant("votes, and pre-votes, at once after an append", votes_at_once, 51),
+    RaftMutant("leases without a majority's word", leases_without_a_majority, 9),
+    RaftMutant("a lease on an image that is not seen", lease_on_an_old_image, 6),
+    RaftMutant("a session ended early: with the connection", session_ended_with_the_connection, 4),
+    RaftMutant("sessions shorter than leases", sessions_shorter_than_leases, 4),
     RaftMutant("sessions not restarted by a new leader", sessions_not_restarted_by_a_new_leader, 2),
-    RaftMutant("the leader takes an unknown outcome for a refusal", unknown_outcome_is_a_refusal_of_the_leader),
+    RaftMutant("the leader takes an unknown outcome for a refusal", unknown_outcome_is_a_refusal_of_the_leader, 4),
     RaftMutant("silence taken for a refusal", silence_is_a_refusal, 2),
     RaftMutant("another operation id with every attempt", new_operation_id_with_every_attempt, 0),
-    RaftMutant("a clean-stop marker after an unclean stop", clean_stop_marker_after_an_unclean_stop, 0),
+    RaftMutant("a clean-stop marker after an unclean stop", clean_stop_marker_after_an_unclean_stop, 1),
     RaftMutant("folders of unknown streams deleted", folders_of_unknown_streams_deleted, 1),
-    RaftMutant("probation ended early: with a leader", probation_ends_with_a_leader),
-    RaftMutant("a folder that went back is believed", folder_that_went_back_is_believed, 33),
-    RaftMutant("applied entries cut", applied_entries_cut),
-    RaftMutant("the journal is not flushed", journal_not_flushed),
-    RaftMutant("duties without a barrier", duties_without_a_barrier),
+    RaftMutant("probation ended early: with a leader", probation_ends_with_a_leader, 0),
+    RaftMutant("a folder that went back is believed", folder_that_went_back_is_believed, 1),
+    RaftMutant("entries cut that are held", held_entries_cut, 4),
+    RaftMutant("conflicts left to the library", conflicts_left_to_the_library, 2, slow=True),
+    RaftMutant("the journal is not flushed", journal_not_flushed, 0),
+    RaftMutant("duties without a barrier", duties_without_a_barrier, 2),
     RaftMutant("a snapshot served at index 0", snapshot_served_at_index_0, 0),
-    RaftMutant("a feed that goes on over a restored image", feed_goes_on_over_a_restored_image),
+    RaftMutant("a feed that goes on over a restored image", feed_goes_on_over_a_restored_image, 6),
     RaftMutant("a gap in the feed not seen", feed_gap_not_seen, 0),
-    RaftMutant("chunks of two snapshots joined", feed_chunks_of_two_snapshots_joined),
+    RaftMutant("chunks of two snapshots joined", feed_chunks_of_two_snapshots_joined, 15, slow=True),
 )

@@ -186,6 +186,13 @@ class NodeProcess:
         if sent_ns:
             self._sim.seen["leases extended"] += 1
             self.lease.heard(sent_ns)
+            self._check_lease()
+
+    def _check_lease(self) -> None:
+        """A node that was fenced may have lost leaderships: it believes no lease before it sees which."""
+        fenced_at, image = self._sim.fenced_at.get((self.node.node_id, self.incarnation), 0), self.subscription.image
+        if self._believed is None and image.index < fenced_at and self.lease.is_current(self._sim.now_ns()):
+            raise Violation(f"D22: {self.node.node_id} was fenced at {fenced_at}, and believes a lease on image {image.index}")
 
     def holds_a_lease(self, incarnation: int) -> bool:
         """Whether it may speak for what it leads now."""
@@ -215,7 +222,7 @@ class NodeProcess:
         if request is not None:
             said = request.SerializeToString()
             asked = self._sim.somebody()
-            if asked is not None:
+            if asked is not None and not self._sim.faults.plots.feed_is_cut(self.node.node_id):
                 self._sim.travel(self.node.node_id, asked.node_id, lambda: asked.run(lambda: self._asked(asked.node_id, said)))
         self._later(_POLL_NS, self._follow)
 

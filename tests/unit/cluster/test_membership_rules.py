@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from liftpy.cluster.deletion import Departures
@@ -54,3 +56,12 @@ def test_a_clean_stop_is_one_of_a_process_that_had_opened_all_and_met_no_error()
 def test_what_the_image_merely_does_not_know_has_not_gone() -> None:
     key = PartitionKey("s", "uid", 0)
     assert not Departures("n1").gone(key, ClusterImage())
+
+
+def test_what_the_image_deletes_has_gone_until_a_controller_denies_it() -> None:
+    key, departures = PartitionKey("s", "uid", 0), Departures("n1")
+    departures.seen([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
+    assert departures.gone(key, ClusterImage())
+    assert not departures.gone(PartitionKey("s", "another", 0), ClusterImage())
+    departures.denied(key)
+    assert not departures.gone(key, ClusterImage()), "else it is asked for ever"

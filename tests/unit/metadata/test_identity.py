@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import crc32c
 import pytest
 
+from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.starts import FolderStarts
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
-from sidecar.metadata.identity import NodeFile
+from sidecar.metadata.identity import NodeFile, unknown_folders
 
 
 @pytest.fixture
@@ -94,3 +97,11 @@ def test_the_file_says_it_all_in_one_flat_object(folder: DataFolder) -> None:
         "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
         "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
     }  # fmt: skip
+
+
+def test_folders_of_streams_that_the_image_does_not_know_are_named(folder: DataFolder) -> None:
+    for name in ("orders-u1", "orders-u2", "gone-u3"):
+        (folder.path / "streams" / name / "0").mkdir(parents=True)
+    known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})
+    assert unknown_folders(folder, known) == ["gone-u3", "orders-u1"]
+    assert unknown_folders(folder, ClusterImage()) == ["gone-u3", "orders-u1", "orders-u2"]

@@ -1,0 +1,240 @@
+"""RaftMember and Orders as shipped, driven by hand: what a controller's shell passes on between the log, the rules, the bus and who
+asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.metadata.orders
+from liftpy.cluster.member import CatchUp, EntryOutcome, LookFor, Order, PublishEntry
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata.member import RaftMember
+from sidecar.metadata.opening import MemberFolder
+from sidecar.metadata.orders import Orders
+from sidecar.raft.library import FAIL_REASON
+
+OK = pb.ControlResponse.OK
+_LONG_S = 30.0
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(_LONG_S):
+        while not what():
+            await asyncio.sleep(0.001)
+
+
+# ---- what a member decides is done ---------------------------------------------------------------------------------------------
+class Rules:
+    """As ``MetadataMember``: decides what the test says, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Any] = []
+        self.told: list[Any] = []
+
+    def tick(self, now_ns: int, **given: bool) -> list[Any]:
+        decided, self.decisions = self.decisions, []
+        return decided
+
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> Order:
+        return Order(request, timeout_ns)
+
+    def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes:
+        self.told.append(("wall clock", time_ns))
+        return b"entry"
+
+    def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+        self.told.append((outcome, answer))
+        return pb.ControlResponse(detail=outcome.name)
+
+    def looked_for(self, node_id: str, *, absent: bool) -> None:
+        self.told.append((node_id, absent))
+
+    def answered(self, question: Any, said: Any) -> None:
+        self.told.append((question, said))
+
+
+class Driver:
+    stopped = False
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[tuple[bytes | None, int]] = asyncio.get_running_loop().create_future()
+
+    def propose(self, command: bytes) -> asyncio.Future[tuple[bytes | None, int]]:
+        return self.answer
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.rules: Any = Rules()
+        self.driver: Any = Driver()
+        self.fed: list[pb.FeedEntry] = []
+        self.caught_up = 0
+        log: Any = SimpleNamespace(probation=SimpleNamespace(over=True), image=None)
+        feed: Any = SimpleNamespace(put=self.fed.append)
+        connection: Any = SimpleNamespace(is_connected=True)
+        self.orders = Orders(connection, Subjects("space"), self.rules, log, self.driver, feed, self._catch_up)
+
+    async def _catch_up(self) -> None:
+        self.caught_up += 1
+
+
+@pytest.fixture
+async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setattr(sidecar.metadata.orders, "who_steps_aside", lambda image, request: None)
+    return Shell()
+
+
+async def test_each_decision_is_done(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
+        return node_id == "gone"
+
+    monkeypatch.setattr(sidecar.metadata.orders, "is_absent", absent)
+    entry = pb.FeedEntry(index=4)
+    shell.rules.decisions = [PublishEntry(entry), LookFor("gone"), LookFor("there"), CatchUp()]
+    shell.orders.look()
+    await until(lambda: len(shell.rules.told) == 2 and shell.caught_up)
+    assert shell.fed == [entry]
+    assert sorted(shell.rules.told) == [("gone", True), ("there", False)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        (FAIL_REASON.SUCCESS, EntryOutcome.APPLIED),
+        (FAIL_REASON.NOT_LEADER, EntryOutcome.NEVER),
+        (FAIL_REASON.DISCARDED, EntryOutcome.NEVER),
+        (FAIL_REASON.LEADER_CHANGED, EntryOutcome.UNKNOWN),
+        (FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
+    ],
+)
+async def test_what_the_library_says_of_an_entry_is_told(shell: Shell, reason: int, outcome: EntryOutcome) -> None:
+    answer = b"answer" if reason == FAIL_REASON.SUCCESS else None
+    shell.driver.answer.set_result((answer, reason))
+    before_ns = time.time_ns()
+    response = await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S)
+    assert response is not None
+    assert response.detail == outcome.name
+    (clock, time_ns), told = shell.rules.told
+    assert told == (outcome, answer)
+    assert clock == "wall clock"
+    assert before_ns <= time_ns <= time.time_ns()
+
+
+async def test_nothing_said_in_time_is_an_unknown_outcome(shell: Shell) -> None:
+    response = await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), 0.01)
+    assert response is not None
+    assert response.detail == "UNKNOWN"
+
+
+async def test_a_member_that_has_stopped_decides_nothing(shell: Shell) -> None:
+    shell.driver.stopped = True
+    assert await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S) is None
+
+
+# ---- a member between its parts ------------------------------------------------------------------------------------------------
+class Made:
+    """A member of three on a new folder; nothing of it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096)
+        opened = MemberFolder("a", ("a", "b", "c"), folder)
+        self.fatal: list[Exception] = []
+        self.member = RaftMember(
+            opened, self.connection, Subjects("space"), ReplicationConfig(), self.fatal.append, lambda _: True
+        )
+        self.log = self.member._log
+
+    def calls(self, monkeypatch: pytest.MonkeyPatch, *of: tuple[Any, str]) -> list[str]:
+        """The methods say that they are called, and do nothing else."""
+        told: list[str] = []
+        for owner, name in of:
+            monkeypatch.setattr(owner, name, lambda *_, name=name, **__: told.append(name))
+        return told
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> Any:
+    one = Made(tmp_path / "raft")
+    yield one
+    one.log.journal.abandon()
+
+
+async def test_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = made.calls(monkeypatch, (made.member._member, "resign"))
+    made.member._state_changed(0, 2)
+    assert told == []
+    made.member._state_changed(2, 0)
+    assert told == ["resign"]
+
+
+async def test_duties_end_before_a_successor_is_asked_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one waits for no election time-out, and so for no lease."""
+    told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "transferLeadership"))
+    made.member._transfer()
+    assert told == ["resign", "transferLeadership"]
+
+
+async def test_each_tick_looks_at_probation_and_has_done_what_is_decided(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
+    made.member._ticked()
+    assert sorted(told) == ["look", "look"]
+
+
+async def test_an_image_is_shown_once_and_before_what_follows_from_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    made.member.watch(lambda old, new: shown.append((old.index, new.index)))
+    monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
+    made.member._ticked()
+    made.log.fsm.image = replace(made.log.fsm.image, index=5)
+    made.member._ticked()
+    made.member._ticked()
+    assert shown == ["decisions", (0, 5), "decisions", "decisions"]
+
+
+async def test_sessions_know_the_connection_and_what_it_takes(made: Made) -> None:
+    sessions = made.log.transport.sessions
+    made.member.bus_changed(True)
+    assert sessions.online
+    assert sessions.chunk_bytes < 4096
+    assert made.member._feed.producer._message_bytes < 4096
+    made.member.bus_changed(False)
+    assert not sessions.online
+
+
+async def test_a_barrier_is_over_when_it_is_applied_not_when_it_is_committed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def propose(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        return pb.ControlResponse(index=9)
+
+    monkeypatch.setattr(made.member, "propose", propose)
+    made.log.core._SyncObj__raftCommitIndex = 9
+    assert not await made.member.barrier(0.01)
+    made.log.core._SyncObj__raftLastApplied = 9
+    assert await made.member.barrier(_LONG_S)
+
+
+async def test_a_barrier_of_an_earlier_turn_ends_no_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probation may begin anew while a barrier is on its way: the folder is found to have gone back."""
+    applied: list[int] = []
+    probation = made.log.probation
+
+    async def barrier(timeout_s: float) -> bool:
+        probation.turn += 1
+        if probation.turn == 3:
+            made.member._driver.stopped = True
+        return True
+
+    monkeypatch.setattr(made.member, "barrier", barrier)
+    monkeypatch.setattr(probation, "barrier_applied", applied.append)
+    await asyncio.wait_for(made.member._catch_up(), _LONG_S)
+    assert applied == [0, 1, 2]

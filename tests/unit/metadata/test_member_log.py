@@ -1,0 +1,115 @@
+"""MemberLog as shipped: what it makes of a folder, and that the state machine, the feed and probation hear of what the log does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sidecar.raft.journal
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.errors import CorruptionError
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.metadata.opening import MemberFolder, MemberLog
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import Node, check_library
+
+
+class Opened:
+    def __init__(self, folder: Path) -> None:
+        check_library()
+        self.folder = folder
+        self.feed = FeedProducer()
+        self.log = MemberLog(MemberFolder("a", ("a", "b", "c"), folder), ClusterFsm(), self.feed, lambda *_: None)
+
+    def apply(self, index: int) -> bytes:
+        register = pb.RegisterNode(nodeId=f"d{index}")
+        request = pb.ControlRequest(registerNode=register, operationId=index.to_bytes(16), timeNs=1)
+        return self.log.apply(request.SerializeToString(), index)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    one = Opened(tmp_path / "raft")
+    yield one
+    one.log.journal.abandon()
+
+
+def test_the_feed_hears_of_each_entry(opened: Opened) -> None:
+    for index in (2, 3):
+        assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
+    assert opened.feed.index == opened.log.image.index == 3
+    (entry,) = opened.feed.take()
+    told = [record.nodeRegistered.nodeId for record in entry.records if record.HasField("nodeRegistered")]
+    assert told == ["d2", "d3"]
+
+
+def test_a_snapshot_takes_the_place_of_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
+    other = Opened(tmp_path / "other")
+    for index in range(2, 10):
+        other.apply(index)
+    name = str(opened.folder / "snapshot")
+    last, previous = (b"\0x", 9, 1), (b"\0x", 8, 1)
+    other.log._save(name, (last, previous, {Node("a"), Node("b"), Node("c")}))
+    opened.apply(2)
+    opened.log.journal.clear()
+    for index in range(1, 12):
+        opened.log.journal.add(b"\0x", index, 1)
+    told, before, nodes = opened.log._load(name)
+    assert (told, before, sorted(node.id for node in nodes)) == (last, previous, ["a", "b", "c"])
+    assert opened.log.image.index == opened.feed.index == 9
+    assert sorted(opened.log.image.nodes) == [f"d{index}" for index in range(2, 10)]
+    assert [entry[1] for entry in opened.log.journal] == [8, 9, 10, 11], "what the snapshot holds is not kept"
+    assert opened.feed.answer(pb.FeedSnapshotRequest(afterIndex=2)) is None, "what was held before leads nowhere"
+    other.log.journal.abandon()
+
+
+def test_a_new_folder_is_on_probation_and_what_it_promised_is_forgotten(opened: Opened) -> None:
+    assert opened.log.core.on_probation
+    assert not opened.log.probation.over
+    journal = opened.log.journal
+    journal.setCurrentTerm(9, "b")
+    journal.close()
+    again = Opened(opened.folder)
+    assert again.log.journal.getCurrentTerm() == 0
+    assert again.log.journal.getVotedForNodeId() is None
+    again.log.journal.abandon()
+
+
+def test_the_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(sidecar.raft.journal.os, "fdatasync", flushed.append)
+    journal = opened.log.journal
+    journal.sync()  # a new file is rewritten as a whole
+    journal.setCurrentTerm(3, "b")
+    flushed.clear()
+    journal.sync()
+    assert len(flushed) == 1
+
+
+def test_a_damaged_snapshot_is_refused_and_not_gone_on_without(opened: Opened) -> None:
+    opened.apply(2)
+    name = opened.folder / "snapshot"
+    opened.log._save(str(name), ((b"\0x", 2, 1), (b"\0x", 1, 1), {Node("a")}))
+    opened.log.journal.close()
+    data = bytearray(name.read_bytes())
+    data[-1] ^= 1
+    name.write_bytes(data)
+    with pytest.raises(CorruptionError):
+        Opened(opened.folder)
+
+
+@pytest.mark.parametrize("lost", ["journal", "snapshot"])
+def test_a_member_whose_files_are_lost_does_not_begin_anew(opened: Opened, lost: str) -> None:
+    opened.log.journal.close()
+    (opened.folder / "member").write_text("a\n")
+    journal = opened.folder / "journal"
+    journal.unlink()
+    if lost == "snapshot":
+        written = GroupJournal(journal)
+        written.add(b"\0x", 5, 1)
+        written.close()
+    with pytest.raises(CorruptionError, match=f"lost its {lost}"):
+        Opened(opened.folder)

@@ -1,0 +1,285 @@
+"""A node's start and stop as shipped, over a real data folder, between parts that only say what was asked of them: in which order, and
+whether the marker of a clean stop is left [S9]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sidecar.node
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import LiftError
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.identity import NodeFile, Previous
+from sidecar.node import Node
+from sidecar.restarting import EXIT_TO_REPAIR
+from sidecar.settings import NodeSettings
+
+
+class World:
+    """Everything beside the node and its folder. ``told``: in order; ``during``: what happens while a part does what it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[str] = []
+        self.during: dict[str, Callable[[], None]] = {}
+        self.logs_are_clean = True
+        self.refused = ""
+        self.registered: dict[str, Any] = {}
+        self.image = replace(ClusterImage(), index=9)
+
+    def say(self, what: str) -> None:
+        self.told.append(what)
+        if what in self.during:
+            self.during[what]()
+
+    def marker(self) -> Previous:
+        """What the next process on the folder finds."""
+        folder = DataFolder(self.folder)
+        try:
+            return NodeFile(folder, "n1").previous
+        finally:
+            folder.close()
+
+    def part(self, name: str, **given: Any) -> Any:
+        """A part whose methods, awaited or not, say their names."""
+        return _Part(self, name, given)
+
+
+class _Done:
+    def __await__(self) -> Any:
+        return iter(())
+
+
+class _Part:
+    def __init__(self, world: World, name: str, given: dict[str, Any]) -> None:
+        self._world, self._name = world, name
+        self.__dict__.update(given)
+
+    def __getattr__(self, method: str) -> Any:
+        def called(*_: Any, **__: Any) -> _Done:
+            self._world.say(f"{self._name} {method}")
+            return _Done()
+
+        return called
+
+
+class Members:
+    """As ``Membership``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.incarnation = 0
+
+    async def register(self, previous_incarnation: int, **said: Any) -> int:
+        self._world.registered = {"previous_incarnation": previous_incarnation, **said}
+        self._world.say("register")
+        if self._world.refused:
+            raise LiftError(self._world.refused)
+        self.incarnation = previous_incarnation + 1
+        return self.incarnation
+
+    def start(self) -> None:
+        self._world.say("heartbeats begin")
+
+    async def live(self, timeout_s: float) -> None:
+        self._world.say("live")
+
+    async def drain(self, timeout_s: float) -> None:
+        self._world.say("drain")
+
+    async def leave(self, timeout_s: float) -> None:
+        self._world.say("leave")
+
+    async def close(self) -> None:
+        self._world.say("heartbeats end")
+
+
+class Held:
+    """As ``Partitions``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.heard: list[int] = []
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        self._world.say(f"image {old.index} to {new.index}")
+
+    def metadata_heard(self, sent_ns: int) -> None:
+        self.heard.append(sent_ns)
+
+    async def settled(self) -> None:
+        self._world.say("opened")
+
+    async def close_subjects(self, timeout_s: float) -> None:
+        self._world.say("subjects closed")
+
+    async def stop(self) -> bool:
+        self._world.say("logs closed")
+        return self._world.logs_are_clean
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "data")
+
+    async def links(*_: Any) -> Any:
+        return made.part("links", all=list, replication=made.part("bus", asks_who_comes=True))
+
+    async def nobody_before(*_: Any) -> None:
+        made.say("nobody runs")
+
+    class Thread:
+        image = made.image
+
+        def __init__(self, make_link: Any) -> None:
+            pass
+
+        async def open(self, fatal: Any) -> Any:
+            return made.part("group", image=made.image)
+
+        async def close(self) -> None:
+            made.say("thread closed")
+
+    def build(node: Node, *_: Any) -> None:
+        node.partitions = Held(made)  # type: ignore[assignment]
+
+    module = sidecar.node
+    monkeypatch.setattr(module, "open_links", links)
+    monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
+    monkeypatch.setattr(module, "GroupThread", Thread)
+    monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
+    monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
+    monkeypatch.setattr(module, "probe_flushes", lambda path: None)
+    monkeypatch.setattr(Node, "_build", build)
+    for method in ("begin", "end_cleanly"):
+        real = getattr(NodeFile, method)
+
+        def said(file: NodeFile, *given: int, real: Any = real, method: str = method) -> None:
+            made.say({"begin": "incarnation stored", "end_cleanly": "marker"}[method])
+            real(file, *given)
+
+        monkeypatch.setattr(NodeFile, method, said)
+    return made
+
+
+async def started(world: World) -> Node:
+    node = Node(NodeSettings("n1", world.folder))
+    said = await node.start()
+    assert said["incarnation"] == node.incarnation
+    return node
+
+
+async def test_a_start_registers_stores_beats_and_then_opens(world: World) -> None:
+    node = await started(world)
+    order = [
+        "nobody runs",
+        "nobody runs",
+        "register",
+        "incarnation stored",
+        "heartbeats begin",
+        "image 0 to 9",
+        "group watch",
+        "opened",
+        "live",
+    ]
+    assert [what for what in world.told if what in order] == order
+    assert world.registered["previous_incarnation"] == 0
+    assert world.registered["starts"].starts == 1
+    await node.stop()
+
+
+async def test_each_process_says_what_the_one_before_has_left(world: World) -> None:
+    for before, clean in enumerate((True, False, True, False)):
+        node = await started(world)
+        assert world.registered["previous_incarnation"] == before
+        assert world.registered["clean_stop"] is (before % 2 == 1)
+        if not clean:
+            node.fatal(LiftError("a bug"))
+        await node.stop()
+        assert world.marker() == Previous(before + 1, clean, True)
+
+
+async def test_a_planned_stop_hands_over_before_anything_closes(world: World) -> None:
+    node = await started(world)
+    world.told.clear()
+    node.request_stop(hand_over=True)
+    await node.wait()
+    assert await node.stop() == 0
+    before = ["group retire", "group hand_over", "subjects closed", "drain", "heartbeats end", "logs closed"]
+    after = ["leave", "thread closed", "marker"]
+    assert [what for what in world.told if not what.startswith(("links", "bus"))] == [*before, *after]
+    assert world.marker().clean_stop
+
+
+async def test_the_stop_of_a_whole_cluster_moves_nothing(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=False)
+    assert await node.stop() == 0
+    assert not {"group hand_over", "subjects closed", "drain", "leave"} & set(world.told)
+    assert world.told[-1] == "marker"
+
+
+async def test_a_node_that_failed_hands_nothing_over_and_tells_nobody(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=True)
+    node.fatal(LiftError("a bug"))
+    assert await node.stop() == 1
+    assert not {"group hand_over", "subjects closed", "drain", "leave", "marker"} & set(world.told)
+
+
+async def test_a_repair_hands_over_and_leaves_no_marker(world: World) -> None:
+    node = await started(world)
+    node.repair("s/0: damage")
+    assert await node.stop() == EXIT_TO_REPAIR
+    assert {"drain", "leave"} <= set(world.told)
+    assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "thread closed"])
+async def test_a_failure_on_the_way_down_leaves_no_marker(world: World, when: str) -> None:
+    """The metadata member, or a log, may fail while the node stops cleanly."""
+    node = await started(world)
+    world.during[when] = lambda: node.fatal(LiftError("too late to be nothing"))
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 1
+    assert when in world.told
+    assert not world.marker().clean_stop
+
+
+async def test_logs_that_were_not_closed_well_leave_no_marker(world: World) -> None:
+    node = await started(world)
+    world.logs_are_clean = False
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert not world.marker().clean_stop
+
+
+async def test_the_marker_is_not_there_while_the_logs_are_being_closed(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=True)
+    await node.stop()
+    assert world.told.index("marker") > world.told.index("logs closed")
+
+
+async def test_a_start_that_failed_leaves_no_marker(world: World) -> None:
+    world.refused = "no such weight"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError, match="no such weight"):
+        await node.start()
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
+    assert world.marker() == Previous(0, False, True)
+
+
+async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) -> None:
+    node = await started(world)
+    node._heard(5)
+    held: Any = node.partitions
+    assert held.heard == [5]
+    await node.stop()

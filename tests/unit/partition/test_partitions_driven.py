@@ -1,0 +1,154 @@
+"""What a node's partitions and each worker pass on: to replicas, to the log when it ends, to the replica when it begins."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
+from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, StopRequested
+from sidecar.partition import set as partitions_module
+from sidecar.partition import worker as worker_module
+from sidecar.partition.worker import PartitionWorker
+
+KEY = PartitionKey("orders", "u1", 3)
+OTHER = PartitionKey("orders", "u1", 4)
+
+
+class Held:
+    """A worker that keeps what it is fed."""
+
+    def __init__(self, key: PartitionKey) -> None:
+        self.key = key
+        self.leads = True
+        self.events: list[Any] = []
+        self.feed = self.events.append
+
+    async def stop(self, *, delete: bool) -> bool:
+        return True
+
+
+def partitions(*workers: Held) -> Any:
+    settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
+    deletions = SimpleNamespace(close=lambda: None)
+    made: Any = partitions_module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions))  # type: ignore[arg-type]
+    for one in workers:
+        made._workers[one.key] = made._by_name[one.key.stream, one.key.partition] = one
+        made._leading[one.key] = one
+    return made
+
+
+# ---- the partitions of a node --------------------------------------------------------------------------------------------------
+async def test_every_replica_hears_that_the_data_path_is_lost_and_back() -> None:
+    """Else followers accuse a leader that they can't hear themselves."""
+    one, other = Held(KEY), Held(OTHER)
+    node = partitions(one, other)
+    for is_up in (False, True):
+        node.data_path_changed(is_up)
+    assert one.events == other.events == [DataPathChanged(False), DataPathChanged(True)]
+
+
+async def test_who_has_ended_hears_of_no_lease() -> None:
+    one, other = Held(KEY), Held(OTHER)
+    node = partitions(one, other)
+    await node._end(one)
+    assert list(node._leading) == [OTHER]
+    assert node.services_of("orders", 3) is None
+
+
+async def test_a_stop_waits_for_the_openings_that_it_cancels() -> None:
+    node = partitions()
+    closed: list[str] = []
+
+    async def opening() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            closed.append("the log that was being opened")
+
+    node._busy[KEY] = asyncio.create_task(opening())
+    await asyncio.sleep(0)
+    assert await node.stop()
+    assert closed == ["the log that was being opened"]
+
+
+# ---- a worker ------------------------------------------------------------------------------------------------------------------
+def test_the_replica_begins_with_what_its_log_holds() -> None:
+    fed: list[Any] = []
+    entries = [(1, 5), (3, 8)]
+    log = SimpleNamespace(
+        log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=SimpleNamespace(entries=entries), persisted_epoch=4,
+        horizon=(7, 3),
+    )  # fmt: skip
+    begun: Any = SimpleNamespace(log=log, feed=fed.append)
+    PartitionWorker.begin(begun)
+    assert fed == [LogOpened(5, 12, 9, ((1, 5), (3, 8)), 4), LogCompacted(7, 3)]
+
+
+def test_a_flush_that_failed_is_the_end_of_the_replica() -> None:
+    failed: list[Exception] = []
+    broken: Any = SimpleNamespace(executor=SimpleNamespace(failed=failed.append))
+    error = StorageError("the disk fails")
+    PartitionWorker._flush_failed(broken, error)
+    assert failed == [error]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> None:
+    told: list[Any] = []
+
+    def part(name: str) -> Any:
+        return SimpleNamespace(**{
+            what: lambda *_, what=what: told.append(f"{name} {what}") for what in ("stop", "drop", "close", "forget")
+        })  # fmt: skip
+
+    async def flushed() -> None:
+        told.append("flusher close")
+
+    def close(healthy: bool, delete: bool) -> bool:
+        told.append(("log", healthy, delete))
+        return healthy
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        ended: Any = SimpleNamespace(
+            key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
+            acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
+            executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
+            flusher=SimpleNamespace(close=flushed), _close=close,
+            _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
+        )  # fmt: skip
+        assert await PartitionWorker.stop(ended) is (not failed)
+    assert told[0] == StopRequested()
+    assert told[-2:] == ["flusher close", ("log", not failed, False)], "what is under way is flushed before the log is closed"
+    wanted = {"driver stop", "ingest stop", "replication stop", "acks drop", "reads close", "fetches close", "services close",
+              "executor close", "notifications forget"}  # fmt: skip
+    assert wanted <= set(told[1:-2])
+
+
+@pytest.mark.parametrize("clean_stop", [False, True])
+async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def opened(where: Any, config: StreamConfig, **more: Any) -> Any:
+        given.update(more)
+        raise StorageError("seen enough")
+
+    monkeypatch.setattr(worker_module.Log, "open", opened)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        node: Any = SimpleNamespace(
+            identity=SimpleNamespace(flushes_lazily=lambda: None, previous=SimpleNamespace(clean_stop=clean_stop)),
+            pool=pool, folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made"),
+            recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
+        )  # fmt: skip
+        with pytest.raises(StorageError, match="seen enough"):
+            await worker_module.open_worker(node, KEY, "shop", StreamConfig())
+    assert given["clean"] is clean_stop
