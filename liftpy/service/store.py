@@ -70,7 +70,8 @@ class SnapshotStore:
                 snapshot = decode(data, self._identity)
             except CorruptionError as error:
                 logger.warning("%s can't be used and is set aside: %s", path, error)
-                path.rename(path.with_suffix(".damaged"))
+                with _storage_errors("set aside", path):
+                    path.rename(path.with_suffix(".damaged"))
                 continue
             if wanted(snapshot):
                 return snapshot
@@ -113,7 +114,8 @@ class SnapshotStore:
         for found in self.positions():
             if found > position:
                 logger.warning("snapshot %d is past the log, which ends at %d: dropped", found, position)
-                self._path(found).unlink(missing_ok=True)
+                with _storage_errors("remove", self._path(found)):
+                    self._path(found).unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
         """Never begin from these again; they stay as ``.diverged``, for whoever looks for the cause."""

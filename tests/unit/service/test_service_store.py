@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,25 @@ def test_what_is_left_of_a_write_that_was_cut_short_is_no_snapshot(tmp_path: Pat
     assert found.newest() == snapshot(10)
     found.save(snapshot(20), 0)
     assert found.newest() == snapshot(20)
+
+
+@pytest.mark.parametrize("what", ["newest", "drop_above", "set_aside"])
+def test_a_disk_that_takes_no_change_is_a_storage_error(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), compared_end=0)
+    if what == "newest":
+        path = next(tmp_path.rglob("*10*"))
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    for name in ("rename", "unlink"):
+        monkeypatch.setattr(Path, name, refused)
+    ways = {
+        "newest": found.newest,
+        "drop_above": lambda: found.drop_above(5),
+        "set_aside": lambda: found.set_aside(lambda _: True),
+    }
+    with pytest.raises(StorageError, match="read-only file system"):
+        ways[what]()
