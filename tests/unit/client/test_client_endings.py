@@ -11,8 +11,9 @@ import pytest
 from liftpy.client import Client, Publisher, consumer
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.transport import Transport, open_connection
+from liftpy.client.urls import check_urls
 from liftpy.client.window import Window
-from liftpy.errors import ClientClosedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.subjects import Subjects
@@ -188,3 +189,22 @@ async def test_an_answer_is_one_thing_and_nothing_follows_it(token: str, data: b
     assert made.told == told
     refusal = made._in_flight[3].refusal
     assert (refusal is not None) is (data == an_ack(stream="t", ackError=WRONG_STREAM))
+
+
+async def test_nothing_is_published_on_a_client_that_was_closed(nats_url: str) -> None:
+    connection = await open_connection(nats_url)
+    transport = Transport(connection)
+    transport.end()
+    try:
+        sent = connection.stats["out_msgs"]
+        with pytest.raises(ClientClosedError):
+            await transport.publish("shop.s", b"late")
+        assert connection.stats["out_msgs"] == sent, "nothing leaves on a connection that is somebody else's again"
+    finally:
+        await connection.close()
+
+
+def test_a_connection_needs_somewhere_to_go() -> None:
+    with pytest.raises(ConfigError, match="at least one URL"):
+        check_urls(())
+    check_urls(("nats://a:1",))

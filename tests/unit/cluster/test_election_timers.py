@@ -221,3 +221,11 @@ def test_many_clocks_are_not_all_looked_at_every_time(many: Many) -> None:
     many.delete("many")
     timers.image_changed(many.fsm.image, WAIT)
     assert timers.next_deadline_ns() is None
+
+
+def test_who_does_not_lead_any_more_starts_no_clock(cluster: Cluster, timers: ElectionTimers) -> None:
+    timers.resign()
+    cluster.fence("a")
+    timers.image_changed(cluster.fsm.image, 0)
+    assert timers.next_deadline_ns() is None
+    assert timers.due(10 * TIMEOUT) == []
