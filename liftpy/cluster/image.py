@@ -118,7 +118,7 @@ class LeaderReport:
     leader_epoch: int
     """The report counts for this (leader, leader_epoch) only."""
     last_epoch: int
-    """LeaderEpoch of the last record of the witness's log."""
+    """LeaderEpoch of the last record of the witness's log; of a log that retention has emptied, of the last one it has dropped."""
     newest_offset: int
     """Inclusive, -1 when the log is empty."""
     high_watermark: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from liftpy.log.epochs import NO_EPOCH, EpochCache
 from liftpy.log.small_files import (
     CHECKPOINT_NAME,
     EPOCHS_NAME,
@@ -30,8 +29,16 @@ class Checkpoints:
             self._storage.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
             self._checkpoint = checkpoint
 
-    def store_epochs(self, entries: Sequence[tuple[int, int]]) -> None:
-        """(epoch, first offset), for tools: no opening relies on them."""
-        if tuple(entries) != self._epochs:
+    def store_epochs(self, epochs: EpochCache, log_start_offset: int) -> None:
+        """(epoch, first offset), for tools: an opening scans the log. But a log without a record has nothing to scan: of that the
+        epoch of the record before its start is stored."""
+        entries = epochs.entries
+        if not entries and epochs.before_start:
+            entries = ((epochs.before_start, log_start_offset - 1),)
+        if entries != self._epochs:
             self._storage.replace(EPOCHS_NAME, encode_epochs(entries))
-            self._epochs = tuple(entries)
+            self._epochs = entries
+
+    def epoch_below(self, log_start_offset: int) -> int:
+        """The epoch of the newest record below it, by what was found; 0: not known."""
+        return next((epoch for epoch, start in reversed(self._epochs) if start < log_start_offset), NO_EPOCH)

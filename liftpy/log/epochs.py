@@ -5,6 +5,9 @@ follower. An epoch without a record has no entry; there is no sentinel but epoch
 
 Worked example: entries (1, 0), (4, 7) and log end 10 mean offsets 0-6 were written in epoch 1 and 7-9 in epoch 4.
 Asked for epoch 3, the answer is (1, 7): the largest epoch not above 3, and where it ends.
+
+A log that retention has emptied has no entry, and yet a position: of the newest record that it has dropped the epoch is kept beside the
+entries. Without it a replica that had everything would rank, in an election, behind one whose tail nobody else ever had [C9].
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ NO_EPOCH = 0
 class EpochCache:
     """The epochs of one log; the caller keeps the log's start and end."""
 
-    __slots__ = ("_epochs", "_starts")
+    __slots__ = ("_epochs", "_starts", "before_start")
 
-    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, entries: Iterable[tuple[int, int]] = (), before_start: int = NO_EPOCH) -> None:
+        self.before_start = before_start
+        """LeaderEpoch of the newest record below the log start, which retention has dropped; 0: not known."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in entries:
@@ -38,6 +43,11 @@ class EpochCache:
     def latest_epoch(self) -> int:
         """LeaderEpoch of the newest record, 0 when the log is empty."""
         return self._epochs[-1] if self._epochs else NO_EPOCH
+
+    @property
+    def position_epoch(self) -> int:
+        """Of the replica's position: the newest record's, or of a log without any that of the newest one it has dropped."""
+        return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:
         """A batch of ``epoch`` was appended at ``base_offset``: the one way an entry comes to be [D13]."""
@@ -66,6 +76,7 @@ class EpochCache:
 
     def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
         """The log now starts at ``log_start_offset``: forget epochs that ended there; the one that spans it starts there."""
+        self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
         if log_start_offset >= log_end_offset:
             self._starts.clear()
             self._epochs.clear()

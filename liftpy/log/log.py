@@ -59,13 +59,14 @@ class Log:
         for segment in segments:
             for epoch, start in segment.epochs:
                 self.epochs.assign(epoch, start)
+        self._checkpoints = Checkpoints(storage, checkpoint, recovered.small_files.get(EPOCHS_NAME))
+        self.epochs.before_start = self._checkpoints.epoch_below(self.log_start_offset)
         self.epochs.drop_prefix(self.log_start_offset, self.log_end_offset)
         self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
         """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
         self.persisted_epoch = checkpoint.persisted_epoch
         """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
         self._durable_end_offset = self.log_end_offset
-        self._checkpoints = Checkpoints(storage, checkpoint, recovered.small_files.get(EPOCHS_NAME))
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
@@ -278,7 +279,7 @@ class Log:
         """
         self._must_be_open()
         self._store_checkpoint()
-        self._checkpoints.store_epochs(self.epochs.entries)
+        self._checkpoints.store_epochs(self.epochs, self.log_start_offset)
 
     def _store_checkpoint(self) -> None:
         durable = min(self.high_watermark, self._durable_end_offset - 1)
@@ -436,13 +437,15 @@ class Log:
         self.log_start_offset = start_offset
         self.high_watermark = start_offset - 1
         self._durable_end_offset = start_offset
+        self.epochs = EpochCache()
+        self._checkpoints.store_epochs(self.epochs, start_offset)  # of what is below nothing is known
         self._store_checkpoint()
         for segment in reversed(self.segments):
             self._remove(segment)
         self.segments = [Segment(start_offset, self.storage.create(log_name(start_offset)), start_offset, checked=True)]
         self.storage.sync_folder()
         self._forget_flushes(start_offset)
-        self._new_names, self.epochs = False, EpochCache()
+        self._new_names = False
         self._horizon.forget()
         self._advanced()
 
@@ -459,12 +462,14 @@ class Log:
         if wanted <= self.log_start_offset:
             return
         self.log_start_offset = wanted
+        self.epochs.drop_prefix(wanted, self.log_end_offset)
+        if not self.epochs.entries:
+            self._checkpoints.store_epochs(self.epochs, wanted)  # nothing else will tell of which epoch the last record was
         self._store_checkpoint()  # first: what is removed after this is known to be gone
         self._join_flush()
         while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
             self._remove(self.segments.pop(0))
         self._forget_flushes(self.log_end_offset)
-        self.epochs.drop_prefix(wanted, self.log_end_offset)
         self._advanced()
 
     def _batch_start(self, segment: Segment, offset: int) -> int:

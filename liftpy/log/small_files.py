@@ -1,7 +1,8 @@
 """The small files of a partition's folder: checkpoints and segment indexes. Checksummed; anything torn is no file at all.
 
 ``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
-the last checkpoint; the log itself always wins over it. ``compaction-horizon``: see ``horizon.py``. ``<base>.index``: a pure cache of
+the last checkpoint; the log itself always wins over it, but of a log that retention has emptied it holds the epoch of the record before
+its start, which nothing else tells. ``compaction-horizon``: see ``horizon.py``. ``<base>.index``: a pure cache of
 a SEALED segment: what a walk over it would find. All: magic, version, body, CRC-32C over all before it; little endian.
 """
 

@@ -356,7 +356,7 @@ class ReportLeader:
     leader_epoch: int
     """Of the leadership that the report is about."""
     last_epoch: int
-    """LeaderEpoch of the newest record here; 0: the log is empty."""
+    """LeaderEpoch of the newest record here, or of the newest one that retention has dropped; 0: there has been none."""
     newest_offset: int
     """Inclusive: the newest record that is flushed here."""
     high_watermark: int

@@ -28,6 +28,8 @@ class LogOpened:
     """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
     persisted_epoch: int = 0
     """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
+    epoch_before_start: int = 0
+    """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -479,5 +479,5 @@ def report_leader(shared: Shared, leader_lacks: bool = False) -> ReportLeader:
     """A report with the position of this replica's log, for the leadership of the current state [C9]."""
     state, log = shared.state, shared.log
     return ReportLeader(
-        state.leader, state.leader_epoch, log.epochs.latest_epoch, log.flushed_newest_offset, log.high_watermark, leader_lacks
+        state.leader, state.leader_epoch, log.epochs.position_epoch, log.flushed_newest_offset, log.high_watermark, leader_lacks
     )

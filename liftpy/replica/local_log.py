@@ -50,11 +50,13 @@ class LocalLog:
         """Whether nothing waits for a flush."""
         return self.flushed_end_offset == self.log_end_offset
 
-    def opened(self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...]) -> None:
+    def opened(
+        self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...], epoch_before_start: int = 0
+    ) -> None:
         """Take over what recovery found. HW is kept inside the log, wherever its checkpoint came from [D7]."""
         self.log_start_offset, self.log_end_offset, self.flushed_end_offset = start, end, end
         self.high_watermark = max(min(high_watermark, end - 1), start - 1)
-        self.epochs = EpochCache(epochs)
+        self.epochs = EpochCache(epochs, epoch_before_start)
 
     def compacted(self, horizon: Horizon) -> None:
         """Compaction, here or on the leader that was fetched from, has looked up to ``horizon``."""

@@ -270,7 +270,9 @@ class Replica:
         return out
 
     def _log_opened(self, event: ev.LogOpened, now_ns: int) -> None:
-        self._shared.log.opened(event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs)
+        self._shared.log.opened(
+            event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs, event.epoch_before_start
+        )
         # Above every id of an earlier replica object of this process.
         self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
         self._persisted_epoch = event.persisted_epoch

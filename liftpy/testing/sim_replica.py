@@ -90,7 +90,8 @@ class SimReplica:
         """Tell the replica what its log holds."""
         log = self.log
         entries = log.epochs.entries
-        opened = ev.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, entries, log.persisted_epoch)
+        start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
+        opened = ev.LogOpened(start, end, log.high_watermark, entries, log.persisted_epoch, before)
         self.feed(opened)
         log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(*horizon))
         log.on_compacted(log.horizon)

@@ -204,7 +204,8 @@ class PartitionWorker:
         """Tell the replica what the log holds; the first event."""
         log = self.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
-        opened = events.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark, epochs, log.persisted_epoch)
+        start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
+        opened = events.LogOpened(start, end, log.high_watermark, epochs, log.persisted_epoch, before)
         self.feed(opened)
         log.on_compacted = lambda horizon: self.feed(events.LogCompacted(*horizon))
         log.on_compacted(log.horizon)

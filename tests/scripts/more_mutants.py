@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from liftpy.client import progress
 from liftpy.cluster.accusations import Accusations, Said
@@ -16,6 +17,7 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest import columns
 from liftpy.ingest.ingest import Ingest
 from liftpy.log import horizon, recovery
+from liftpy.log.epochs import EpochCache
 from liftpy.log.horizon import CompactionHorizon
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion
@@ -467,7 +469,12 @@ def idle_leader_looks_no_more() -> Patches:
     return [method(LeaderRole, "_next_look_ns", lambda self, now_ns: now_ns + 3_600_000_000_000)]
 
 
+def emptied_log_forgets_its_epoch() -> Patches:
+    return [patch.object(EpochCache, "position_epoch", property(lambda self: self.latest_epoch))]
+
+
 MUTANTS: Sequence[Mutant] = (
+    Mutant("an emptied log forgets its epoch", "C9; found by seed 50064", emptied_log_forgets_its_epoch),
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
     Mutant("does not flush sealed segments on opening", "S12", sealed_segments_are_not_flushed_on_opening),

@@ -430,6 +430,40 @@ def test_a_quiet_stream_keeps_to_its_age_too() -> None:
     assert reopened(storage).log_end_offset == 15
 
 
+def test_an_emptied_log_keeps_the_epoch_of_what_it_has_dropped() -> None:
+    """Its position in an election [C9]."""
+    storage = MemoryStorage()
+    log = _log(storage, StreamConfig(retention_age_s=1.0))
+    fill(log, 2, epoch=3)
+    fill(log, 1, epoch=5)
+    log.flush()
+    log.raise_high_watermark(8)
+    assert log.epochs.position_epoch == 5
+    log.apply_retention(10**15)
+    for survivor in (log, reopened(storage.crash(power=True))):
+        assert (survivor.log_start_offset, survivor.epochs.entries, survivor.epochs.latest_epoch) == (9, (), 0)
+        assert survivor.epochs.position_epoch == 5
+    log.checkpoint()
+    fill(log, 1, epoch=7)
+    assert (log.epochs.position_epoch, log.epochs.before_start) == (7, 5)
+    log.cut_after(8)
+    assert log.epochs.position_epoch == 5
+    log.start_afresh(100)
+    assert log.epochs.position_epoch == 0, "of what others have dropped nothing is known"
+    assert reopened(storage.crash(power=True)).epochs.position_epoch == 0
+
+
+def test_a_part_of_a_log_that_is_dropped_leaves_its_epoch() -> None:
+    log = _log()
+    fill(log, 2, epoch=3)
+    fill(log, 2, epoch=5)
+    log.flush()
+    log.raise_high_watermark(11)
+    for start, before in ((3, 3), (6, 3), (9, 5)):
+        log.drop_prefix(start)
+        assert (log.log_start_offset, log.epochs.before_start, log.epochs.position_epoch) == (start, before, 5)
+
+
 def test_only_the_batches_named_are_appended() -> None:
     log, first, second = _log(), batch(0, 2), batch(2, 2)
     received = split_batches(first + second)
