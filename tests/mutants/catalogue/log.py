@@ -112,7 +112,7 @@ MUTANTS = [
          "what is appended after a cut counts as flushed"),
         ("a lower HW is not stored", "            self.high_watermark = self.newest_offset\n            self._store_checkpoint()", "            self.high_watermark = self.newest_offset",
          "the next opening says that committed records are gone, and the replica leaves the ISR"),
-        ("a fresh start keeps its epochs", "self._new_names, self.epochs = False, EpochCache()", "self._new_names = False",
+        ("a fresh start keeps its epochs", "        self.epochs = EpochCache()\n        self._checkpoints.store", "        self._checkpoints.store",
          "a follower claims epochs of records that it has thrown away"),
         ("retention reaches above HW", "wanted = min(log_start_offset, self.high_watermark + 1)", "wanted = log_start_offset",
          "records are deleted before they are committed"),

@@ -108,7 +108,7 @@ MUTANTS = [
         ("a log that had failed is clean", "        healthy = not self.executor.storage_failed\n", "        healthy = True\n", "a process that lost records says that it stopped cleanly"),
         ("a delete leaves the folder", "                self._node.folder.delete_partition(self.key)\n", "", "disks fill up with deleted streams"),
         ("promises of what is gone stay", "                self._node.promises.forget(self.key.folder)\n", "", "the journal of promises grows with every deleted stream"),
-        ("HW is not told to the log's replica", "events.LogOpened(log.log_start_offset, log.log_end_offset, log.high_watermark,", "events.LogOpened(log.log_start_offset, log.log_end_offset, -1,", "after a start of all nodes nothing is readable until it is fetched anew"),
+        ("HW is not told to the log's replica", "events.LogOpened(start, end, log.high_watermark,", "events.LogOpened(start, end, -1,", "after a start of all nodes nothing is readable until it is fetched anew"),
         ("a failed flush is kept to itself", "        self.executor.failed(error)\n\n    def _damaged", "        pass\n\n    def _damaged", "a leader whose disk fails acknowledges nothing and leads on"),
         ("a log is opened as after a clean stop", "clean = node.identity.previous.clean_stop", "clean = True", "after a crash records that were never flushed are shown"),
         ("a promise is not known to the log", "promised_epoch=promised)", "promised_epoch=0)", "a candidate that restarts promises an older epoch again"),
