@@ -18,6 +18,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
 from liftpy.client.slices import BatchSlice
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
     "PublishAck",
     "PublishOptions",
     "Publisher",
+    "QueryAnswer",
+    "QueryFailedError",
+    "QueryRefusedError",
     "ReadOptions",
     "Start",
     "Until",

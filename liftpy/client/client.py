@@ -9,7 +9,7 @@ from typing import Any
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import positions
+from liftpy.client import positions, queries
 from liftpy.client.admin import Admin, ClusterState
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
@@ -251,6 +251,18 @@ class Client:
     async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
         """Offset of the first record stamped at or after ``moment`` (a datetime), or HW + 1."""
         return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment)))[1]
+
+    # ---- replicated services -----------------------------------------------------------------------------------------
+    async def query_service(
+        self, service: str, query: bytes, *, partition: int = 0, at_least: int | None = None, timeout_s: float = 5.0
+    ) -> queries.QueryAnswer:
+        """What the ``on_query`` of a replicated service answers, on whichever node.
+
+        The state holds every record that was committed before this call (linearizable); with ``at_least`` every record below that
+        offset, and no leader has to be asked: the offset of a PublishAck + 1 shows what was published, 0 takes any state.
+        Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time.
+        """
+        return await queries.ask(self._transport, self._subjects, service, query, partition, at_least, timeout_s)
 
     # ---- publishing --------------------------------------------------------------------------------------------------
     async def publish(

@@ -214,7 +214,11 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """The answer's bytes; raise NobodyListensError (not delivered), NoAnswerError (unknown whether), ClientClosedError,
+        """The answer's bytes; raises as ``exchange``."""
+        return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
+
+    async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
+        """The answer, a nats-py message; raise NobodyListensError (not delivered), NoAnswerError (unknown whether), ClientClosedError,
         NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
@@ -235,7 +239,7 @@ class Transport:
             self._answers.forget(number)
         if nobody_there(answer):
             raise NobodyListensError(f"nobody listens on {subject}")
-        return bytes(answer.data)
+        return answer
 
     async def _open_inbox(self, timeout_s: float) -> None:
         """The first of those who ask at once does it for all, and goes on if it is cancelled."""

@@ -77,6 +77,14 @@ class Service:
     def on_timer(self, name: str) -> None:
         """Log time has reached the time that ``set_timer`` was given; the timer is not set any more."""
 
+    def on_query(self, query: bytes) -> bytes:
+        """Answer a question about the state, and change nothing: a query is no record, and other nodes do not see it.
+
+        Asked on any node, with the state as it is there: by default it holds everything that was committed when the query came
+        (``liftpy.service.queries``). What it raises is the answer to the query; the service goes on.
+        """
+        raise NotImplementedError("this service takes no queries")
+
     def take_snapshot(self) -> bytes:
         """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework."""
         raise NotImplementedError

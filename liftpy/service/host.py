@@ -20,6 +20,7 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.service.answering import QueryServer
 from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.decisions import DecisionWriter
 from liftpy.service.emitter import Emitter
@@ -168,6 +169,9 @@ class ServiceHost:
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
+        if self.machine is not None and self.machine.takes_queries:
+            asked = (lambda: self.machine, self._hears, self._caught_up)
+            self._spawn(QueryServer(self._client, self._transport, self._subjects, settings, *asked).run())
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         self.machine = machine
@@ -231,6 +235,17 @@ class ServiceHost:
         decision = SkipDecision(self._settings.service, failing.unit, order.leaderEpoch)
         writer = DecisionWriter(self._client, self._settings.dead_letter_stream, self._settings.emit_timeout_s)
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
+
+    def _hears(self) -> bool:
+        """Whether the node has been heard lately, and feeds the state."""
+        order = self._order
+        feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
+        return order is not None and time.monotonic() - self._heard_s < order.leaseMs / 1000 and not feeding
+
+    def _caught_up(self) -> bool:
+        """Whether the state holds what was committed when the last order was given."""
+        machine, order = self.machine, self._order
+        return machine is not None and order is not None and machine.position > order.highWatermark
 
     def _leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER

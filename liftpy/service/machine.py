@@ -214,6 +214,20 @@ class ServiceMachine:
             skips=tuple(unit for unit in self._skips if unit.offset < self.position),
         )
 
+    # ---- queries ---------------------------------------------------------------------------------------------------------
+    @property
+    def takes_queries(self) -> bool:
+        """Whether the service has an ``on_query`` of its own."""
+        return type(self._service).on_query is not Service.on_query
+
+    def query(self, body: bytes) -> bytes:
+        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises; the state stays."""
+        with _blamed("on_query"):
+            answer = self._service.on_query(body)
+        if not isinstance(answer, bytes):
+            raise ServiceFailedError(f"on_query returned {type(answer).__name__}, not bytes")
+        return answer
+
     # ---- what the service calls ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
         """One more output of the record that is being applied."""

@@ -96,6 +96,14 @@ class ServiceTest:
         self._failed = False
         return self
 
+    def query(self, query: bytes) -> bytes:
+        """What ``on_query`` answers now. Raises DivergedError when it changes the state: no other node would."""
+        before = self.snapshot()
+        answer = self._run.machine.query(query)
+        if self.snapshot() != before:
+            raise DivergedError("on_query changes the state: a query is no record, and other nodes do not see it")
+        return answer
+
     def advance(self, seconds: float) -> ServiceTest:
         """The next record comes so much later. Log time is what records say: no timer fires before it."""
         self._now_ns += round(seconds * NS_PER_S)

@@ -21,6 +21,9 @@ from liftpy.wire.subjects import SERVER_CONNECTIONS, data_subject
 RESPONSES_MAX = 1_000
 """Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
 RESPONSES_EXPIRE_S = 30
+QUERY_RESPONSES_MAX = 1
+QUERY_RESPONSES_EXPIRE_S = 5
+"""A service answers each query once, and within its patience."""
 _MAX_LISTED_PARTITIONS = 64
 
 
@@ -37,9 +40,9 @@ class AccessRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose and what
-    nats-server answers.
-    ``pattern``: with {ns}, {stream}, {principal}, {data} and {inbox} to be filled in."""
+    """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose, what
+    nats-server answers, and partitions of the row above.
+    ``pattern``: with {ns}, {stream}, {principal}, {queried}, {data} and {inbox} to be filled in."""
 
     built_by: str
     pattern: str
@@ -53,6 +56,7 @@ def _use(
     return Use(built_by, pattern, frozenset(publish), frozenset(subscribe))
 
 
+_ASKERS = (AccessRole.READER, AccessRole.OPERATOR)
 _READERS = (AccessRole.READER, AccessRole.SERVICE)
 _APPLICATIONS = (AccessRole.PUBLISHER, AccessRole.READER, AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE)
 USES = (
@@ -70,6 +74,8 @@ USES = (
     _use("inbox", "{ns}.inbox.*.>", (AccessRole.NODE,)),
     _use("status", "{ns}.status.*", (AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE, AccessRole.NODE)),
     _use("service", "{ns}.service.*", (AccessRole.SERVICE,)),
+    _use("service_query", "{ns}.service.{queried}.query", _ASKERS, (AccessRole.SERVICE,)),
+    _use("", "{ns}.service.{queried}.query.*", _ASKERS, (AccessRole.SERVICE,)),
     _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
     _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
@@ -86,6 +92,9 @@ class Scope:
     data_subjects: tuple[str, ...] = ()
     inbox_prefix: str = "_INBOX"
     principal: str = ""
+    services: tuple[str, ...] = ()
+    """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
+    all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,11 @@ class Rights:
 
 def rights_of(role: AccessRole, scope: Scope) -> Rights:
     """What NATS has to allow a user of that role, and nothing else."""
-    publish = _subjects(scope, [use for use in USES if role in use.publish])
-    subscribe = _subjects(scope, [use for use in USES if role in use.subscribe])
+    queried = scope.services or (("*",) if role in (AccessRole.SERVICE, AccessRole.NODE) else ())
+    publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
+    subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
+    if role is AccessRole.SERVICE:
+        return Rights(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
     if role is not AccessRole.NODE:
         return Rights(publish, subscribe)
     everything = f"{scope.namespace}.>"
@@ -112,11 +124,12 @@ def rights_of(role: AccessRole, scope: Scope) -> Rights:
     )
 
 
-def _subjects(scope: Scope, uses: list[Use]) -> tuple[str, ...]:
+def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[Use]) -> tuple[str, ...]:
     fills = {
         "ns": (scope.namespace,),
         "stream": scope.streams or ("*",),
         "principal": (f".{scope.principal}" if scope.principal else "",),
+        "queried": queried,
         "data": scope.data_subjects,
         "inbox": (scope.inbox_prefix,),
     }

@@ -92,6 +92,10 @@ class Subjects:
         """Replicated services beside a node register, report and acknowledge here."""
         return f"{self.namespace}.service.{node_id}"
 
+    def service_query(self, service: str) -> str:
+        """Queries of the state of a service over partition 0; over partition N they go to ``<this>.N`` (``data_subject``)."""
+        return f"{self.namespace}.service.{service}.query"
+
 
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Where nats-server answers what it holds for the connections of the own account."""

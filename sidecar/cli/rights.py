@@ -24,9 +24,19 @@ from sidecar.settings import Target
     help="Data subjects, wildcards allowed: a publisher's, or those that a node's streams are attached to.  [default: those of "
     "--stream, as the cluster says; for a node all]",
 )
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME",
+    help="Replicated services that a reader or an operator may query, '*' for all; which ones a service is.  [default: none; for a "
+    "service all]",
+)
 @click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
 @connection_options
-def rights(role: str, streams: tuple[str, ...], subjects: tuple[str, ...], form: str, target: Target) -> None:
+def rights(
+    role: str, streams: tuple[str, ...], subjects: tuple[str, ...], services: tuple[str, ...], form: str, target: Target
+) -> None:
     """Print the rights of one NATS user.
 
     With --inbox-prefix the user is answered under inboxes of its own (its client needs the same option), with --principal an
@@ -35,6 +45,9 @@ def rights(role: str, streams: tuple[str, ...], subjects: tuple[str, ...], form:
     wanted = AccessRole(role)
     for name in streams:
         check_name(name, "stream")
+    for name in services:
+        if name != "*":
+            check_name(name, "service")
     for subject in subjects:
         check_publisher_subject(subject)
     if wanted is AccessRole.PUBLISHER and not subjects:
@@ -44,7 +57,12 @@ def rights(role: str, streams: tuple[str, ...], subjects: tuple[str, ...], form:
     if wanted is AccessRole.NODE and not subjects:
         subjects = (">",)
     scope = Scope(
-        target.namespace, streams, subjects, target.credentials.inbox_prefix or "_INBOX", target.credentials.principal
+        target.namespace,
+        streams,
+        subjects,
+        target.credentials.inbox_prefix or "_INBOX",
+        target.credentials.principal,
+        services,
     )
     found = rights_of(wanted, scope)
     click.echo(as_nats_conf(found) if form == "nats-conf" else as_nsc(found, target.credentials.principal or role))

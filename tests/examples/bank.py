@@ -61,6 +61,14 @@ class Bank(Service):
         state = {"accounts": self.accounts, "locked": sorted(self.locked), "commands": self.commands}
         return json.dumps(state, sort_keys=True).encode()
 
+    def on_query(self, query: bytes) -> bytes:
+        """``{"account": "a"}``: its balance."""
+        try:
+            name = str(json.loads(query)["account"])
+            return json.dumps({"account": name, "balance": self._balance(name), "locked": name in self.locked}).encode()
+        except (KeyError, TypeError) as error:
+            raise Refused(f"not a query: {type(error).__name__}") from None
+
     def on_record(self, record: Record) -> None:
         """Carry out one command; whatever is not one is answered too: a record can't be sent back."""
         self.commands += 1

@@ -7,6 +7,7 @@ and the output stream holds every output once, in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import signal
@@ -19,8 +20,9 @@ from typing import Any
 import pytest
 from conftest import Bench, close_bench, open_bench, show
 
-from liftpy.client import Client
+from liftpy.client import Client, QueryFailedError
 from liftpy.client.transport import Transport, open_connection
+from liftpy.errors import LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
@@ -320,6 +322,51 @@ async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_a
             await bench.until(lambda node=node: service.is_at_the_end(node), f"the service beside {node} has caught up")
         asked = await store_now(bench.client, "bank", service.stream, 0, others, 30, "liftpy")
         assert asked == dict.fromkeys(others, service.sent)
+
+
+async def test_a_query_shows_every_deposit_that_was_acknowledged_before_whoever_answers(run: Any) -> None:
+    """Over the death of the leader's node, too: an answer may come late, never from a state that lacks something."""
+    service: Running = await run("bank")
+    bench, acked, nodes, asked = service.bench, 0, set(), 0
+    opened = await bench.client.publish(service.stream, b'{"id": "o", "do": "open", "account": "a"}')
+    assert opened is not None
+    answer = await bench.client.query_service("bank", b'{"account": "a"}', at_least=opened.offset + 1, timeout_s=30)
+    assert (json.loads(answer.value)["balance"], answer.position) == (0, opened.offset + 1)
+    with pytest.raises(QueryFailedError, match="there is no account nobody"):
+        await bench.client.query_service("bank", b'{"account": "nobody"}', timeout_s=30)
+    going = True
+
+    async def deposit() -> None:
+        nonlocal acked
+        while going:
+            with contextlib.suppress(LiftError):  # over the fail-over: perhaps stored, and not counted
+                await bench.client.publish(service.stream, b'{"id": "d", "do": "deposit", "account": "a", "amount": 1}')
+                acked += 1
+
+    async def query() -> None:
+        nonlocal asked
+        while going:
+            before = acked
+            answer = await bench.client.query_service("bank", b'{"account": "a"}', timeout_s=30)
+            assert json.loads(answer.value)["balance"] >= before, answer
+            nodes.add(answer.node)
+            asked += 1
+
+    async def so_many(count: int) -> bool:
+        return asked >= count
+
+    tasks = [asyncio.create_task(work()) for work in (deposit, query, query, query)]
+    await bench.until(lambda: so_many(60), "queries are answered")
+    assert nodes == set(NODES), "one group, and every node's service is in it"
+    victim, before = await service.leads(), asked
+    bench.cluster.nodes[victim].kill()
+    await bench.until(lambda: so_many(before + 60), "queries are answered after the leader's death")
+    going = False
+    await asyncio.gather(*tasks)
+    bench.cluster.nodes[victim].start()
+    await asyncio.to_thread(bench.cluster.nodes[victim].wait_ready)
+    service.sent = (await bench.client.bounds(service.stream)).end_offset
+    await service.check()
 
 
 async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_candidate_leads(run: Any) -> None:

@@ -22,7 +22,7 @@ from sidecar.cli.main import liftpy
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS_ONLY = {"raft_inbox": "raft", "control_admin_all": "control_admin", "inboxes": "inbox"}
 """Functions that build what is subscribed to where another one builds what is published on."""
-ARGUMENTS = {"stream": "orders", "partition": 0, "node_id": "n1", "to": "n1", "sender": "n2"}
+ARGUMENTS = {"stream": "orders", "partition": 0, "node_id": "n1", "to": "n1", "sender": "n2", "service": "bank"}
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -43,7 +43,7 @@ def test_every_subject_that_is_built_has_a_row() -> None:
     assert hasattr(built, "data_subject")
     for name in rows:
         (use,) = (use for use in USES if use.built_by == name)
-        pattern = use.pattern.format(ns="liftpy", stream="*", principal="", data="", inbox="")
+        pattern = use.pattern.format(ns="liftpy", stream="*", principal="", data="", inbox="", queried="*")
         for subject in build(name):
             assert matches(pattern, subject if name != "inbox" else f"{subject}.x"), (pattern, subject)
 
@@ -82,9 +82,18 @@ def test_who_may_do_what_on_the_wire() -> None:
             "ns.service.*",
             "shop.orders",
             "|",
+            "ns.service.*.query",
+            "ns.service.*.query.*",
             "_INBOX_me.>",
         ),
     }
+    bank = Scope("ns", ("orders",), (), services=("bank",))
+    queries = ("ns.service.bank.query", "ns.service.bank.query.*")
+    for role in (AccessRole.READER, AccessRole.OPERATOR):
+        assert rights_of(role, bank).publish[-2:] == queries
+        assert rights_of(role, bank).responses is None
+    assert rights_of(AccessRole.SERVICE, bank).subscribe[:2] == queries
+    assert rights_of(AccessRole.SERVICE, bank).responses == (1, 5), "it answers each query once"
 
 
 def test_where_a_pattern_reaches_further_than_its_row() -> None:
@@ -95,7 +104,7 @@ def test_where_a_pattern_reaches_further_than_its_row() -> None:
         for use in USES:
             if role in use.publish or not use.pattern.startswith("{ns}"):
                 continue
-            pattern = use.pattern.format(ns="liftpy", stream="x", principal=".*")
+            pattern = use.pattern.format(ns="liftpy", stream="x", principal=".*", queried="x")
             for word in words:
                 subject = pattern.replace("*", word).replace(">", word)
                 if any(matches(a, subject) for a in allowed):

@@ -1,0 +1,156 @@
+"""Answers queries of a service's state, on ``<ns>.service.<name>.query``: the NATS shell around ``QueryDesk``.
+
+Every process whose state has caught up listens, as one queue group, so that each query goes to one of them. One that falls behind
+leaves the group until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from liftpy.client import Client, ReadOptions
+from liftpy.client.queries import (
+    AT_LEAST_HEADER,
+    ERROR_HEADER,
+    NODE_HEADER,
+    POSITION_HEADER,
+    QueryFailedError,
+    QueryRefusedError,
+)
+from liftpy.client.transport import Transport
+from liftpy.errors import LiftError, UnavailableError
+from liftpy.service.base import ServiceFailedError
+from liftpy.service.machine import ServiceMachine
+from liftpy.service.queries import Query, QueryDesk, position_in
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire.subjects import Subjects, data_subject
+
+logger = logging.getLogger("liftpy.service")
+
+_GROUP = "queries"
+_BEHIND = "the state here is behind the log"
+_LOOK_S = 0.005
+_JOIN_LOOK_S = 0.1
+_ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
+_HEADERS_BYTES = 1024
+"""Left for the headers of an answer."""
+
+
+class QueryServer:
+    """``machine``: the state that runs, None before the first. ``hears``: whether the node beside it is there, and feeds it;
+    ``caught_up``: whether the state holds what was committed when the node was heard last."""
+
+    def __init__(
+        self,
+        client: Client,
+        transport: Transport,
+        subjects: Subjects,
+        settings: ServiceSettings,
+        machine: Callable[[], ServiceMachine | None],
+        hears: Callable[[], bool],
+        caught_up: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._transport = transport
+        self._subject = data_subject(subjects.service_query(settings.service), settings.partition)
+        self._settings = settings
+        self._machine = machine
+        self._hears = hears
+        self._caught_up = caught_up
+        self._desk = QueryDesk()
+        self._arrival = asyncio.Event()
+
+    async def run(self) -> None:
+        """Listen while the state has caught up, for ever."""
+        while True:
+            while not (self._hears() and self._caught_up()):
+                await asyncio.sleep(_JOIN_LOOK_S)
+            subscription = await self._transport.connection.subscribe(self._subject, queue=_GROUP, cb=self._arrived)
+            try:
+                why = await self._serve()
+            finally:
+                with contextlib.suppress(Exception):
+                    await subscription.unsubscribe()
+            for query in self._desk.expired(math.inf):
+                await self._refuse(query.reply, QueryRefusedError(why))
+
+    async def _arrived(self, message: Any) -> None:
+        if not message.reply:
+            return
+        try:
+            at_least = position_in((message.headers or {}).get(AT_LEAST_HEADER))
+        except QueryFailedError as error:
+            await self._refuse(message.reply, error)
+            return
+        if not self._desk.take(Query(message.data, message.reply, time.monotonic(), at_least)):
+            await self._refuse(message.reply, QueryRefusedError("too many queries wait here"))
+            return
+        self._arrival.set()
+
+    async def _serve(self) -> str:
+        """Answer what can be answered, until the state falls behind; return why it did."""
+        placing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if placing is None or placing.done():
+                    queries = self._desk.without_position()
+                    placing = asyncio.create_task(self._place(queries)) if queries else None
+                await self._answer_ready()
+                expired = self._desk.expired(time.monotonic())
+                for query in expired:
+                    await self._refuse(query.reply, QueryRefusedError(_BEHIND))
+                if expired:
+                    return _BEHIND
+                if not self._hears():
+                    return f"nothing is heard from node {self._settings.node}, which feeds the state here"
+                if not len(self._desk):
+                    self._arrival.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_JOIN_LOOK_S):
+                            await self._arrival.wait()
+                elif placing is not None:
+                    await asyncio.wait((placing,), timeout=_LOOK_S)
+                else:
+                    await asyncio.sleep(_LOOK_S)
+        finally:
+            if placing is not None:
+                placing.cancel()
+
+    async def _place(self, queries: list[Query]) -> None:
+        """Ask the leader how far the log is committed, once for all of ``queries``."""
+        try:
+            bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
+            self._desk.placed(queries, bounds.end_offset)
+        except LiftError as error:
+            for query in self._desk.drop(queries):
+                await self._refuse(query.reply, QueryRefusedError(f"how far the log is committed: {error.code}: {error}"))
+
+    async def _answer_ready(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            for query in self._desk.ready(machine.position):
+                await self._answer_one(machine, query)
+
+    async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
+        try:
+            answer = machine.query(query.body)
+        except ServiceFailedError as error:
+            await self._refuse(query.reply, QueryFailedError(str(error)))
+            return
+        if len(answer) + _HEADERS_BYTES > self._transport.connection.max_payload:
+            await self._refuse(query.reply, QueryFailedError(f"an answer of {len(answer)} bytes does not fit into a message"))
+            return
+        headers = {POSITION_HEADER: str(machine.position), NODE_HEADER: self._settings.node}
+        with contextlib.suppress(UnavailableError):  # who asked asks again
+            await self._transport.publish(query.reply, answer, headers=headers)
+
+    async def _refuse(self, reply: str, error: LiftError) -> None:
+        headers = {ERROR_HEADER: error.code, NODE_HEADER: self._settings.node}
+        with contextlib.suppress(UnavailableError):
+            await self._transport.publish(reply, str(error).encode()[:_HEADERS_BYTES], headers=headers)

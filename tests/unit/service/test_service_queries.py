@@ -1,0 +1,303 @@
+"""Queries: what they wait for, what bounds them, and what their answers hold."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.queries import ERROR_HEADER, POSITION_HEADER, QueryFailedError
+from liftpy.errors import UnavailableError
+from liftpy.service import DivergedError, Identity, Record, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.answering import QueryServer
+from liftpy.service.queries import Query, QueryDesk, position_in
+from liftpy.service.settings import ServiceSettings
+from liftpy.testing import ServiceTest
+from liftpy.wire.subjects import Subjects
+from tests.examples.bank import Bank
+
+
+def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) -> Query:
+    return Query(body, "reply", at_s, position)
+
+
+# ---- the desk --------------------------------------------------------------------------------------------------------
+def test_a_query_waits_until_the_state_holds_what_was_committed_when_it_came() -> None:
+    desk, early, late = QueryDesk(), query(), query()
+    assert desk.take(early)
+    asked = desk.without_position()
+    assert desk.take(late), "it came after the question had left"
+    desk.placed(asked, 7)
+    assert desk.without_position() == [late]
+    assert desk.ready(6) == []
+    assert desk.ready(7) == [early]
+    assert desk.ready(100) == [], "nobody has said how far the log was when the late one came"
+    assert len(desk) == 1
+
+
+def test_a_query_that_names_a_position_needs_no_leader() -> None:
+    desk, one = QueryDesk(), query(position=3)
+    assert desk.take(one)
+    assert desk.without_position() == []
+    assert desk.ready(2) == []
+    assert desk.ready(3) == [one]
+    assert not len(desk)
+
+
+def test_queries_are_bounded_in_number_bytes_and_time() -> None:
+    desk = QueryDesk(max_queries=2, max_bytes=10, patience_s=2.0)
+    first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
+    assert desk.take(first)
+    assert desk.take(second)
+    assert not desk.take(query(b""))
+    assert desk.expired(2.9) == []
+    assert desk.expired(3.0) == [first]
+    assert not desk.take(query(b"123456", at_s=3.0))
+    assert desk.take(query(b"12345", at_s=3.0))
+    assert desk.drop([first, second]) == [second]
+    assert desk.take(query(b"12345", at_s=3.0)), "what is gone takes no room"
+
+
+@pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
+def test_a_position_is_an_offset(header: str | None, position: int | None) -> None:
+    assert position_in(header) == position
+
+
+@pytest.mark.parametrize("header", ["", "-1", "1.5", "x", "٣", "9" * 20, " 1"])
+def test_what_is_no_offset_is_refused(header: str) -> None:
+    with pytest.raises(QueryFailedError, match="Lift-At-Least"):
+        position_in(header)
+
+
+# ---- the service -----------------------------------------------------------------------------------------------------
+def machine_of(service: Service) -> ServiceMachine:
+    machine = ServiceMachine(service, Identity("s", "in", "u", 0), snapshot_every=1000)
+    machine.start(None)
+    return machine
+
+
+class Sum(Service):
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.total = int(snapshot or 0)
+
+    def on_record(self, record: Record) -> None:
+        self.total += int(record.value or 0)
+
+    def on_query(self, query: bytes) -> bytes:
+        if query == b"fail":
+            raise KeyError(query.decode())
+        if query == b"emit":
+            self.emit(b"x")
+        if query == b"timer":
+            self.set_timer("t", 1)
+        if query == b"more":
+            self.total += 1
+        return b"%d" % self.total if query != b"text" else "text"  # type: ignore[return-value]
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.total
+
+
+class Deaf(Sum):
+    on_query = Service.on_query
+
+
+def test_a_query_sees_the_state_and_what_it_raises_is_its_answer() -> None:
+    machine = machine_of(Sum())
+    assert machine.takes_queries
+    assert not machine_of(Deaf()).takes_queries
+    machine.apply([Record(0, 1, None, b"41", (), "", None, 1)])
+    assert machine.query(b"?") == b"41"
+    for bad, why in (
+        (b"fail", "on_query: KeyError"),
+        (b"emit", "emit is for"),
+        (b"timer", "set_timer is for"),
+        (b"text", "not bytes"),
+    ):
+        with pytest.raises(ServiceFailedError, match=why):
+            machine.query(bad)
+    machine.apply([Record(1, 1, None, b"1", (), "", None, 1)])
+    assert machine.query(b"?") == b"42", "it goes on"
+
+
+def test_a_query_that_changes_the_state_is_found_by_the_test() -> None:
+    test = ServiceTest(Sum).send(b"5")
+    assert test.query(b"?") == b"5"
+    with pytest.raises(DivergedError, match="on_query changes the state"):
+        test.query(b"more")
+
+
+def test_the_bank_says_balances() -> None:
+    test = (
+        ServiceTest(Bank)
+        .send(b'{"id": "1", "do": "open", "account": "a"}')
+        .send(b'{"id": "2", "do": "deposit", "account": "a", "amount": 7}')
+    )
+    assert test.query(b'{"account": "a"}') == b'{"account": "a", "balance": 7, "locked": false}'
+    with pytest.raises(ServiceFailedError, match="there is no account b"):
+        test.query(b'{"account": "b"}')
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+class Bus:
+    """A connection and a client in memory. ``end_offset``: what the leader says is committed; None: nobody leads."""
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.connection = SimpleNamespace(max_payload=max_payload, subscribe=self.subscribe)
+        self.listening: Any = None
+        self.groups: list[tuple[str, str]] = []
+        self.answers: asyncio.Queue[tuple[str, bytes, dict[str, str]]] = asyncio.Queue()
+        self.end_offset: int | None = 0
+        self.asked = 0
+
+    async def subscribe(self, subject: str, queue: str, cb: Any) -> Any:
+        self.groups.append((subject, queue))
+        self.listening = cb
+
+        async def unsubscribe() -> None:
+            self.listening = None
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+        self.answers.put_nowait((subject, payload, headers))
+
+    async def bounds(self, stream: str, partition: int, *, options: Any) -> Any:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.end_offset is None:
+            raise UnavailableError("nobody leads")
+        return SimpleNamespace(end_offset=self.end_offset)
+
+    async def ask(self, body: bytes, at_least: str | None = None, reply: str = "r") -> None:
+        headers = {} if at_least is None else {"Lift-At-Least": at_least}
+        await self.listening(SimpleNamespace(data=body, reply=reply, headers=headers))
+
+    async def answer(self) -> tuple[str, bytes, dict[str, str]]:
+        async with asyncio.timeout(30):
+            return await self.answers.get()
+
+
+def always() -> bool:
+    return True
+
+
+async def served(bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always) -> asyncio.Task[None]:
+    settings = ServiceSettings(service="sum", stream="in", node="n1", data=Path("unused"), partition=2)
+    server = QueryServer(bus, bus, Subjects(), settings, lambda: machine, hears, caught_up)  # type: ignore[arg-type]
+    task = asyncio.create_task(server.run())
+    async with asyncio.timeout(30):
+        while bus.listening is None:
+            await asyncio.sleep(0.001)
+    return task
+
+
+def record(offset: int) -> Record:
+    return Record(offset, 1, None, b"1", (), "", None, 1)
+
+
+async def test_an_answer_holds_what_was_committed_when_the_query_came() -> None:
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    assert bus.groups == [("liftpy.service.sum.query.2", "queries")]
+    bus.end_offset = 3
+    await bus.ask(b"?")
+    while bus.asked == 0:
+        await asyncio.sleep(0.001)
+    machine.apply([record(0), record(1)])
+    await asyncio.sleep(0.02)
+    assert bus.answers.empty(), "one record is missing"
+    machine.apply([record(2), record(3)])
+    assert await bus.answer() == ("r", b"4", {POSITION_HEADER: "4", "Lift-Node": "n1"})
+    task.cancel()
+
+
+async def test_who_names_a_position_is_answered_without_a_leader() -> None:
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    bus.end_offset = None
+    await bus.ask(b"?", at_least="0")
+    assert (await bus.answer())[1] == b"0"
+    await bus.ask(b"?", at_least="1")
+    machine.apply([record(0)])
+    assert (await bus.answer())[1:] == (b"1", {POSITION_HEADER: "1", "Lift-Node": "n1"})
+    assert bus.asked == 0
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("body", "at_least", "code"),
+    [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REFUSED")],
+)
+async def test_what_cannot_be_answered_says_why(body: bytes, at_least: str | None, code: str) -> None:
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    bus.end_offset = None
+    await bus.ask(body, at_least)
+    reply, why, headers = await bus.answer()
+    assert (reply, headers[ERROR_HEADER]) == ("r", code)
+    assert why
+    bus.end_offset = 0
+    await bus.ask(b"?")
+    assert (await bus.answer())[1] == b"0", "the next one is answered"
+    task.cancel()
+
+
+async def test_an_answer_that_fits_into_no_message_is_an_error() -> None:
+    bus, machine = Bus(max_payload=1000), machine_of(Sum())
+    task = await served(bus, machine)
+    await bus.ask(b"?", at_least="0")
+    assert (await bus.answer())[2][ERROR_HEADER] == "QUERY_FAILED"
+    task.cancel()
+
+
+async def test_one_that_falls_behind_leaves_the_others_to_answer_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.answering.QueryDesk", partial(QueryDesk, patience_s=0.05))
+    bus, machine, behind = Bus(), machine_of(Sum()), [False]
+    task = await served(bus, machine, lambda: not behind[0])
+    behind[0] = True
+    await bus.ask(b"?", at_least="9")
+    assert (await bus.answer())[2][ERROR_HEADER] == "QUERY_REFUSED"
+    async with asyncio.timeout(30):
+        while bus.listening is not None:
+            await asyncio.sleep(0.001)
+        assert len(bus.groups) == 1
+        behind[0] = False
+        while bus.listening is None:
+            await asyncio.sleep(0.001)
+    assert len(bus.groups) == 2
+    task.cancel()
+
+
+async def test_one_whose_node_is_gone_leaves_at_once_and_refuses_what_waits() -> None:
+    bus, machine, node = Bus(), machine_of(Sum()), [True]
+    task = await served(bus, machine, hears=lambda: node[0])
+    await bus.ask(b"?", at_least="9")
+    await asyncio.sleep(0.02)
+    node[0] = False
+    _, why, headers = await bus.answer()
+    assert headers[ERROR_HEADER] == "QUERY_REFUSED"
+    assert b"nothing is heard from node n1" in why
+    async with asyncio.timeout(30):
+        while bus.listening is not None:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.15)
+        assert len(bus.groups) == 1, "it holds what it was told of, and is told nothing more"
+        node[0] = True
+        while bus.listening is None:
+            await asyncio.sleep(0.001)
+    task.cancel()
+
+
+async def test_one_question_to_the_leader_serves_all_that_wait() -> None:
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    for number in range(50):
+        await bus.ask(b"?", reply=f"r{number}")
+    assert {(await bus.answer())[0] for _ in range(50)} == {f"r{number}" for number in range(50)}
+    assert bus.asked <= 2
+    task.cancel()
