@@ -24,6 +24,7 @@ from liftpy.service.poison import OnError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
 from sidecar.cli.service_orders import skip, snapshot
+from sidecar.cli.service_query import query
 from sidecar.ending import end_tasks
 from sidecar.settings import Target
 from sidecar.tasks import attended
@@ -50,6 +51,7 @@ def service() -> None:
 
 service.add_command(skip)
 service.add_command(snapshot)
+service.add_command(query)
 
 
 @service.command()

@@ -19,6 +19,10 @@ class Echo(Service):
         """The count."""
         return b"%d" % self.count
 
+    def on_query(self, query: bytes) -> bytes:
+        """How many records it has seen."""
+        return self.take_snapshot()
+
     def on_record(self, record: Record) -> None:
         """Answer it."""
         self.count += 1

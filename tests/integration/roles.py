@@ -9,10 +9,12 @@ NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
 SCOPES = {
     AccessRole.NODE: Scope(NS, data_subjects=("shop.>",)),
     AccessRole.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
-    AccessRole.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader"),
+    AccessRole.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader", services=("echo",)),
     AccessRole.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
     AccessRole.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),
-    AccessRole.SERVICE: Scope(NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service"),
+    AccessRole.SERVICE: Scope(
+        NS, streams=(STREAM, "out"), data_subjects=(OUT,), inbox_prefix="_INBOX_service", services=("echo",)
+    ),
 }
 
 

@@ -121,6 +121,10 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
         async with await connect(cluster.nats_url, NS, credentials=credentials(AccessRole.SERVICE)) as reader:
             said = [record.value async for record in reader.consume("out", until=2 * TIMES - 1)]
         assert said == [b"%d of record %d" % (number, record) for record in range(2) for number in range(TIMES)]
+        async with await connect(cluster.nats_url, NS, credentials=credentials(AccessRole.READER)) as reader:
+            assert (await reader.query_service("echo", b"", timeout_s=30)).value == b"2"
+            with pytest.raises(NotAllowedError):
+                await reader.query_service("bank", b"", timeout_s=30)
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 30) == 0, (folder / f"{leader}.log").read_text()
@@ -177,7 +181,7 @@ def forged(role: AccessRole) -> list[str]:
     found = []
     for use in USES:
         for principal in ("", ".bob"):
-            subject = use.pattern.format(**names, principal=principal)
+            subject = use.pattern.format(**names, principal=principal, queried="bank")
             for name in ("n1", "0"):
                 found.append(subject.replace("*", name).replace(">", "x.1"))
     others = [

@@ -56,7 +56,7 @@ def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None
     assert set(found) == {use.built_by for use in USES if use.built_by}
     for use in USES:
         if use.built_by in found and use.built_by not in ("data_subject", "inbox", "control_admin"):
-            pattern = use.pattern.format(ns="ns", stream="*", principal="", data="", inbox="")
+            pattern = use.pattern.format(ns="ns", stream="*", principal="", data="", inbox="", queried="*")
             assert all(matches(pattern, subject) for subject in found[use.built_by]), use
 
 

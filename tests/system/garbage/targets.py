@@ -39,6 +39,7 @@ def _built(name: str, place: Place) -> list[str]:
         "stream": (place.stream,),
         "partition": tuple(range(place.partitions)),
         "node_id": place.nodes,
+        "service": ("bank",),
         "to": place.nodes,
         "sender": place.nodes,
     }

@@ -1,0 +1,39 @@
+"""``liftpy service query``: ask a service for its state."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from liftpy.client.queries import QueryAnswer
+from liftpy.ids import check_name
+from sidecar.cli.options import connection_options
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+
+@click.command()
+@click.argument("name")
+@click.argument("text", required=False)
+@click.option("--partition", default=0, show_default=True, help="Of which partition's instance.")
+@click.option(
+    "--at-least",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="Take a state that holds every record below OFFSET (0: any).  [default: every record that is committed now]",
+)
+@click.option("--position", "shows_position", is_flag=True, help="Say on stderr how far the state was, and on which node.")
+@connection_options
+def query(
+    name: str, text: str | None, partition: int, at_least: int | None, shows_position: bool, target: Target
+) -> None:
+    """Ask the service NAME; TEXT is the query, stdin's bytes where it is left out. Prints the answer's bytes."""
+    check_name(name, "service")
+    body = sys.stdin.buffer.read() if text is None else text.encode()
+    answer: QueryAnswer = with_client(
+        target, lambda client: client.query_service(name, body, partition=partition, at_least=at_least)
+    )
+    click.get_binary_stream("stdout").write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    if shows_position:
+        click.echo(f"position {answer.position} on {answer.node}", err=True)
