@@ -32,7 +32,7 @@ from sidecar.tasks import attended
 logger = logging.getLogger("liftpy.service")
 
 _CONNECT_AGAIN_S = 0.5
-_CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "take_snapshot")
+_CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "on_query", "take_snapshot")
 
 
 class _RunGroup(click.Group):

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from liftpy.client import Client
 from liftpy.client.queries import QueryAnswer
 from liftpy.ids import check_name
 from sidecar.cli.options import connection_options
@@ -25,15 +26,15 @@ from sidecar.settings import Target
 )
 @click.option("--position", "shows_position", is_flag=True, help="Say on stderr how far the state was, and on which node.")
 @connection_options
-def query(
-    name: str, text: str | None, partition: int, at_least: int | None, shows_position: bool, target: Target
-) -> None:
+def query(name: str, text: str | None, partition: int, at_least: int | None, shows_position: bool, target: Target) -> None:
     """Ask the service NAME; TEXT is the query, stdin's bytes where it is left out. Prints the answer's bytes."""
     check_name(name, "service")
     body = sys.stdin.buffer.read() if text is None else text.encode()
-    answer: QueryAnswer = with_client(
-        target, lambda client: client.query_service(name, body, partition=partition, at_least=at_least)
-    )
+
+    async def work(client: Client) -> QueryAnswer:
+        return await client.query_service(name, body, partition=partition, at_least=at_least)
+
+    answer = with_client(target, work)
     click.get_binary_stream("stdout").write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
     if shows_position:
         click.echo(f"position {answer.position} on {answer.node}", err=True)

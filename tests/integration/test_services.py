@@ -12,6 +12,7 @@ import json
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -334,6 +335,18 @@ async def test_a_query_shows_every_deposit_that_was_acknowledged_before_whoever_
     assert (json.loads(answer.value)["balance"], answer.position) == (0, opened.offset + 1)
     with pytest.raises(QueryFailedError, match="there is no account nobody"):
         await bench.client.query_service("bank", b'{"account": "nobody"}', timeout_s=30)
+    command = ("service", "query", "bank", '{"account": "a"}', "--position", "--nats", bench.cluster.nats_url)
+    asking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from sidecar.cli.main import main; main()",
+        *command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    said, position = await asyncio.wait_for(asking.communicate(), 60)
+    assert (asking.returncode, json.loads(said)["balance"]) == (0, 0), position
+    assert position.startswith(b"position 1 on n")
     going = True
 
     async def deposit() -> None:
