@@ -35,6 +35,6 @@ def query(name: str, text: str | None, partition: int, at_least: int | None, sho
         return await client.query_service(name, body, partition=partition, at_least=at_least)
 
     answer = with_client(target, work)
-    click.get_binary_stream("stdout").write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
+    sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
     if shows_position:
         click.echo(f"position {answer.position} on {answer.node}", err=True)
