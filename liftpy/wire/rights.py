@@ -164,10 +164,15 @@ def _allow(what: str, subjects: tuple[str, ...]) -> str:
 
 
 def as_nsc(rights: Rights, user: str) -> str:
-    """The command of ``nsc`` that gives them to a user."""
+    """The command of ``nsc`` that gives them to a user, for a shell."""
     words = [f"nsc edit user --name {user}"]
-    words += [f"--allow-pub '{subject}'" for subject in rights.publish]
-    words += [f"--allow-sub '{subject}'" for subject in rights.subscribe]
+    words += [f"--allow-pub {_nsc_item(subject)}" for subject in rights.publish]
+    words += [f"--allow-sub {_nsc_item(subject)}" for subject in rights.subscribe]
     if rights.responses is not None:
         words.append(f"--allow-pub-response={rights.responses[0]} --response-ttl {rights.responses[1]}s")
     return " \\\n  ".join(words)
+
+
+def _nsc_item(subject: str) -> str:
+    """One subject as a flag's value. ``nsc`` takes lists, as lines of CSV: of ``a,b.>`` unquoted it would allow ``b.>``."""
+    return f"'\"{subject}\"'" if "," in subject else f"'{subject}'"

@@ -48,12 +48,12 @@ def rights(
     for name in services:
         if name != "*":
             check_name(name, "service")
-    for subject in subjects:
-        check_publisher_subject(subject)
     if wanted is AccessRole.PUBLISHER and not subjects:
         if not streams:
             raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
+    for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
+        check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:
         subjects = (">",)
     scope = Scope(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from click.testing import CliRunner
 
 from liftpy.cluster.doors import Door, refusal
 from liftpy.errors import ConfigError
+from liftpy.ids import check_data_subject, check_publisher_subject
 from liftpy.testing.fake_node import FakeNode  # noqa: F401  (its subjects are looked for, too)
 from liftpy.wire import subjects as built
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.rights import USES, AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from liftpy.wire.subjects import PARTITION_WORDS, SERVER_CONNECTIONS, Subjects, check_speaker
+from sidecar.cli import rights as rights_command
 from sidecar.cli.main import liftpy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,3 +155,55 @@ def test_the_command_prints_them() -> None:
 def test_what_is_no_subject_is_refused(subject: str) -> None:
     done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--subject", subject])
     assert isinstance(done.exception, ConfigError)
+
+
+NSC_FLAGS = {
+    "--name": r"\S+",
+    "--allow-pub": None,
+    "--allow-sub": None,
+    "--allow-pub-response": r"[1-9]\d*",
+    "--response-ttl": r"\d+(ms|s|m|h)",
+}
+"""Of ``nsc edit user --help``, and the form of what follows; None: a list of subjects as a line of CSV.
+The fourth has a default where no value follows, so its value is tied to it with a '='."""
+
+
+def nsc_rights(command: str) -> dict[str, list[str]]:
+    """Flag -> values, as a shell and then nsc understand ``command``."""
+    words = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
+    assert words[:3] == ["nsc", "edit", "user"]
+    given: dict[str, list[str]] = {}
+    rest = iter(words[3:])
+    for word in rest:
+        flag, tied, value = word.partition("=")
+        assert bool(tied) == (flag == "--allow-pub-response"), word
+        value = value if tied else next(rest)
+        form = NSC_FLAGS[flag]
+        if form is not None:
+            assert re.fullmatch(form, value), (flag, value)
+        given.setdefault(flag, []).extend([value] if form is not None else next(csv.reader([value])))
+    return given
+
+
+@pytest.mark.parametrize("role", list(AccessRole))
+@pytest.mark.parametrize("data_subject", ["shop.orders", "a,secret.>", "$(id).`id`.;&|.*", "#.~!{x,y}"])
+def test_nsc_is_told_what_the_rights_say_and_nothing_else(role: AccessRole, data_subject: str) -> None:
+    rights = rights_of(role, Scope("ns", ("orders",), (check_publisher_subject(data_subject),), "_INBOX_me", "me"))
+    given = nsc_rights(as_nsc(rights, "me"))
+    assert given.pop("--name") == ["me"]
+    assert given.pop("--allow-pub", []) == list(rights.publish)
+    assert given.pop("--allow-sub", []) == list(rights.subscribe)
+    responses = rights.responses or ("", "")
+    assert given.pop("--allow-pub-response", [""]) == [str(responses[0])]
+    assert given.pop("--response-ttl", [""]) == [f"{responses[1]}s" if rights.responses else ""]
+    assert given == {}
+
+
+@pytest.mark.parametrize("form", ["nsc", "nats-conf"])
+@pytest.mark.parametrize("subject", ["a'$(id)'", 'a"]}}.b', "a\\b"])
+def test_a_stream_chooses_no_command_and_no_configuration(subject: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""
+    monkeypatch.setattr(rights_command, "with_client", lambda target, work: (check_data_subject(subject, "ns"),))
+    done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--stream", "orders", "--format", form])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert done.output == ""
