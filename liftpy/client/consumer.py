@@ -321,6 +321,7 @@ class Consumer:
                 end_offset=positions.end_offset(self._until, bounds),
                 uid=bounds.uid,
                 high_watermark=bounds.high_watermark,
+                compacted=bounds.compacted,
                 last_offset=last[0],
                 leader_epoch=last[1],
             )

@@ -84,6 +84,8 @@ class ReadProgress:
     last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
+    compacted: bool = False
+    """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
     assembly: Assembly = field(init=False, default_factory=Assembly)
     """The batch at ``next_offset``, as far as it has come, if it needs several messages; of whichever replica."""
     suspect: tuple[str, int] | None = None
@@ -131,6 +133,8 @@ class ReadProgress:
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)
         self.leader = head.leader
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
+        if not head.compacted:
+            self.compacted = False
         piece = frames.piece_in(head, body)
         if piece is not None:
             whole = self.assembly.take(piece)
@@ -175,9 +179,11 @@ class ReadProgress:
 
     def _check_batch(self, batch: RecordBatch, position: int, epoch: int, head: client_pb2.ReadResponse) -> None:
         where = f"{self.stream}/{self.partition} from {head.node}"
-        if batch.base_offset > position and not head.compacted:
-            self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
-            raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
+        if batch.base_offset > position:
+            if not head.compacted:
+                self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
+                raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
+            self._may_skip(head)
         if batch.last_offset > head.highWatermark:
             raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")
         if batch.leader_epoch < epoch:
@@ -185,7 +191,10 @@ class ReadProgress:
 
     def _move(self, head: client_pb2.ReadResponse, position: int, epoch: int, all_taken: bool) -> None:
         if head.compacted and all_taken:  # the tail of what was asked for may have been compacted away
-            position = max(position, min(head.nextOffset, head.highWatermark + 1))
+            behind = min(head.nextOffset, head.highWatermark + 1)
+            if behind > position:
+                self._may_skip(head)
+                position = behind
         committed = max(head.highWatermark, self.high_watermark)
         if position == self.next_offset and committed >= position and not self.done:
             self._behind_count += head.highWatermark < position
@@ -196,6 +205,14 @@ class ReadProgress:
         self.next_offset = position if self.end_offset is None else min(position, self.end_offset)
         self.leader_epoch = epoch
         self._answered_by(head)
+
+    def _may_skip(self, head: client_pb2.ReadResponse) -> None:
+        """Raise NotServedError the first time that an answer says so: the question goes out again, to another replica or the leader."""
+        if self.compacted:
+            return
+        self.compacted = True
+        text = f"{head.node} says that {self.stream}/{self.partition} is compacted, and leaves offsets out"
+        raise NotServedError(f"asked for a second opinion: {text}", head.leader)
 
     def _answered_by(self, head: client_pb2.ReadResponse) -> None:
         self.uid = self.uid or head.streamUid

@@ -98,6 +98,12 @@ class FeedProducer:
 
         An empty answer of index 0: nothing has been applied here, so there is no image of the cluster yet; ask again.
         """
+        response = self._answer(request)
+        if response is not None:
+            response.nodeId = request.nodeId
+        return response
+
+    def _answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
         if not self.index:
             return pb.FeedSnapshotResponse()
         if request.afterIndex and (request.afterIndex >= self.index or self._was_at(request.afterIndex)):

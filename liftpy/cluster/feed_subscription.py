@@ -17,7 +17,9 @@ from liftpy.cluster.replay import replay_all
 from liftpy.cluster.snapshot import decode_snapshot
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
+from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.addressee import MisdirectedError
 
 MAX_WAITING_ENTRIES = 256
 MAX_WAITING_BYTES = 16 << 20
@@ -83,7 +85,10 @@ class FeedSubscription:
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
-        """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``."""
+        """The answer to ``request``. One that brings nothing new leaves the next request to ``RETRY_AFTER_NS``. Raises MisdirectedError
+        for one to somebody else."""
+        if response.nodeId not in ("", self._node_id):
+            raise MisdirectedError(f"an answer of the feed to node {shown(response.nodeId)}")
         before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)

@@ -146,6 +146,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         span.end_offset,
         uid=planned.uid,
         floor_high_watermark=planned.end_offset - 1,
+        compacted=planned.compacted,
     )
     pieces: list[BatchSlice] = []
     refusals = 0

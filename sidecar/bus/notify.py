@@ -74,7 +74,7 @@ class Notifications:
         """Tell an idle follower that there is something to fetch."""
         frame = self._wake_frames.get(key)
         if frame is None:
-            frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition))
+            frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
             self._wake_frames[key] = frame
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
@@ -104,7 +104,7 @@ class Notifications:
             kind, body = envelope.decode(payload)
             if kind is MessageType.PARTITION_NOTIFICATION:
                 wake = frames.parse(body, pb.PartitionNotification)
-                self._deliver(wake.stream, wake.partition, "", events.WokenUp())
+                self._deliver(wake.stream, wake.partition, wake.streamUid, events.WokenUp())
                 return
             if kind is MessageType.QUIET_FETCHES:
                 self._requests.quiet_fetches(reply, body)

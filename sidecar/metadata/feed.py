@@ -194,9 +194,14 @@ class FeedSubscriber:
                 subject = self._subjects.feed_snapshot()
                 answer = await self._connection.request(subject, frames.sealed(request), timeout=_REQUEST_TIMEOUT_S)
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
-            except (nats.errors.Error, TimeoutError, OSError, LiftError):
+                before = self.image
+                changed = self._subscription.response_received(response)
+            except LiftError as error:
+                self._refused[refused(error)] += 1
                 await asyncio.sleep(_POLL_S)
                 continue
-            before = self.image
-            if self._subscription.response_received(response):
+            except (nats.errors.Error, TimeoutError, OSError):
+                await asyncio.sleep(_POLL_S)
+                continue
+            if changed:
                 self._show(before)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import nats.errors
 from nats.aio.client import Client
 
@@ -13,6 +16,8 @@ from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 
 STEP_ASIDE_TIMEOUT_S = 0.8
+_MOST_QUESTIONS = 3
+"""To one node, where what comes back is no answer."""
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> Said | None:
@@ -35,8 +40,15 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
 
 
 async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
-    """Ask the node to take no more publishes, and wait for its answer, a bounded time."""
+    """Ask the node to take no more publishes, and wait for its answer, a bounded time. What is said of another leadership, or is no
+    answer, ends no waiting: the question goes out again."""
+    deadline = time.monotonic() + STEP_ASIDE_TIMEOUT_S
     try:
-        await connection.request(subjects.notify(node_id), frames.sealed(request), timeout=STEP_ASIDE_TIMEOUT_S)
+        for _ in range(_MOST_QUESTIONS):
+            left_s = deadline - time.monotonic()
+            answer = await connection.request(subjects.notify(node_id), frames.sealed(request), timeout=max(0.0, left_s))
+            with contextlib.suppress(ProtocolError):
+                if frames.decode(answer.data, replication_pb2.StepAside) == request:
+                    return
     except (nats.errors.Error, TimeoutError, OSError):
         pass  # it stands still, or is gone: then nobody waits for its answers

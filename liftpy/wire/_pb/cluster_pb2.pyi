@@ -730,17 +730,19 @@ class FeedSnapshotRequest(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., offsetBytes: _Optional[int] = ..., snapshotIndex: _Optional[int] = ..., afterIndex: _Optional[int] = ...) -> None: ...
 
 class FeedSnapshotResponse(_message.Message):
-    __slots__ = ("index", "sizeBytes", "offsetBytes", "chunk", "crc", "entries")
+    __slots__ = ("index", "sizeBytes", "offsetBytes", "chunk", "crc", "entries", "nodeId")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SIZEBYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSETBYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CRC_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NODEID_FIELD_NUMBER: _ClassVar[int]
     index: int
     sizeBytes: int
     offsetBytes: int
     chunk: bytes
     crc: int
     entries: _containers.RepeatedCompositeFieldContainer[FeedEntry]
-    def __init__(self, index: _Optional[int] = ..., sizeBytes: _Optional[int] = ..., offsetBytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., crc: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[FeedEntry, _Mapping]]] = ...) -> None: ...
+    nodeId: str
+    def __init__(self, index: _Optional[int] = ..., sizeBytes: _Optional[int] = ..., offsetBytes: _Optional[int] = ..., chunk: _Optional[bytes] = ..., crc: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[FeedEntry, _Mapping]]] = ..., nodeId: _Optional[str] = ...) -> None: ...

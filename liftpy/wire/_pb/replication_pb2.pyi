@@ -108,12 +108,14 @@ class LeaderEpochOffsetResponse(_message.Message):
     def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
 class PartitionNotification(_message.Message):
-    __slots__ = ("stream", "partition")
+    __slots__ = ("stream", "partition", "streamUid")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partition: int
-    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+    streamUid: str
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ...) -> None: ...
 
 class QuietFetches(_message.Message):
     __slots__ = ("replicaID", "incarnation", "fetches", "question")

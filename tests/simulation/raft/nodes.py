@@ -230,6 +230,7 @@ class NodeProcess:
         member = self._sim.up.get(member_id)
         response = member.fed(pb.FeedSnapshotRequest.FromString(said)) if member is not None else None
         if response is not None:
+            assert response.nodeId == self.node.node_id
             back = response.SerializeToString()
             self._sim.travel(member_id, self.node.node_id, lambda: self.through(lambda: self._told(back)))
 

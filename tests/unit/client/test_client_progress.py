@@ -110,7 +110,7 @@ def test_a_wrong_answer_is_an_error_and_moves_nothing(frame: bytes, kind: type[E
 
 
 def test_a_compacted_log_may_have_holes_and_still_moves_on() -> None:
-    progress = ReadProgress("s", 0, 0, end_offset=30)
+    progress = ReadProgress("s", 0, 0, end_offset=30, compacted=True)
     kept = build_batch([b"a", b"b"], base_offset=10, offset_deltas=[2, 7], leader_epoch=1)
     assert offsets(progress.accept(answer(kept, hw=29, compacted=True, nextOffset=18))) == [12, 17]
     assert progress.next_offset == 18
@@ -228,7 +228,7 @@ def test_the_last_record_goes_along_so_that_a_cut_is_noticed() -> None:
 
 def test_the_record_that_is_sent_along_is_the_last_one_and_not_the_one_before_the_offset() -> None:
     """With compaction the records before the offset may be gone."""
-    progress = ReadProgress("s", 0, 0)
+    progress = ReadProgress("s", 0, 0, compacted=True)
     progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
     request = progress.request(1000, 0)
     assert (request.offset, request.lastOffset, request.lastEpoch) == (8, 1, 3)

@@ -114,7 +114,7 @@ def test_what_an_answer_may_hold() -> None:
     for at, head in ((10, {"highWatermark": 12}), (9, {}), (8, {}), (10, {"streamUid": "u2"})):
         with pytest.raises((ProtocolError, NotFoundError)):
             reading(at).accept(answer(good, **head))
-    assert reading(8).accept(answer(good, compacted=True)), "a compacted log has holes"
+    assert reading(8, compacted=True).accept(answer(good, compacted=True)), "a compacted log has holes"
     with pytest.raises(ProtocolError, match="LeaderEpoch"):
         reading(leader_epoch=4).accept(answer(good))
     progress = reading(leader_epoch=3)

@@ -37,6 +37,7 @@ class Liar(Replica):
         if self.lies and request.offset > 0 and not request.boundsOnly:
             self.told += 1
             self.lies.pop(0)(head)
+            body = body[:0] if head.compacted else body  # nothing is left of what is asked for
         elif self.bounds_lies and request.boundsOnly:
             self.bounds_lies.pop(0)(head)
         return frames.read_response_header(head, (body,)) + body
@@ -64,6 +65,7 @@ LIES = {
     "another stream": _set(stream="t"),
     "another partition": _set(partition=1),
     "another request": _set(requestId=1),
+    "compacted away": _set(compacted=True, nextOffset=1 << 40),
     "HW out of reach": _set(highWatermark=1 << 60),
     "HW below what is sent": _set(highWatermark=-1),
     "numbers below zero": _set(highWatermark=-5, logStartOffset=-9),
@@ -105,6 +107,33 @@ async def test_what_is_said_twice_is_believed(client: Client, liar: Liar, transp
             await values(aiter(client.consume("s", until=499, options=QUICK)))
         assert liar.lies == [], "one answer was not enough, two were"
     assert transport.counters["answers doubted"] == 6
+
+
+@pytest.mark.parametrize("gap", [True, False], ids=["a gap", "the rest gone"])
+def test_offsets_are_left_out_when_two_answers_say_that_the_stream_is_compacted(gap: bool) -> None:
+    body = batch(20, 3) if gap else b""
+    after = 23 if gap else 30
+    progress = ReadProgress("s", 0, 10, uid="u1")
+    with pytest.raises(NotServedError, match="second opinion"):
+        progress.accept(answer(body, hw=29, compacted=True, nextOffset=30 if not gap else 23, leader="n7"))
+    assert (progress.next_offset, progress.leader, progress.suspect) == (10, "n7", None)
+    progress.accept(answer(batch(10, 2), hw=29))  # another replica has them: the first was no true answer
+    with pytest.raises(NotServedError, match="second opinion"):
+        progress.accept(answer(body, hw=29, compacted=True, nextOffset=after))
+    assert progress.next_offset == 12
+    progress.accept(answer(body, hw=29, compacted=True, nextOffset=after))
+    assert progress.next_offset == after
+    told_before = ReadProgress("s", 0, 10, uid="u1", compacted=True)  # by the bounds
+    told_before.accept(answer(body, hw=29, compacted=True, nextOffset=after))
+    assert told_before.next_offset == after
+
+
+async def test_the_bounds_are_one_answer_that_says_whether_the_stream_is_compacted(client: Client, liar: Liar) -> None:
+    for said in (True, False):
+        liar.bounds_lies = [_set(compacted=said)]
+        consumer = client.consume("s", until=499, options=QUICK)
+        await consumer.begin()
+        assert consumer._position().compacted is said
 
 
 async def test_what_is_dropped_is_counted_by_what_it_was(client: Client, liar: Liar, transport: Transport) -> None:

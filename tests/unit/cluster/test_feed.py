@@ -15,6 +15,7 @@ from liftpy.cluster.feed_subscription import RETRY_AFTER_NS, FeedSubscription
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.addressee import MisdirectedError
 
 
 class Feed:
@@ -236,6 +237,24 @@ def test_each_request_may_be_answered_by_another_controller_with_a_snapshot_of_i
             subscription.response_received(response)
     assert subscription.synced
     assert asked < 10 * chunks
+
+
+def test_an_answer_to_another_node_is_no_answer_and_one_that_names_nobody_is_an_older_controllers(feed: Feed) -> None:
+    feed.subscription = subscription = FeedSubscription("late")
+    image = feed.driver.fsm.image
+    feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
+    request = subscription.request(0)
+    assert request is not None
+    response = feed.producer.answer(request)
+    assert response is not None
+    assert response.nodeId == "late"
+    response.nodeId = "early"
+    with pytest.raises(MisdirectedError):
+        subscription.response_received(response)
+    assert not subscription.synced
+    response.nodeId = ""
+    assert subscription.response_received(response)
+    assert subscription.synced
 
 
 def test_damaged_chunks_are_not_taken_and_not_asked_for_in_a_hurry(feed: Feed) -> None:

@@ -13,7 +13,7 @@ from liftpy.ids import PartitionKey
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
-from sidecar.metadata.questions import ask_accused, ask_to_step_aside
+from sidecar.metadata.questions import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
 
 QUESTION = LeaderQuestion(PartitionKey("orders", "uid-1", 2), 7, "n2")
 
@@ -59,11 +59,29 @@ async def test_what_an_accused_is_asked_and_what_it_comes_to(answer: bytes | Exc
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", [b"yes", TimeoutError(), nats.errors.NoRespondersError()])
-async def test_who_is_to_step_aside_is_asked_once_and_need_not_answer(answer: bytes | Exception) -> None:
-    bus: Any = Bus(answer)
-    request = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=2, leaderEpoch=7)
-    await ask_to_step_aside(bus, Subjects(), "n2", request)
-    [(subject, payload)] = bus.asked
-    assert subject == "liftpy.notify.n2"
-    assert frames.decode(payload, replication_pb2.StepAside) == request
+ASIDE = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=2, leaderEpoch=7)
+OTHER = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=3, leaderEpoch=7)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([frames.sealed(ASIDE)], 1), ([TimeoutError()], 1), ([nats.errors.NoRespondersError()], 1),
+        ([b"yes", frames.sealed(ASIDE)], 2), ([frames.sealed(OTHER), frames.sealed(ASIDE)], 2), ([frames.sealed(OTHER)] * 9, 3),
+        ([frames.sealed(OTHER), TimeoutError()], 2),
+    ],
+)  # fmt: skip
+async def test_who_is_to_step_aside_is_asked_and_what_is_no_answer_ends_no_waiting(
+    answers: list[bytes | Exception], asked: int
+) -> None:
+    bus: Any = Bus(b"")
+    given = iter(answers)
+
+    async def request(subject: str, payload: bytes, timeout: float) -> Any:
+        assert 0 < timeout <= STEP_ASIDE_TIMEOUT_S
+        bus.answer = next(given)
+        return await Bus.request(bus, subject, payload, timeout)
+
+    bus.request = request
+    await ask_to_step_aside(bus, Subjects(), "n2", ASIDE)
+    assert bus.asked == [("liftpy.notify.n2", frames.sealed(ASIDE))] * asked

@@ -129,6 +129,17 @@ def test_a_hole_inside_a_batch_is_refused_unless_the_stream_is_compacted(link: L
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
+def test_what_was_planned_as_compacted_needs_no_second_answer(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    for base in (0, 10):
+        stream.partitions[0].append(build_batch([b"a"], base_offset=base, leader_epoch=1))
+    stream.partitions[0].compacted = True
+    assert offsets(link, replace(planned(0, 11), compacted=True)) == [0, 10]
+    assert sum(node.asked.values()) == 1
+    assert offsets(link, planned(0, 11)) == [0, 10]
+    assert sum(node.asked.values()) > 2, "the plan did not say so: another answer had to"
+
+
 def test_only_the_leaders_word_counts_for_what_is_gone(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.trimmed = {"n2": 50, "n3": 100}

@@ -1,0 +1,55 @@
+"""A wake-up says which stream it is for: one for a stream that was made anew under its name wakes nobody of the new one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.notify import Notifications, Requests
+
+KEY = PartitionKey("orders", "uid-1", 2)
+
+
+class Bus:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, sink: Any) -> None:
+        self.subject, self.sink = subject, sink
+
+    def send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
+        self.sent.append((subject, b"".join(pieces)))
+
+
+def test_a_wake_up_names_the_stream_and_reaches_it_by_that() -> None:
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("nobody asked")
+
+    bus: Any = Bus()
+    delivered: list[tuple[str, int, str, events.Event]] = []
+    requests = Requests(nothing, nothing, nothing)
+    node = Notifications(
+        bus,
+        Subjects(),
+        "n1",
+        InboxRule(("_INBOX*.",)),
+        lambda stream, partition, uid, event: delivered.append((stream, partition, uid, event)),
+        requests,
+        Counter(),
+    )
+    node.wake(KEY, do.NotifyReplica("n2"))
+    [(subject, frame)] = bus.sent
+    assert subject == "liftpy.notify.n2"
+    assert frames.decode(frame, pb.PartitionNotification) == pb.PartitionNotification(
+        stream="orders", partition=2, streamUid="uid-1"
+    )
+    bus.sink(b"", b"", frame, b"")
+    bus.sink(b"", b"", frames.sealed(pb.PartitionNotification(stream="orders", partition=2)), b"")
+    assert delivered == [("orders", 2, "uid-1", events.WokenUp()), ("orders", 2, "", events.WokenUp())], "'': an older node's"
