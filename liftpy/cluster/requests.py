@@ -100,3 +100,9 @@ _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 def kind_of(request: pb.ControlRequest) -> RequestKind:
     """The row of ``request``; one that nobody may ask for where it has none."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
+
+
+def may_be_logged(request: pb.ControlRequest) -> bool:
+    """Whether the metadata leader may have to put it into the log; else it answers at once, whatever it says."""
+    kind = kind_of(request)
+    return request.linearizable or request.HasField("barrier") or not kind.read_only

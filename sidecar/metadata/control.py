@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.requests import may_be_logged
 from liftpy.cluster.subject_index import begins_under
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
@@ -42,8 +43,13 @@ _MAX_WAITING_BYTES = 16 << 20
 
 _PER_S, _AT_ONCE = 400, 1000
 """Requests of operators and clients that are looked at in a second, and that may come at once: whoever sends more must not take the
-time of the metadata group. Nodes' own are not counted: heartbeats and reports are what the cluster lives by."""
+time of the metadata group. Those of nodes that are registered are not counted: heartbeats and reports are what the cluster lives by."""
 FLOODED = f"{REFUSED}control request, too many"
+_TURNS = 4
+"""Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So who floods sets
+its own pace: each answer takes as long as the group needs."""
+NO_TURN = f"{REFUSED}control request, no turn"
+"""It waited in vain, and was never logged."""
 
 
 class Allowance:
@@ -64,9 +70,45 @@ class Allowance:
         return True
 
 
+class NoTurnError(Exception):
+    """It did not come in time."""
+
+
+class Turns:
+    """Whose requests may be logged now: ``_TURNS`` of each asker, in the order in which they came. Askers are forgotten when nothing of
+    theirs is left."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
+        """Wait for one of ``asker``'s; raises NoTurnError."""
+        turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
+        present.append(None)
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await turns.acquire()
+            except TimeoutError:
+                raise NoTurnError from None
+            try:
+                yield
+            finally:
+                turns.release()
+        finally:
+            present.pop()
+            if not present:
+                del self._of[asker]
+
+
 class ControlDesk:
     """``is_inbox``: whether a reply subject is an inbox of applications; nodes are answered under their own. ``leads``: whether this
     controller leads the group; ``decide``: has a request decided here; ``alone``: what it can say without a leader, None where nothing.
+    ``is_known``: whether a node of that name is registered.
     """
 
     def __init__(
@@ -77,6 +119,7 @@ class ControlDesk:
         leads: Callable[[], bool],
         decide: DecideHere,
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
+        is_known: Callable[[str], bool],
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._connection = connection
@@ -86,7 +129,9 @@ class ControlDesk:
         self._leads = leads
         self._decide = decide
         self._alone = alone
+        self._is_known = is_known
         self._allowance = Allowance(_PER_S, _AT_ONCE)
+        self._turns = Turns()
         self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -106,7 +151,8 @@ class ControlDesk:
         if not self._is_answered(door, who, message.reply.encode()):
             self.counters[REPLY] += 1
             return
-        if door is not Door.NODE and not self._allowance.take(clock.now_ns()):  # neither read nor answered: both take time
+        is_nodes = door is Door.NODE and self._is_known(who)
+        if not is_nodes and not self._allowance.take(clock.now_ns()):  # neither read nor answered: both take time
             self.counters[FLOODED] += 1
             return
         try:
@@ -127,7 +173,8 @@ class ControlDesk:
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
             await self._reply(message.reply, busy)
         else:
-            task = spawn(self._answer(message.reply, request), "answering a control request")
+            asker = f"node {who}" if is_nodes else door.value  # who is none that is known has no turns of its own
+            task = spawn(self._answer(asker, message.reply, request), "answering a control request")
             self._under_way.add(task)
             self._under_way_bytes += size_bytes
             task.add_done_callback(partial(self._answered, size_bytes))
@@ -156,8 +203,19 @@ class ControlDesk:
                 detail = f"subject {shown(create.subject)} would overlap with the inboxes under {prefix}: choose another"
         return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
-    async def _answer(self, reply: str, request: pb.ControlRequest) -> None:
-        await self._reply(reply, await self._decide(request, _TIMEOUT_S))
+    async def _answer(self, asker: str, reply: str, request: pb.ControlRequest) -> None:
+        if not may_be_logged(request):
+            await self._reply(reply, await self._decide(request, _TIMEOUT_S))
+            return
+        try:
+            async with self._turns.turn(asker, _TIMEOUT_S):
+                answer = await self._decide(request, _TIMEOUT_S)
+        except NoTurnError:
+            self.counters[NO_TURN] += 1
+            answer = error_response(
+                request, pb.ControlResponse.UNAVAILABLE, "too many others of its kind are asked for at once"
+            )
+        await self._reply(reply, answer)
 
     async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
         if response is None:

@@ -84,7 +84,15 @@ class RaftMember:
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
         self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up)
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._desk = ControlDesk(connection, subjects, is_inbox, lambda: log.leads, self._decide_here, self._describe_alone)
+        self._desk = ControlDesk(
+            connection,
+            subjects,
+            is_inbox,
+            lambda: log.leads,
+            self._decide_here,
+            self._describe_alone,
+            lambda node_id: node_id in self.image.nodes,
+        )
         self._watchers: list[Watcher] = []
         self._shown = fsm.image
         """The image that the watchers have seen."""

@@ -89,6 +89,28 @@ def _streams(place: Place) -> Iterator[bytes]:
         yield _admin(place, cluster_pb2.ControlRequest(createStream=wanted))
 
 
+def _in_nodes_names(place: Place) -> Iterator[bytes]:
+    """What nodes ask, in the names of those that run: for processes that they are not, and barriers, which are good in any name."""
+    for number in itertools.count():
+        node = place.nodes[number // 4 % len(place.nodes)]
+        request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16))
+        match number % 4:
+            case 0:
+                request.heartbeat.CopyFrom(cluster_pb2.Heartbeat(nodeId=node, incarnation=1 << 40))
+            case 1:
+                request.barrier.SetInParent()
+            case 2:
+                start = cluster_pb2.RegisterNode(nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1)
+                request.registerNode.CopyFrom(start)
+            case _:
+                report = cluster_pb2.ReportLeader(
+                    stream=place.stream, uid="none", witness=node, leader=node, leaderEpoch=number
+                )
+                request.reportLeader.CopyFrom(report)
+        reply = f"{place.subjects.inbox(node)}.{GHOST_INBOX}.{number}"
+        yield command(place.subjects.control_node(node), reply, b"", frames.sealed(request))
+
+
 FLOODS = {
     flood.name: flood
     for flood in (
@@ -98,5 +120,6 @@ FLOODS = {
         Flood("long-polls", _long_polls, 20_000, 2_000),
         Flood("reads", _reads, 5_000, 300),
         Flood("small-requests", _small_requests, 100_000, 3_000),
+        Flood("in-nodes-names", _in_nodes_names, 100_000, 2_000),
     )
 }

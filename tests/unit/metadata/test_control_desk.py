@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
 from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.requests import REQUESTS, may_be_logged
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -34,6 +35,7 @@ class Controller:
         self.may_decide.set()
         self.says_alone: pb.ControlResponse | None = None
         self.replies: list[tuple[str, pb.ControlResponse]] = []
+        self.begun: list[pb.ControlRequest] = []
         self.decided: list[pb.ControlRequest] = []
         self.listening: dict[str, Any] = {}
         self.max_payload = 1 << 20
@@ -45,6 +47,7 @@ class Controller:
             lambda: self.leads,
             self.decide,
             lambda request: self.says_alone,
+            lambda node_id: node_id == "n1",
         )
 
     async def subscribe(self, subject: str, cb: Any) -> None:
@@ -62,6 +65,7 @@ class Controller:
         self.replies.append((subject, frames.decode(payload, pb.ControlResponse)))
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.begun.append(request)
         await self.may_decide.wait()
         self.decided.append(request)
         response = pb.ControlResponse()
@@ -359,3 +363,78 @@ async def test_a_flood_of_requests_is_dropped_unread_beyond_the_allowance_and_no
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 0
         assert controller.desk.counters[control.FLOODED] == 80, "nor does who does not lead read them"
         controller.leads = True
+
+
+def order(name: str) -> bytes:
+    return frames.sealed(pb.ControlRequest(operationId=name.encode().ljust(16), deleteStream=pb.DeleteStream(name=name)))
+
+
+async def ran() -> None:
+    """What can go on, does."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_who_floods_waits_for_its_turn_and_nobody_waits_with_it(controller: Controller) -> None:
+    controller.may_decide.clear()
+    for number in range(10):
+        await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
+    for number in range(10):  # what speaks for a node that nobody knows
+        said = pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier())
+        await controller.receive(
+            Message(frames.sealed(said), f"space.inbox.ghost{number}.1", f"space.control.node.ghost{number}")
+        )
+    await ran()
+    assert [r.deleteStream.name for r in controller.begun if r.HasField("deleteStream")] == ["s0", "s1", "s2", "s3"]
+    assert sum(r.HasField("barrier") for r in controller.begun) == 4, "ghosts have turns together"
+    controller.begun.clear()
+    await controller.receive(Message(REQUEST))
+    await controller.receive(Message(frames.sealed(BEAT)))
+    await controller.receive(Message(frames.sealed(DESCRIBE), "_INBOX.1", "space.info"))
+    await ran()
+    assert [r.WhichOneof("request") for r in controller.begun] == ["barrier", "heartbeat", "describeStream"]
+    for _ in range(20):
+        await controller.receive(Message(frames.sealed(BEAT)))
+    await ran()
+    assert len(controller.begun) == 23, "what is answered at once needs no turn"
+    controller.may_decide.set()
+    await controller.settled()
+    assert [r.deleteStream.name for r in controller.decided if r.HasField("deleteStream")] == [f"s{n}" for n in range(10)]
+    assert len(controller.replies) == 43
+    assert len(controller.desk._turns) == 0
+
+
+async def test_whose_turn_does_not_come_is_told_so_and_nothing_of_it_is_logged(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TIMEOUT_S", 0.01)
+    controller.may_decide.clear()
+    for number in range(7):
+        await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
+    async with asyncio.timeout(30):
+        while len(controller.replies) < 3:
+            await asyncio.sleep(0.005)
+    assert {response.error for _, response in controller.replies} == {pb.ControlResponse.UNAVAILABLE}
+    assert controller.desk.counters == {control.NO_TURN: 3}
+    controller.may_decide.set()
+    await controller.settled()
+    assert [r.deleteStream.name for r in controller.decided] == ["s0", "s1", "s2", "s3"]
+    assert len(controller.desk._turns) == 0
+
+
+async def test_a_node_that_nobody_knows_is_allowed_what_strangers_are(controller: Controller) -> None:
+    controller.desk._allowance = control.Allowance(0.0, 3)
+    for number in range(5):
+        beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
+        await controller.receive(Message(frames.sealed(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
+    await controller.settled()
+    assert (len(controller.replies), controller.desk.counters[control.FLOODED]) == (3, 2)
+
+
+def test_what_may_be_logged_is_what_the_table_says() -> None:
+    for name, kind in REQUESTS.items():
+        request = pb.ControlRequest()
+        getattr(request, name).SetInParent()
+        assert may_be_logged(request) is (not kind.read_only or name == "barrier"), name
+        request.linearizable = True
+        assert may_be_logged(request)
