@@ -13,11 +13,18 @@ SCHEMES = ("nats", "tls", "ws", "wss")
 ENCRYPTED = ("tls", "wss")
 _USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
 _HIDDEN = r"\g<1>***@"
+_NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
+"""What stands where a port would: of a URL that was cut at a comma it is the first half of a password."""
 
 
 def shown(urls: str | Iterable[str]) -> str:
-    """One URL, or several, for people: users, passwords and tokens are left out."""
-    return ", ".join(_USER_INFO.sub(_HIDDEN, url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
+    """One URL, or several, for people: users, passwords and tokens are left out, and what may be a part of one."""
+    return ", ".join(_shown(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
+
+
+def _shown(url: str) -> str:
+    bare = _USER_INFO.sub(_HIDDEN, url)
+    return bare if bare.startswith("ws") else _NO_PORT.sub(":***", bare)  # those of websockets have paths
 
 
 def shown_address(uri: Any) -> str:

@@ -4,7 +4,6 @@ Goal: what can't succeed costs nobody a byte of the journal: neither a flood of 
 already. Constraint: the rules are those of apply and no others, so that nothing is refused here that the log would take.
 Algorithm: the very decision that apply would make is made on the leader's image, on a draft that stops at the first record. No record:
 the answer is given as it is. A record: the log decides, on the image as it is by then, and what it costs to find that out is little.
-(An election that is begun and turns out to be impossible is decided there too.)
 
 The answer is as good as one from the log if this controller leads (a majority has confirmed it just now: nobody else can have decided
 anything) and the operation is not in the log already: a repeated one gets the answer that it got, or waits for it there.

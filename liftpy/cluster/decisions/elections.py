@@ -45,10 +45,12 @@ def report_leader(draft: Draft, request: pb.ReportLeader) -> Decision:
     if partition.status is PartitionStatus.CANDIDATE_FOUND or partition.status is PartitionStatus.OFFLINE:
         return _stale(partition)
     report = _report(draft, request)
-    draft.add(LeaderReported(stream.uid, partition.partition, report))
+    told = LeaderReported(stream.uid, partition.partition, report)
     if partition.status is PartitionStatus.ELECTION:
+        draft.add(told)
         return _changed(draft, stream, partition, election.answered(draft, stream, partition, report))
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
+        draft.add(told)
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
     return _depose(draft, stream, partition, report)
 
@@ -191,7 +193,8 @@ def _elect_uncleanly(draft: Draft, stream: StreamImage, partition: PartitionStat
 
 
 def _depose(draft: Draft, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None) -> Decision:
-    """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is."""
+    """An election without a leader that is alive; not where nobody else may lead, for then waiting for it is all there is. The report
+    that leads to it is not recorded: it would be forgotten with the leadership, and an election that is refused needs no log."""
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"

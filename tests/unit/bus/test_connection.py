@@ -13,6 +13,7 @@ from typing import Any
 import nats
 import pytest
 
+from sidecar.bus import connection as connection_module
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.outlet import AT_ONCE, TOGETHER_BYTES
 from sidecar.dev.embedded import NatsServer
@@ -373,3 +374,24 @@ async def test_hostile_subjects_and_headers_reach_no_other_sink_and_end_nothing(
     assert bus.errors == {"messages that can't be decoded": 2}
     assert bus.stats["reconnects"] == 0
     writer.close()
+
+
+async def test_what_no_sink_takes_is_counted_and_said_once_in_a_while(
+    bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug; and whoever can send what leads to it can send a million."""
+    monkeypatch.setattr(connection_module, "_SAY_EVERY_S", 3600.0)
+
+    def fails(subject: bytes, *_: bytes) -> None:
+        raise KeyError("a bug")
+
+    bus.listen("fails.>", fails)
+    for number in range(500):
+        bus.send(f"fails.{'x' * 1000}{number}", [b""])
+    await until(lambda: bus.errors["messages not taken"] == 500, "all are counted")
+    assert len(caplog.records) == 1
+    assert len(caplog.records[0].getMessage()) < 500, "subjects are shown shortened"
+    bus._may_say()  # an hour later
+    bus.send("fails.again", [b""])
+    await until(lambda: bus.errors["messages not taken"] == 501, "one more")
+    assert len(caplog.records) == 2

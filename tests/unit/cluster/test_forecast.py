@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import MS, Driver, Error
+from election_driver import Cluster
 
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.forecast import without_log
@@ -135,3 +136,28 @@ def test_a_node_whose_heartbeats_come_is_not_removed_whatever_was_said_in_its_na
     assert refused is not None
     assert (refused.error, refused.detail) == (Error.INVALID, "node 'd' is alive: stop it first")
     assert duties.answer(removal, driver.fsm.image, 501 * MS, 501 * MS) is None, "it has stopped"
+
+
+@pytest.mark.parametrize("kind", ["a command", "a leader that can't serve", "a witness"])
+def test_an_election_that_nobody_can_win_is_refused_before_it_is_logged(kind: str) -> None:
+    cluster = Cluster("ab", minIsr=1)
+    cluster.change_isr(["a"])
+    if kind == "a command":
+        cluster.restart("a", flushed=False)
+        asked = pb.ControlRequest(electLeader=pb.ElectLeader(**cluster.about()))
+    elif kind == "a witness":
+        about = cluster.about(
+            witness="b", witnessIncarnation=cluster.incarnation("b"), leader="a", leaderEpoch=cluster.partition().leader_epoch
+        )
+        asked = pb.ControlRequest(reportLeader=pb.ReportLeader(**about, accusedAsked=True))
+    else:
+        partition = cluster.partition()
+        gives_up = cluster.about(leader="a", leaderEpoch=partition.leader_epoch, incarnation=cluster.incarnation("a"))
+        asked = pb.ControlRequest(giveUpLeadership=pb.GiveUpLeadership(**gives_up))
+    fsm = cluster.fsm
+    duties = MetadataDuties(ReplicationConfig(), fsm.rules)
+    duties.lead(fsm.image, 0, 1)
+    answer = without_log(fsm.image, asked, 0, fsm.rules) if kind == "a witness" else duties.answer(asked, fsm.image, 0, 0)
+    assert answer is not None
+    assert answer.error == Error.NOT_ENOUGH_NODES
+    assert kind == "a witness" or duties.counters["control requests that change nothing"] == 1

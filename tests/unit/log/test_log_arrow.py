@@ -100,3 +100,15 @@ def test_columns_that_do_not_fit_are_corruption() -> None:
     damaged[64:68] = b"\xff\xff\xff\x7f"
     with pytest.raises(CorruptionError):
         to_arrow(split_batches(bytes(damaged), verify=False))
+
+
+def test_what_a_control_batch_holds_is_no_record_of_an_application() -> None:
+    parts = [
+        build_batch([b"a", b"b"], base_offset=0, leader_epoch=1),
+        build_batch([b"for the log itself"], base_offset=2, leader_epoch=1, control=True),
+        build_batch([b"c"], base_offset=3, leader_epoch=1),
+    ]
+    rows = to_arrow(split_batches(b"".join(parts)), columns=["offset", "value"])
+    assert rows.to_pydict() == {"offset": [0, 1, 3], "value": [b"a", b"b", b"c"]}
+    assert to_arrow(split_batches(parts[1])).num_rows == 0
+    assert to_arrow(split_batches(b"".join(parts)), from_offset=1, end_offset=3).num_rows == 1

@@ -229,3 +229,25 @@ def test_a_member_that_its_settings_no_longer_name_does_not_start(tmp_path: Path
         (folder.raft / "journal").touch()
         with pytest.raises(ConfigError, match="n1, n2, n3 lacks this node: n4 is a member"):
             GroupLink(settings, folder, Subjects(), InboxRule(("_INBOX.",)), Counter())
+
+
+@pytest.mark.parametrize(
+    ("url", "shows"),
+    [
+        ("nats://user:hal,ves@host:4222", "nats://user:***, ***@host:4222"),
+        ("nats://user:12/3,x@host", "nats://user:***, ***@host"),
+        ("user:hal,ves@host:4222", "user:***, ***@host:4222"),
+        ("nats://a:p@q/r?s#t@host:4222", "nats://***@host:4222"),
+        ("nats://host:4222,tls://other:4223/,nats://[::1]:4222,nats://[::1],host", None),
+        ("wss://host:443/a/path", None),
+    ],
+)
+def test_a_comma_in_a_password_shows_neither_half_of_it(url: str, shows: str | None) -> None:
+    """A list of URLs is cut at commas, before anybody knows what they are in."""
+    assert shown(url) == (url.replace(",", ", ") if shows is None else shows)
+    if shows is not None and "," in url:
+        with pytest.raises(ConfigError) as caught:
+            check_urls(url.split(","), bare=True)
+        secret = url.split(":")[-2 if url.endswith("4222") else -1].split("@")[0]
+        for half in secret.split(","):
+            assert half not in str(caught.value).removesuffix("has a path; a password with a slash in it has %2F there")

@@ -6,7 +6,7 @@ import pytest
 
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import parse_spec
-from liftpy.spark.options import Selection
+from liftpy.spark.options import Selection, SourceOptions
 
 
 def test_a_pattern_is_of_the_whole_name() -> None:
@@ -31,3 +31,9 @@ def test_offsets_that_are_allowed() -> None:
     found = parse_spec('{"b": {"1": 0}, "a": {"0": -2}}', "startingOffsets", words=("earliest",), specials=(-2,))
     assert found.offsets == ((("a", 0), -2), (("b", 1), 0))
     assert parse_spec("EARLIEST", "startingOffsets", words=("earliest",), specials=(-2,)).word == "earliest"
+
+
+@pytest.mark.parametrize("text", ["a{99999999999999}", "(" * 20_000, "(?P<", "[", "x" + ")" * 3])
+def test_a_pattern_that_is_none_is_refused_by_its_option(text: str) -> None:
+    with pytest.raises(ConfigError, match="subscribePattern"):
+        SourceOptions.parse({"subscribePattern": text, "nats": "nats://x"})
