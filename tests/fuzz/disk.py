@@ -21,6 +21,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from sidecar.settings import load_node_settings
+from tests.fuzz import meanings
 from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
 from tests.fuzz.metadata import _IMAGE
 
@@ -92,7 +93,15 @@ def _hello(data: bytes) -> Any:
     lineage = _LINEAGE[0]
     lineage.known, lineage._known_as, lineage.missed, lineage._doubts = {}, {}, (), {}
     lineage._changed = False
-    return lineage.heard("n2", data)
+    meant = meanings.hello_nonces(data)
+    trusted = lineage.heard("n2", data)
+    assert (meant is None) is (data == b""), "what is no tail is refused"
+    if meant is not None:
+        assert (trusted, lineage.known) == (True, {"n2": meant[0]})
+        is_held = bool(meant[1]) and lineage.holds(meant[1])
+        assert lineage._known_as == ({"n2": meant[1]} if is_held else {})
+        assert lineage._doubts == ({"n2": meant[1]} if meant[1] and not is_held else {})
+    return trusted
 
 
 _LINEAGE = [FolderLineage(Path(tempfile.mkdtemp(dir=FOLDER)), lambda: 6)]
@@ -260,6 +269,7 @@ def decoders() -> list[Decoder]:
             [b'node_id = "n1"\ndata = "/tmp/x"\ncontrollers = ["n1"]\nstatus_port = 1\n[replication]\nlease_s = 1.5\n'],
             _settings,
             c,
+            meanings.settings_text,
             covers=("sidecar.settings:_read_file",),
             make=damaged_json,
         ),

@@ -11,16 +11,18 @@ from liftpy.errors import ProtocolError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import MessageReader
 from liftpy.log import arrow
-from liftpy.service.sessions import ReplicaView, ServiceSessions
+from liftpy.service.sessions import ReplicaView, ServiceSessions, Tell
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, raft_pb2, service_pb2
+from liftpy.wire.addressee import address
 from liftpy.wire.batch import split_batches
 from liftpy.wire.header_block import parse_headers
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.wire.pieces import Piece
 from sidecar.raft import codec as raft_codec
 from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import PeerSessions
+from sidecar.raft.sessions import TERM_REACH, PeerSessions
+from tests.fuzz import meanings
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
 from tests.unit.wire import batch_fuzz
@@ -80,7 +82,12 @@ def _sessions(data: bytes) -> None:
     peer = sessions.peers["b"]
     peer.own_epoch, peer.epoch, peer.up, peer.parts = 77, 99, True, None
     peer.received = int.from_bytes(data[18:26], "little") - 1 if len(data) > 26 else 0
+    meant = meanings.session_message(data, 77, 99, peer.received)
+    _HANDED_ON.clear()
     sessions.receive("b", data, 1.0)
+    if meant is not None and meant[1] < TERM_REACH:
+        assert [("b", *meant)] == _HANDED_ON, "a message of the session is handed on"
+    assert all(("b", *(meant or ())) == found for found in _HANDED_ON), "and nothing else"
     sessions.receive("stranger", data, 1.0)
     sessions.outbox.clear()
 
@@ -91,7 +98,15 @@ def _session_frames() -> list[bytes]:
     return [head.pack(kind, flags, 99, 77, 5, 3) + b"a, b" for kind, flags in kinds]
 
 
-_SESSIONS = [PeerSessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 77)]
+_HANDED_ON: list[tuple[Any, ...]] = []
+
+
+def _hand_on(*message: Any) -> bool:
+    _HANDED_ON.append(message)
+    return True
+
+
+_SESSIONS = [PeerSessions("a", ("b",), _hand_on, lambda *_: None, lambda: 77)]
 _SESSIONS[0].online = True
 
 
@@ -120,7 +135,16 @@ def _reply(data: bytes) -> None:
 def _service(data: bytes) -> None:
     view = ReplicaView(True, False, 3, 0, 9, 10)
     sessions = ServiceSessions(PartitionKey("orders", "u1", 0), "n1", first_ack_id=1, session_ns=5, lease_ms=5, patience_ns=5)
-    sessions.hello(frames.parse(data, service_pb2.ServiceHello), "_INBOX.x", view, 1)
+    hello = frames.parse(data, service_pb2.ServiceHello)
+    said = sessions.hello(hello, "_INBOX.x", view, 1)
+    ours = hello.streamUid in ("", "u1") and meanings.is_name(hello.service)
+    answers = [effect.message for effect in said if isinstance(effect, Tell)]
+    assert [type(answer) for answer in answers] == (
+        [] if hello.leaving else [service_pb2.JoinLog if ours else service_pb2.ServiceRefusal]
+    )
+    for answer in answers:
+        assert (answer.service[:64], answer.instance) == (hello.service[:64], hello.instance), "the answer names who asked"
+    assert [service["service"] for service in sessions.report(9)] == ([hello.service] if ours and not hello.leaving else [])
     sessions.ack(frames.parse(data, service_pb2.ServiceAck), view)
     sessions.report(9)
 
@@ -133,7 +157,17 @@ def _batches(data: bytes) -> Any:
     assert table.num_rows == len(kept), "Arrow and records differ"
     assert [v.as_py() for v in table.column("value")] == [r.value for r in kept]
     assert [v.as_py() for v in table.column("offset")] == [r.offset for r in kept]
+    meanings.check_spark_rows(batches)
     return records
+
+
+def _addressed(data: bytes) -> tuple[Any, bytes, bytes]:
+    kind, address, payload = envelope.decode_addressed(data)
+    return kind, address, bytes(payload)
+
+
+def _addressed_again(found: tuple[Any, bytes, bytes]) -> bytes:
+    return envelope.checked_header(found[0], b"", (found[2],), found[1]) + found[2]
 
 
 def decoders() -> list[Decoder]:
@@ -151,6 +185,15 @@ def decoders() -> list[Decoder]:
             lambda f: envelope.encode(*f, crc=True),
             mended,
             covers=("liftpy.wire.envelope:decode", "liftpy.wire.envelope:decode_addressed"),
+        ),
+        Decoder(
+            "addressed envelope",
+            [_addressed_again((envelope.MessageType(n), a, b"p" * n)) for n in (3, 31) for a in (b"", address("u1", 2, 9))],
+            _addressed,
+            p,
+            _addressed_again,
+            mended,
+            covers=("liftpy.wire.envelope:decode_addressed",),
         ),
         *[_of_class(of) for of in frames._TYPES],
         Decoder(

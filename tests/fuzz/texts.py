@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import warnings
+from datetime import UTC, datetime
 from typing import Any
 
 from liftpy.client.positions import parse_start, parse_until
@@ -11,10 +13,12 @@ from liftpy.config import FlushPolicy
 from liftpy.errors import ConfigError
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec
-from liftpy.spark.options import SourceOptions
+from liftpy.spark.options import OPTIONS, SourceOptions
 from sidecar.bus import backlog
 from sidecar.status import desk as status_desk
+from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
+from tests.fuzz.mutate import bytes_of
 
 
 def _text(data: bytes) -> str:
@@ -23,25 +27,55 @@ def _text(data: bytes) -> str:
 
 def _names(data: bytes) -> None:
     text = _text(data)
-    for check in (
-        lambda: check_name(text, "x"),
-        lambda: check_data_subject(text, "liftpy"),
-        lambda: check_publisher_subject(text),
+    for check, is_one in (
+        (lambda: check_name(text, "x"), meanings.is_name(text)),
+        (lambda: check_data_subject(text, "liftpy"), meanings.is_data_subject(text, "liftpy")),
+        (lambda: check_publisher_subject(text), meanings.is_subject(text, forbidden="\"'\\")),
     ):
         said = ""
         try:
-            check()
+            assert check() == text
         except ConfigError as error:
             said = str(error)
+        assert (said == "") is is_one, "a plain reading of the rule says otherwise"
         assert len(said) < 800, "a name is shown shortened"
 
 
-_OPTIONS = {
+_OPTIONS: dict[str, bytes] = {
     "startingOffsets": b'{"orders": {"0": 5}}', "endingOffsets": b"latest", "assign": b'{"orders": [0]}',
     "subscribePattern": b"ord.*",
     "columns": b"value,key", "minPartitions": b"5", "patience": b"1.5", "nats": b"nats://x:4222,y", "maxOffsetsPerTrigger": b"7",
-    "startingTimestamp": b"1700000000000",
+    "startingTimestamp": b"1700000000000", "readFrom": b"leader", "failOnDataLoss": b"false", "includeHeaders": b"true",
 }  # fmt: skip
+_TOGETHER = [
+    {
+        "stream": "orders",
+        "nats": "nats://x:1,tls://y",
+        "namespace": "ns",
+        "nats.user": "u",
+        "nats.passwordFile": "/p",
+        "patience": "2",
+    },
+    {
+        "subscribe": "a, b",
+        "startingOffsets": '{"a": {"0": -2, "uid": "u1"}}',
+        "endingTimestamp": "1700000000000",
+        "readFrom": "leader",
+    },
+    {
+        "assign": '{"a": [0, 2], "b": [1]}',
+        "endingOffsets": '{"a": {"0": 7}}',
+        "columns": "value,headers",
+        "includeHeaders": "true",
+    },
+    {
+        "subscribePattern": "a.*|b",
+        "minPartitions": "9",
+        "maxOffsetsPerTrigger": "5",
+        "failOnDataLoss": "FALSE",
+        "nats.tlsCa": "/c",
+    },
+]
 
 
 def _options(data: bytes) -> Any:
@@ -51,6 +85,18 @@ def _options(data: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of regular expressions
         return SourceOptions.parse({**what, name: _text(data[1:])})
+
+
+def _options_together(data: bytes) -> SourceOptions:
+    """JSON of names and texts."""
+    try:
+        document = json.loads(data)
+        given = {str(name): str(value) for name, value in document.items()}
+    except (ValueError, RecursionError, AttributeError):
+        raise ConfigError("no options: Spark has texts only") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return SourceOptions.parse(given)
 
 
 def _checkpoint_offsets(data: bytes) -> Any:
@@ -65,6 +111,25 @@ def _checkpoint_offsets(data: bytes) -> Any:
 
 _STATUS_ASKED = [b"", b'{"after": ["orders", 3]}', b'{"after": ["x", 1e3]}']
 _TOLD = json.dumps({"data": {"server_id": "S", "connections": [{"cid": 7, "pending_bytes": 1, "out_msgs": 2, "reason": "x"}]}})
+
+
+_NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
+
+
+def _another_option(rng: random.Random, sample: bytes) -> bytes:
+    """One option more, less, from elsewhere, or with a spoiled text."""
+    given = json.loads(sample)
+    name = rng.choice([*given, *OPTIONS])
+    match rng.randrange(4):
+        case 0:
+            given.pop(name, None)
+        case 1:
+            given[name] = rng.choice([text for options in _TOGETHER for text in options.values()])
+        case 2:
+            given[name.upper()] = given.pop(name, "1")
+        case _:
+            given[name] = _text(bytes_of(rng, given.get(name, "1").encode()))
+    return json.dumps(given).encode()
 
 
 def decoders() -> list[Decoder]:
@@ -87,10 +152,19 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "positions",
-            [b"earliest", b"17", b"2026-01-31T12:00:00", b"-10m", b"end"],
-            lambda d: (parse_start(_text(d)), parse_until(_text(d))),
+            [b"earliest", b"latest", b"new", b"17", b"2026-01-31T12:00:00", b"2026-01-31T12:00:00.5+02:00", b"-10m"],
+            lambda d: parse_start(_text(d), _NOW),
             c,
-            covers=("liftpy.client.positions:parse_start", "liftpy.client.positions:parse_until"),
+            meanings.position_text,
+            covers=("liftpy.client.positions:parse_start",),
+        ),
+        Decoder(
+            "ends",
+            [b"end", b"17", b"2026-01-31T12:00:00", b"+1.5h"],
+            lambda d: parse_until(_text(d), _NOW),
+            c,
+            meanings.position_text,
+            covers=("liftpy.client.positions:parse_until",),
         ),
         Decoder(
             "flush policies",
@@ -124,6 +198,15 @@ def decoders() -> list[Decoder]:
             _options,
             c,
             make=damaged_json,
+            covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
+        ),
+        Decoder(
+            "Spark options together",
+            [json.dumps(options).encode() for options in _TOGETHER],
+            _options_together,
+            c,
+            meanings.options_text,
+            make=_another_option,
             covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
         ),
     ]

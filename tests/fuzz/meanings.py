@@ -1,0 +1,140 @@
+"""What bytes and texts mean, said a second time: a plain reading of each format, slow and without the code that it is compared to; and
+values written again, so that what is read of them has to be the same."""
+
+from __future__ import annotations
+
+import json
+import string
+import struct
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from liftpy.client.slices import BatchSlice
+from liftpy.spark.options import _FILES, SourceOptions
+from liftpy.spark.rows import RowBuilder
+from liftpy.spark.schema import COLUMNS
+from liftpy.wire.batch import RecordBatch
+from sidecar.settings import NodeSettings
+
+_LETTERS = frozenset(string.ascii_letters + string.digits + "_-")
+
+
+# ---- names -------------------------------------------------------------------------------------------------------------------
+def is_name(text: str) -> bool:
+    """1 to 64 letters, digits, _ and -."""
+    return 1 <= len(text) <= 64 and set(text) <= _LETTERS
+
+
+def is_subject(text: str, *, forbidden: str = "") -> bool:
+    """Tokens between dots, none empty; ``*`` and a ``>`` at the end stand alone; no blanks, no control characters."""
+    tokens = text.split(".")
+    if len(text) > 255 or not all(tokens):
+        return False
+    if tokens[-1] == ">":
+        tokens.pop()
+    bad = set("*>\x7f" + forbidden) | {chr(code) for code in range(32)}
+    return all(token == "*" or not any(c in bad or c.isspace() for c in token) for token in tokens)
+
+
+def is_data_subject(text: str, namespace: str) -> bool:
+    """A subject outside of what is the protocol's."""
+    first = text.split(".")[0]
+    reserved = first in ("*", ">", namespace) or first.startswith(("$", "_INBOX"))
+    return is_subject(text) and not reserved
+
+
+# ---- positions, settings, options ------------------------------------------------------------------------------------------
+def position_text(position: Any) -> bytes:
+    """A start or an end, as a user may write it."""
+    return (position.isoformat() if isinstance(position, datetime) else str(position)).encode()
+
+
+def settings_text(settings: NodeSettings) -> bytes:
+    """All of a node's settings, as its file has them."""
+    plain = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in ("credentials", "replication")}
+    lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
+    for table in ("credentials", "replication"):
+        lines.append(f"[{table}]")
+        held = getattr(settings, table)
+        lines += [f"{f.name} = {_toml(getattr(held, f.name))}" for f in fields(held)]
+    return "\n".join(lines).encode()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    text = "".join(f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 or c in '"\\' else c for c in str(value))
+    return f'"{text}"'
+
+
+def options_text(options: SourceOptions) -> bytes:
+    """As the source is given them, every option that has a value: JSON of names and texts."""
+    access, wanted = options.access, options.wanted
+    found = {"nats": access.servers, "namespace": access.namespace}
+    found |= {name: getattr(access, field) for name, field in _FILES.items() if getattr(access, field)}
+    if wanted.partitions:
+        named = {stream: [n for s, n in wanted.partitions if s == stream] for stream in wanted.streams}
+        found["assign"] = json.dumps(named)
+    elif wanted.pattern:
+        found["subscribePattern"] = wanted.pattern
+    else:
+        found["subscribe"] = ",".join(wanted.streams)
+    for which, spec in (("starting", options.starting), ("ending", options.ending)):
+        if spec is None:
+            continue
+        if spec.timestamp_ns is not None:
+            found[f"{which}Timestamp"] = str(spec.timestamp_ns // 1_000_000)
+        elif spec.word:
+            found[f"{which}Offsets"] = spec.word
+        else:
+            document: dict[str, dict[str, Any]] = {stream: {"uid": uid} for stream, uid in spec.uids}
+            for (stream, number), offset in spec.offsets:
+                document.setdefault(stream, {})[str(number)] = offset
+            found[f"{which}Offsets"] = json.dumps(document)
+    for name, number in (("minPartitions", options.min_partitions), ("maxOffsetsPerTrigger", options.max_records_per_trigger)):
+        found |= {name: str(number)} if number else {}
+    found["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
+    found["columns"] = ",".join(options.columns)
+    found["readFrom"] = "leader" if options.read_from_leader else "nearest"
+    found["patience"] = repr(options.patience_s)
+    return json.dumps(found).encode()
+
+
+# ---- frames of the metadata group --------------------------------------------------------------------------------------------
+_DATA, _FIRST, _LAST = 2, 1, 2
+
+
+def session_message(frame: bytes, own_epoch: int, epoch: int, received: int) -> tuple[bytes, int] | None:
+    """What a session that is up, and has ``received`` so many frames, hands on of ``frame`` alone: (message, term); None: nothing."""
+    if len(frame) < 34:
+        return None
+    kind, flags, of, to, number, term = struct.unpack("<BBQQQQ", frame[:34])
+    whole = flags & _FIRST and flags & _LAST
+    return (frame[34:], term) if whole and (kind, of, to, number) == (_DATA, epoch, own_epoch, received + 1) else None
+
+
+def hello_nonces(tail: bytes) -> tuple[int, int, tuple[int, ...]] | None:
+    """(the sender's nonce, the one that it knows of the receiver, the others that it holds); None: it is none, or says nothing."""
+    if len(tail) < 17:
+        return None
+    nonce, known, count = (int.from_bytes(tail[a:b], "little") for a, b in ((0, 8), (8, 16), (16, 17)))
+    others = tuple(int.from_bytes(tail[at : at + 8], "little") for at in range(17, len(tail), 8))
+    return (nonce, known, others) if nonce and len(tail) == 17 + 8 * count else None
+
+
+# ---- Spark's rows ------------------------------------------------------------------------------------------------------------
+def check_spark_rows(batches: list[RecordBatch]) -> None:
+    """Those of ``batches`` that Spark can show at all (its texts are UTF-8, its times have a bound) are the records."""
+    pieces = [piece for batch in batches if (piece := BatchSlice.between(batch, batch.base_offset, None)) is not None]
+    names = tuple(name for name in COLUMNS if name not in ("subject", "headers", "timestamp"))
+    rows = [row for made in RowBuilder("orders", 3, names).batches(pieces) for row in made.to_pylist()]
+    records = [(record, piece.batch.leader_epoch) for piece in pieces for record in piece.records()]
+    assert len(rows) == len(records)
+    for row, (record, epoch) in zip(rows, records, strict=True):
+        said = {"key": record.key, "value": record.value, "stream": "orders", "partition": 3, "offset": record.offset}
+        assert row == {**said, "leader_epoch": epoch}
