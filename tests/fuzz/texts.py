@@ -96,7 +96,11 @@ def _options_together(data: bytes) -> SourceOptions:
         raise ConfigError("no options: Spark has texts only") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return SourceOptions.parse(given)
+        options = SourceOptions.parse(given)
+    written = json.loads(meanings.options_text(options))
+    for name, text in given.items():
+        meanings.check_option(next(known for known in OPTIONS if known.lower() == name.lower()), text, written)
+    return options
 
 
 def _checkpoint_offsets(data: bytes) -> Any:
@@ -174,7 +178,11 @@ def decoders() -> list[Decoder]:
             lambda f: str(f).encode(),
             covers=("liftpy.config:FlushPolicy.parse",),
         ),
-        Decoder("names", [b"orders", b"data.*.x.>", b"n1", b"_INBOX.x"], _names),
+        Decoder(
+            "names",
+            [b"orders", b"data.*.x.>", b"n1", b"_INBOX.x", b"n" * 63, b"n" * 64, b"a." * 127 + b"a", b"a." * 126 + b"ab"],
+            _names,
+        ),
         Decoder(
             "Spark checkpoint",
             [b'{"orders": {"uid": "u1", "0": 5, "1": 7}}'],
