@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 from liftpy.ids import PartitionKey
@@ -34,7 +35,7 @@ def test_a_wake_up_names_the_stream_and_reaches_it_by_that() -> None:
 
     bus: Any = Bus()
     delivered: list[tuple[str, int, str, events.Event]] = []
-    requests = Requests(nothing, nothing, nothing)
+    requests = Requests(*[nothing] * len(fields(Requests)))
     node = Notifications(
         bus,
         Subjects(),
