@@ -237,16 +237,16 @@ class Node:
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = Reporter(
-            settings,
-            self.incarnation,
-            group,
-            links,
-            self.partitions,
-            self.counters,
-            self._scrub,
-            self._descriptors,
-            self._flush_times,
-            self._flush_place,
+            settings=settings,
+            incarnation=self.incarnation,
+            group=group,
+            links=links,
+            partitions=self.partitions,
+            counters=self.counters,
+            scrub=self._scrub,
+            descriptors=self._descriptors,
+            flush_times=self._flush_times,
+            flush_place=self._flush_place,
         )
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)

@@ -196,12 +196,12 @@ def test_nothing_is_there_that_nobody_refers_to() -> None:
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
-def test_a_public_class_has_its_name_alone() -> None:
+def test_a_class_has_its_name_alone() -> None:
     """Whoever meets a name in a log, a trace or a review has one place to look."""
     assert not tidy_names.names_of_two_classes(MODULES)
     of_c = "class Lease: ...\nclass _Session: ..."
     twice = {"a.b": ast.parse("class Lease: ..."), "c": ast.parse(of_c), "d": ast.parse("class _Session: ...")}
-    assert tidy_names.names_of_two_classes(twice) == {"Lease": ["a.b", "c"]}
+    assert tidy_names.names_of_two_classes(twice) == {"Lease": ["a.b", "c"], "_Session": ["c", "d"]}
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
@@ -226,6 +226,17 @@ def test_constructors_take_few_parameters() -> None:
 def test_records_of_many_fields_are_made_by_keywords() -> None:
     found, listed = tidy_names.positional_records(MODULES), set(tidy_names.POSITIONAL_RECORDS)
     assert found == listed, f"{sorted(found ^ listed)}: say kw_only=True, or listed in tests/tidy_names.py and not so"
+
+
+def test_events_effects_and_wide_constructors_are_called_by_keywords() -> None:
+    assert not tidy_names.by_position(MODULES)
+    wide = sorted(tidy_names.WIDE_CONSTRUCTORS)[0]
+    module, _, name = wide.rpartition(".")
+    loose = {
+        module: ast.parse(f"class {name}:\n    def __init__(self, a, *, b): ..."),
+        "liftpy.replica.events": ast.parse("@dataclass(frozen=True)\nclass E: ...\n@dataclass(kw_only=True)\nclass F: ..."),
+    }
+    assert tidy_names.by_position(loose) == {wide, "liftpy.replica.events.E"}
 
 
 def test_classes_have_few_attributes() -> None:
@@ -276,6 +287,14 @@ def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
     ]
     assert marked
     assert not [path for path in marked if not path.startswith(ONE_AT_A_TIME)]
+
+
+def test_the_classifiers_are_the_versions_that_the_whole_suite_runs_on() -> None:
+    """CONTRIBUTING.md has the command; who adds a version runs it there first."""
+    said = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    command = re.search(r"^for v in ((?:3\.\d+ ?)+); do .* -m pytest", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    assert command is not None
+    assert command[1].split() == said
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

@@ -61,6 +61,9 @@ UNREFERENCED = {
 }
 """Name -> why it is there though nothing that is shipped refers to it."""
 
+RECORDS_BY_KEYWORD = ("liftpy.replica.effects", "liftpy.replica.events")
+"""Every dataclass of these says ``kw_only=True``: a number alone in a call says neither its unit nor whether it is inclusive."""
+
 WIDE_CONSTRUCTORS = {
     "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
     "liftpy.service.feeding.Feeder": "9: what a feed is made of",
@@ -69,7 +72,7 @@ WIDE_CONSTRUCTORS = {
 }
 POSITIONAL_RECORDS = {
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
-    "liftpy.cluster.session._Session": "made in one place",
+    "liftpy.cluster.session._NodeSession": "made in one place",
     "liftpy.ingest.columns.MessageColumns": "made in one place",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
@@ -155,6 +158,19 @@ def wide_constructors(trees: Mapping[str, ast.Module]) -> set[str]:
     return wide
 
 
+def by_position(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Wide constructors, events and effects that may be called with arguments by position."""
+    found = set()
+    for name, node in _classes(trees):
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__" and name in WIDE_CONSTRUCTORS:
+                found |= {name} if len(method.args.args) > 1 else set()
+        decorators = [ast.unparse(decorator) for decorator in node.decorator_list if "dataclass" in ast.unparse(decorator)]
+        if name.rpartition(".")[0] in RECORDS_BY_KEYWORD and not all("kw_only=True" in text for text in decorators):
+            found.add(name)
+    return found
+
+
 def positional_records(trees: Mapping[str, ast.Module]) -> set[str]:
     """Dataclasses with more than MAX_PARAMETERS fields that are not keyword-only."""
     found = set()
@@ -182,10 +198,9 @@ def large_classes(trees: Mapping[str, ast.Module]) -> set[str]:
 
 
 def names_of_two_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Public class name -> the modules that define it, where there are several: one word, two meanings."""
+    """Class name -> the modules that define it, where there are several: one word, two meanings."""
     places: dict[str, list[str]] = {}
     for name, _ in _classes(trees):
         module, _, own = name.rpartition(".")
-        if not own.startswith("_"):
-            places.setdefault(own, []).append(module)
+        places.setdefault(own, []).append(module)
     return {own: modules for own, modules in places.items() if len(modules) > 1}

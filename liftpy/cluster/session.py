@@ -59,7 +59,7 @@ class LeaseAnswer:
 
 
 @dataclass(slots=True)
-class _Session:
+class _NodeSession:
     incarnation: int
     fenced: bool
     """As the image says."""
@@ -92,7 +92,7 @@ class NodeSessions:
         self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
         self._retry_ns = self._session_ns // 2
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
         self._leading = False
         self._earliest_ns = 0
@@ -125,7 +125,7 @@ class NodeSessions:
         for node_id, node in image.nodes.items():
             held = self._sessions.get(node_id)
             if held is None or held.incarnation != node.incarnation:
-                self._sessions[node_id] = _Session(node.incarnation, node.fenced, now_ns, now_ns + self._session_ns)
+                self._sessions[node_id] = _NodeSession(node.incarnation, node.fenced, now_ns, now_ns + self._session_ns)
             elif held.fenced != node.fenced:
                 held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
                 if node.fenced:

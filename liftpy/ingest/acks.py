@@ -66,7 +66,7 @@ class Publishers:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Unanswered:
     base_offset: int
     last_offset: int
     """Inclusive."""
@@ -80,7 +80,7 @@ class PendingAcks:
         self._shell = shell
         self.key = key
         self._data_subject = data_subject
-        self._waiting: dict[AckPolicy, deque[_Waiting]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._json_prefix = b'{"stream":"%b","seq":' % key.stream.encode()
         self.count = 0
 
@@ -93,7 +93,7 @@ class PendingAcks:
         else:
             wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
         for policy in wanted:
-            self._waiting[policy].append(_Waiting(base_offset, last_offset, publishers))
+            self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers))
             self.count += count
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
@@ -110,7 +110,7 @@ class PendingAcks:
         if lines:
             self._shell.send_lines(lines)
 
-    def _answer(self, entry: _Waiting, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
+    def _answer(self, entry: _Unanswered, policy: AckPolicy, leader_epoch: int, now_wall_ns: int, lines: list[bytes]) -> None:
         publishers = entry.publishers
         prefix = self._json_prefix
         seq = entry.base_offset + 1  # JetStream counts from 1

@@ -87,6 +87,7 @@ class Ingest:
 
     def __init__(
         self,
+        *,
         shell: IngestShell,
         subject: str,
         config: ReplicationConfig,
@@ -95,7 +96,6 @@ class Ingest:
         inboxes: InboxRule,
         acks: PendingAcks,
         feed: Callable[[PublishesReceived], None],
-        *,
         wall_ns: Callable[[], int],
         log_end_offset: Callable[[], int],
         may_refuse: Callable[[], bool],
@@ -253,7 +253,14 @@ class Ingest:
         self._next_token += 1
         self._tokens[token] = body, columns.publishers
         self._feed(
-            PublishesReceived(token, body.record_count, body.size_bytes, now_wall_ns, plain_count, bool(columns.expected))
+            PublishesReceived(
+                token=token,
+                record_count=body.record_count,
+                size_bytes=body.size_bytes,
+                received_wall_ns=now_wall_ns,
+                plain_count=plain_count,
+                conditional=bool(columns.expected),
+            )
         )
 
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:

@@ -32,7 +32,7 @@ class CandidateRole(ReplicaRole):
     def enter(self, now_ns: int, out: Effects) -> None:
         """Persist the proposed epoch first: after a restart, no older state is followed."""
         super().enter(now_ns, out)
-        out.append(PersistLeaderEpoch(self.leader_epoch))
+        out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
         """Passed over; a candidate that becomes the leader is not left but taken over, and serves on."""
@@ -60,7 +60,7 @@ class CandidateRole(ReplicaRole):
             return
         self.to_phase(Leading.REPLAY, out)
         out.append(StartServing())
-        out.append(ReplayLog(self.log.log_end_offset))
+        out.append(ReplayLog(end_offset=self.log.log_end_offset))
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
@@ -81,7 +81,15 @@ class CandidateRole(ReplicaRole):
         """Say how far it is: progress keeps the candidate from being passed over; repeated, since a report may be lost."""
         finished = self.phase is Leading.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
-        out.append(ReportPromotion(self.leader_epoch, epoch, self._replayed_end_offset, newest_offset, finished))
+        out.append(
+            ReportPromotion(
+                leader_epoch=self.leader_epoch,
+                epoch=epoch,
+                replayed_end_offset=self._replayed_end_offset,
+                newest_offset=newest_offset,
+                finished=finished,
+            )
+        )
         interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 

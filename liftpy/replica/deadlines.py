@@ -18,7 +18,7 @@ class Deadlines:
         """Ask for ``kind`` at ``at_ns``, replacing an earlier one."""
         if self._at_ns.get(kind) != at_ns:
             self._at_ns[kind] = at_ns
-            out.append(SetDeadline(kind, at_ns))
+            out.append(SetDeadline(kind=kind, at_ns=at_ns))
 
     def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
         """Ask for ``kind`` at ``at_ns``, unless it is set for an earlier time already."""
@@ -28,7 +28,7 @@ class Deadlines:
     def cancel(self, kind: Deadline, out: list[Effect]) -> None:
         """No longer wanted."""
         if self._at_ns.pop(kind, None) is not None:
-            out.append(SetDeadline(kind, None))
+            out.append(SetDeadline(kind=kind, at_ns=None))
 
     def cancel_all(self, out: list[Effect]) -> None:
         """The role ends."""
@@ -45,7 +45,7 @@ class Deadlines:
         if at_ns is None:
             return None
         if now_ns < at_ns:
-            out.append(SetDeadline(kind, at_ns))
+            out.append(SetDeadline(kind=kind, at_ns=at_ns))
             return None
         del self._at_ns[kind]
         return now_ns - at_ns

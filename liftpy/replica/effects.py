@@ -33,7 +33,7 @@ from liftpy.replica.events import Deadline, RefusalReason
 from liftpy.replica.phases import RoleName
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppendBatch:
     """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
     before LogFlushed."""
@@ -63,7 +63,7 @@ class RejectReason(Enum):
     WRONG_STREAM = 11
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RejectPublishes:
     """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
 
@@ -73,7 +73,7 @@ class RejectPublishes:
     """What they are told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropPublishes:
     """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
     one that may has heard them too, so that a negative ack could be a lie [A2]. Or nobody waits for one."""
@@ -84,7 +84,7 @@ class DropPublishes:
     """Why they are lost, for the counters; None: this replica does not lead."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendAcks:
     """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
 
@@ -96,12 +96,12 @@ class SendAcks:
     """In which this replica leads, with a lease of now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropPendingAcks:
     """Forget the waiting publishers without an answer: their records may or may not survive the change of leader."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppendFetched:
     """Follower: append the batches kept under ``token`` as they are, through ``last_offset``. Where they show compaction, first store
     that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
@@ -116,7 +116,7 @@ class AppendFetched:
     """Of the leader that was fetched from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropFetched:
     """Follower: the answer under ``token`` is not used (stale, gap); free it."""
 
@@ -126,7 +126,7 @@ class DropFetched:
     """Counted, for people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutLog:
     """Cut the log; answer LogCut when that is on the disk."""
 
@@ -134,7 +134,7 @@ class CutLog:
     """Exclusive: the log end after it, or less where that is inside a batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartLogAfresh:
     """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
     common with the leader's, or was compacted by records that are to be cut. Answer LogCut when that is on the disk."""
@@ -143,7 +143,7 @@ class StartLogAfresh:
     """Inclusive: log start and log end of the new one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaiseHighWatermark:
     """Records are committed: serve them, wake readers, checkpoint by the interval."""
 
@@ -151,7 +151,7 @@ class RaiseHighWatermark:
     """Inclusive: the newest committed record; flushed here, never below an earlier one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckLog:
     """Leader: a follower complains of what it was served; read that again from the disk, within bounds (``Log.complaint``)."""
 
@@ -161,7 +161,7 @@ class RecheckLog:
     """Who complains."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendFetch:
     """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
 
@@ -183,7 +183,7 @@ class SendFetch:
     """What the last flush took, in ns; 0: nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitQuietly:
     """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
     (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
@@ -196,12 +196,12 @@ class WaitQuietly:
     """In which this replica follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopWaiting:
     """Follower: ask no more for the fetch of WaitQuietly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmQuiet:
     """Leader: a fetch still waits at the log end, and has been counted."""
 
@@ -209,7 +209,7 @@ class ConfirmQuiet:
     """Of the QuietFetchReceived."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
@@ -223,7 +223,7 @@ class SendEpochQuery:
     """LeaderEpoch that is followed: only its leader answers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendFetchResponse:
     """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
 
@@ -239,7 +239,7 @@ class SendFetchResponse:
     """The replica for which the way back is kept, for one AnswerWaiter; '': it is not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerWaiter:
     """Leader: there is more for ``replica``, whose last fetch was answered with nothing: answer that fetch again. Nothing is sent
     where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
@@ -254,7 +254,7 @@ class AnswerWaiter:
     """In which it is answered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TellWaiter:
     """Leader: HW has risen, and ``replica`` waits at the log end: answer its last fetch once more, with nothing but the HW of now.
     The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
@@ -265,7 +265,7 @@ class TellWaiter:
     """In which it is answered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendFetchRefusal:
     """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
@@ -279,7 +279,7 @@ class SendFetchRefusal:
     """Inclusive: of this log; where who is BEFORE_LOG_START begins afresh."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendEpochAnswer:
     """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
 
@@ -295,7 +295,7 @@ class SendEpochAnswer:
     """Inclusive: of this log."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyReplica:
     """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
 
@@ -303,7 +303,7 @@ class NotifyReplica:
     """Who is woken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReplica:
     """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
 
@@ -311,7 +311,7 @@ class ProbeReplica:
     """Who is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendNotice:
     """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for who looks on."""
 
@@ -329,7 +329,7 @@ class SendNotice:
     """Inclusive: of this log."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeIsr:
     """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
 
@@ -347,7 +347,7 @@ class ProposeIsr:
     """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLeader:
     """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
 
@@ -365,7 +365,7 @@ class ReportLeader:
     """The leader lacks what is known here to be committed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveIsr:
     """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
 
@@ -373,7 +373,7 @@ class LeaveIsr:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpLeadership:
     """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
 
@@ -383,7 +383,7 @@ class GiveUpLeadership:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAside:
     """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
     for. A leader that stays takes publishes again."""
@@ -396,7 +396,7 @@ class StepAside:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistLeaderEpoch:
     """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
 
@@ -404,7 +404,7 @@ class PersistLeaderEpoch:
     """States of an older one are not followed any more, by the next process neither."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPromotion:
     """Candidate: tell the metadata group how far the promotion is."""
 
@@ -420,7 +420,7 @@ class ReportPromotion:
     """The metadata group may record this node as leader."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayLog:
     """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
 
@@ -428,22 +428,22 @@ class ReplayLog:
     """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartServing:
     """Leader: listen on ``.replicate`` and ``.offset``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSubject:
     """Leader: subscribe to the stream's data subject and take publishes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSubject:
     """Stop taking publishes, and stop listening on ``.replicate`` and ``.offset``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeadline:
     """Feed DeadlineReached(kind) when its time has come, not before; replaces an earlier one of this kind."""
 
@@ -453,7 +453,7 @@ class SetDeadline:
     """Monotonic ns; None: cancel it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleChanged:
     """For status and logs: what this replica is now."""
 

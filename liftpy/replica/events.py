@@ -14,7 +14,7 @@ from enum import Enum
 from liftpy.partition import HeldPartition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogOpened:
     """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
 
@@ -32,7 +32,7 @@ class LogOpened:
     """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogCompacted:
     """Compaction has looked at the log, here or where it was fetched, and that is on the disk. Fed behind LogOpened too."""
 
@@ -42,7 +42,7 @@ class LogCompacted:
     """None of these records was written after it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
@@ -53,7 +53,7 @@ class PartitionChanged:
     where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataHeard:
     """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
 
@@ -66,7 +66,7 @@ class MetadataHeard:
     """Monotonic ns, of this node."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataPathChanged:
     """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
 
@@ -74,7 +74,7 @@ class DataPathChanged:
     """How it is now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishesReceived:
     """Messages arrived on the data subject; together they become one batch. Where the replica does not ``takes_publishes``, all of
     the messages of one event are plain, or none is. They are nowhere until the core says AppendBatch."""
@@ -128,7 +128,7 @@ class FetchReceived:
     """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQueryReceived:
     """A LeaderEpochOffsetRequest on ``.offset``."""
 
@@ -144,7 +144,7 @@ class EpochQueryReceived:
     """As in FetchReceived."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpan:
     """What the core needs to know of one received record batch (its CRC has been checked)."""
 
@@ -156,7 +156,7 @@ class BatchSpan:
     """In which it was written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchAnswered:
     """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
 
@@ -172,7 +172,7 @@ class FetchAnswered:
     """In the order of the bytes kept under ``token``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPieceArrived:
     """Part of the next batch came; what is held of it is kept outside. The next fetch asks for more."""
 
@@ -197,7 +197,7 @@ class RefusalReason(Enum):
     WRONG_STREAM = 7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRefused:
     """A ReplicationRefusal, of a fetch or an epoch query."""
 
@@ -211,7 +211,7 @@ class FetchRefused:
     """Inclusive: of the leader's log."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
     """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
 
@@ -223,7 +223,7 @@ class RequestFailed:
     """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQueryAnswered:
     """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
 
@@ -239,7 +239,7 @@ class EpochQueryAnswered:
     """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFlushed:
     """More of the log is on the disk, or counts so by the stream's flush policy.
 
@@ -252,7 +252,7 @@ class LogFlushed:
     """What the disk needed for it, in ns, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogCut:
     """The cut asked for by CutLog, or the fresh start by StartLogAfresh, is done and on the disk.
 
@@ -263,7 +263,7 @@ class LogCut:
     """Exclusive: the log end now; below the one asked for where that was inside a batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogStartMoved:
     """Retention moved the log start; what is before it is not served any more."""
 
@@ -271,7 +271,7 @@ class LogStartMoved:
     """Inclusive; never falls, never above HW + 1 [D26]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFailed:
     """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
 
@@ -283,12 +283,12 @@ class StorageFailed:
     """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WokenUp:
     """A PartitionNotification for this partition: there is something to fetch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReceived:
     """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, or so it says: nobody asked for it. It
     wakes, and nothing that it says is acted on besides."""
@@ -307,7 +307,7 @@ class NoticeReceived:
     """Inclusive: of the leader's log."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuietFetchReceived:
     """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
 
@@ -323,7 +323,7 @@ class QuietFetchReceived:
     """Of its last fetch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuietEnded:
     """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
 
@@ -331,7 +331,7 @@ class QuietEnded:
     """Monotonic, ns: when the leader's node was last heard. None: nothing says that the fetch does not wait, but nobody asks for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IsrChangeAnswered:
     """The metadata group answered ProposeIsr."""
 
@@ -357,7 +357,7 @@ class Deadline(Enum):
     __hash__ = object.__hash__  # by identity, as they are compared: an enum's own is a call into Python, several times an event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAbsent:
     """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
 
@@ -365,7 +365,7 @@ class ReplicaAbsent:
     """Who was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineReached:
     """The time given by SetDeadline has come."""
 
@@ -373,7 +373,7 @@ class DeadlineReached:
     """Which one; one that was cancelled meanwhile is ignored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayProgressed:
     """Derived state covers more of the log, not yet all of it: the candidate is alive."""
 
@@ -381,7 +381,7 @@ class ReplayProgressed:
     """Exclusive: covered below it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderEpochPersisted:
     """A LeaderEpoch is on the disk (answer to PersistLeaderEpoch)."""
 
@@ -389,7 +389,7 @@ class LeaderEpochPersisted:
     """States of an older one are ignored from now on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFinished:
     """Derived state covers the log (answer to ReplayLog)."""
 
@@ -397,7 +397,7 @@ class ReplayFinished:
     """Exclusive: covered below it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """The node stops: give up the role in good order. Last event of a replica."""
 

@@ -117,10 +117,18 @@ class FetchDesk:
         """Send what follows ``event.offset``; HW is the one at that time. A complaint is looked into first, if it is one of the
         process that counts."""
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
-            out.append(RecheckLog(event.bad_offset, event.replica))
+            out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
         self.followers[event.replica].told_high_watermark = self._log.high_watermark
         kept_for = event.replica if self.awaits_answer(event.replica) else ""
-        out.append(SendFetchResponse(event.token, event.offset + 1, self._max_bytes(event), self._leader_epoch, kept_for))
+        out.append(
+            SendFetchResponse(
+                token=event.token,
+                from_offset=event.offset + 1,
+                max_bytes=self._max_bytes(event),
+                leader_epoch=self._leader_epoch,
+                kept_for=kept_for,
+            )
+        )
 
     def awaits_answer(self, replica: str) -> bool:
         """Whether the last fetch of ``replica`` was answered with nothing and can be answered again."""
@@ -136,9 +144,16 @@ class FetchDesk:
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
                 self.followers[waiter.replica].told_high_watermark = self._log.high_watermark
-                out.append(AnswerWaiter(waiter.replica, waiter.end_offset, waiter.max_bytes, self._leader_epoch))
+                out.append(
+                    AnswerWaiter(
+                        replica=waiter.replica,
+                        from_offset=waiter.end_offset,
+                        max_bytes=waiter.max_bytes,
+                        leader_epoch=self._leader_epoch,
+                    )
+                )
             else:
-                out.append(NotifyReplica(waiter.replica))
+                out.append(NotifyReplica(replica=waiter.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
@@ -150,11 +165,23 @@ class FetchDesk:
         elif event.current_epoch != self._leader_epoch:
             reason = RefusalReason.STALE_EPOCH
         if reason is not None:
-            out.append(SendFetchRefusal(event.token, reason, self._leader_epoch, log.log_start_offset))
+            out.append(
+                SendFetchRefusal(
+                    token=event.token, reason=reason, leader_epoch=self._leader_epoch, log_start_offset=log.log_start_offset
+                )
+            )
             return
         epoch, end_offset = log.epochs.end_offset_for(event.asked_epoch, log.log_end_offset)
         last_offset = end_offset - 1 if epoch != NO_EPOCH else -1
-        out.append(SendEpochAnswer(event.token, epoch, last_offset, self._leader_epoch, log.log_start_offset))
+        out.append(
+            SendEpochAnswer(
+                token=event.token,
+                leader_epoch=epoch,
+                last_offset=last_offset,
+                current_epoch=self._leader_epoch,
+                log_start_offset=log.log_start_offset,
+            )
+        )
 
     def positions(self) -> dict[str, int | None]:
         """Newest flushed offset by replica (inclusive; None: unknown in this epoch), this node's own included."""

@@ -160,7 +160,11 @@ class FollowerRole(ReplicaRole):
         request_id = self._next_request(now_ns, out)
         self._asks_for_horizon = lacks_superseding(self.log) and not self._horizon_reached
         self._asked_epoch = self.log.horizon.leader_epoch if self._asks_for_horizon else self.log.epochs.latest_epoch
-        out.append(SendEpochQuery(request_id, self.leader, self._asked_epoch, self.leader_epoch))
+        out.append(
+            SendEpochQuery(
+                request_id=request_id, leader=self.leader, asked_epoch=self._asked_epoch, current_epoch=self.leader_epoch
+            )
+        )
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
         """Cut to the largest common prefix, and ask again until the epochs agree [D12]."""
@@ -188,7 +192,7 @@ class FollowerRole(ReplicaRole):
         if cut.end_offset < self.log.log_end_offset:
             self._waits_for(Following.CUTTING)
             self.log.cut(cut.end_offset)
-            out.append(CutLog(cut.end_offset))
+            out.append(CutLog(end_offset=cut.end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -201,7 +205,7 @@ class FollowerRole(ReplicaRole):
         self._asks_again = False
         self._waits_for(Following.CUTTING)
         self.log.start_afresh(start_offset)
-        out.append(StartLogAfresh(start_offset))
+        out.append(StartLogAfresh(start_offset=start_offset))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
         """The cut is durable: go on."""
@@ -226,14 +230,14 @@ class FollowerRole(ReplicaRole):
         log = self.log
         out.append(
             SendFetch(
-                self._next_request(now_ns, out),
-                self.leader,
-                log.flushed_newest_offset,
-                0 if log.is_empty else log.epochs.latest_epoch,
-                self.leader_epoch,
-                self.shared.config.replication_max_bytes,
-                self._bad_offset,
-                self.shared.flush_ns,
+                request_id=self._next_request(now_ns, out),
+                leader=self.leader,
+                offset=log.flushed_newest_offset,
+                offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
+                leader_epoch=self.leader_epoch,
+                max_bytes=self.shared.config.replication_max_bytes,
+                bad_offset=self._bad_offset,
+                flush_ns=self.shared.flush_ns,
             )
         )
 
@@ -261,7 +265,14 @@ class FollowerRole(ReplicaRole):
             self._quiet_rounds, self._bad_offset = 0, None
             self._waits_for(Following.FLUSHING)
             self.log.append_spans(event.spans)
-            out.append(AppendFetched(event.token, self.log.newest_offset, event.high_watermark, event.leader_epoch))
+            out.append(
+                AppendFetched(
+                    token=event.token,
+                    last_offset=self.log.newest_offset,
+                    leader_high_watermark=event.high_watermark,
+                    leader_epoch=event.leader_epoch,
+                )
+            )
         else:
             self._learn_high_watermark(event.high_watermark, out)
             self._idle_request_id = event.request_id
@@ -299,7 +310,7 @@ class FollowerRole(ReplicaRole):
 
     def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
         if event.spans:
-            out.append(DropFetched(event.token, why))
+            out.append(DropFetched(token=event.token, why=why))
 
     def _problem(self, event: FetchAnswered) -> str:
         """Why the answer may not be appended, '' when it may [D14, D15, D16]."""
@@ -333,7 +344,7 @@ class FollowerRole(ReplicaRole):
             self._waits_for(Following.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
             self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
-            out.append(WaitQuietly(self._idle_request_id, self.leader, self.leader_epoch))
+            out.append(WaitQuietly(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
             return
         self._waits_for(Following.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)

@@ -94,7 +94,7 @@ class LeaderRole(ReplicaRole):
             self.to_phase(Leading.INIT, out)
         else:
             out.append(StartServing())
-            out.append(ReplayLog(self.log.log_end_offset))
+            out.append(ReplayLog(end_offset=self.log.log_end_offset))
         deadlines = self.shared.deadlines
         deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns, out)
         self._send_notices(now_ns, out)
@@ -120,7 +120,7 @@ class LeaderRole(ReplicaRole):
     def leave(self, out: Effects) -> None:
         """Close, and forget who waits: what they published may or may not survive."""
         super().leave(out)
-        out.extend(DropPublishes(event.token, RejectReason.NOT_LEADER) for event in self.intake.close())
+        out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
         out.append(CloseSubject())
         out.append(DropPendingAcks())
 
@@ -146,7 +146,7 @@ class LeaderRole(ReplicaRole):
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
             if self._is_short and self.intake.holds and self.may_refuse(now_ns):
                 held = self.intake.withdraw_answerable()
-                out.extend(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR) for event in held)
+                out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in held)
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
@@ -174,18 +174,26 @@ class LeaderRole(ReplicaRole):
         self._look_soon(now_ns, out)
         short = self._is_short
         if short and not event.is_plain and self.may_refuse(now_ns):
-            out.append(RejectPublishes(event.token, RejectReason.BELOW_MIN_ISR))
+            out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
         elif not (self.intake.holds or (short and event.is_plain)) and self.intake.may_append():
             self._append(event, out)
         elif event.conditional or not self.intake.hold(event):
             reason = RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED
             may_tell = not event.is_plain and self.may_refuse(now_ns)
-            out.append(RejectPublishes(event.token, reason) if may_tell else DropPublishes(event.token, reason))
+            out.append(
+                RejectPublishes(token=event.token, reason=reason)
+                if may_tell
+                else DropPublishes(token=event.token, reason=reason)
+            )
 
     def _append(self, event: PublishesReceived, out: Effects) -> None:
         base_offset = self.log.append(event.record_count, self.leader_epoch)
         self.intake.appended(self.log.newest_offset, event.size_bytes)
-        out.append(AppendBatch(event.token, base_offset, self.leader_epoch, event.received_wall_ns))
+        out.append(
+            AppendBatch(
+                token=event.token, base_offset=base_offset, leader_epoch=self.leader_epoch, timestamp_ns=event.received_wall_ns
+            )
+        )
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
@@ -249,8 +257,8 @@ class LeaderRole(ReplicaRole):
         ]
         for replica, progress in silent:
             progress.probed = True
-            out.append(ProbeReplica(replica))
-            out.append(NotifyReplica(replica))
+            out.append(ProbeReplica(replica=replica))
+            out.append(NotifyReplica(replica=replica))
         again_ns = _PROBE_AGAIN_NS if silent else self._probe_after_ns
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 
@@ -271,10 +279,12 @@ class LeaderRole(ReplicaRole):
             return
         if due_leader:
             self._acked_leader_through = log.flushed_newest_offset
-            out.append(SendAcks(AckPolicy.LEADER, log.flushed_newest_offset, self.leader_epoch))
+            out.append(
+                SendAcks(policy=AckPolicy.LEADER, through_offset=log.flushed_newest_offset, leader_epoch=self.leader_epoch)
+            )
         if due_all:
             self._acked_all_through = log.high_watermark
-            out.append(SendAcks(AckPolicy.ALL, log.high_watermark, self.leader_epoch))
+            out.append(SendAcks(policy=AckPolicy.ALL, through_offset=log.high_watermark, leader_epoch=self.leader_epoch))
 
     # ---- followers -------------------------------------------------------------------------------------------------
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
@@ -302,7 +312,7 @@ class LeaderRole(ReplicaRole):
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
         """Confirm that it still waits, and count it; it moves no position, so no HW either. Who is not confirmed fetches."""
         if self.desk.still_waits(event, now_ns):
-            out.append(ConfirmQuiet(event.token))
+            out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Tell a follower where an epoch ends on this log."""
@@ -326,12 +336,23 @@ class LeaderRole(ReplicaRole):
         where one does, so that none has to fetch for it, else as CommitPosition."""
         log = self.log
         behind = list(filter(self._should_be_told, self.desk.followers))
-        out.extend(TellWaiter(replica, self.leader_epoch) for replica in behind if self.desk.awaits_answer(replica))
+        out.extend(
+            TellWaiter(replica=replica, leader_epoch=self.leader_epoch)
+            for replica in behind
+            if self.desk.awaits_answer(replica)
+        )
         told = tuple(replica for replica in behind if not self.desk.awaits_answer(replica))
         if told:
             epoch = self.shared.state.epoch
             out.append(
-                SendNotice(told, self.leader_epoch, epoch, self.epoch_start_offset, log.high_watermark, log.log_start_offset)
+                SendNotice(
+                    replicas=told,
+                    leader_epoch=self.leader_epoch,
+                    epoch=epoch,
+                    epoch_start_offset=self.epoch_start_offset,
+                    high_watermark=log.high_watermark,
+                    log_start_offset=log.log_start_offset,
+                )
             )
         for replica in behind:
             self.desk.followers[replica].told_high_watermark = log.high_watermark
@@ -370,7 +391,16 @@ class LeaderRole(ReplicaRole):
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
         left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
-        out.append(ProposeIsr(wanted, self.leader_epoch, held.state.epoch, incarnations, lost, left))
+        out.append(
+            ProposeIsr(
+                isr=wanted,
+                leader_epoch=self.leader_epoch,
+                epoch=held.state.epoch,
+                incarnations=incarnations,
+                lost=lost,
+                slow=left,
+            )
+        )
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
@@ -411,7 +441,7 @@ class LeaderRole(ReplicaRole):
                 progress.last_asked_ns += late_ns
         unreachable = self._why_unreachable(now_ns)
         if unreachable:
-            out.append(GiveUpLeadership(self.leader_epoch, unreachable))
+            out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._look_at_own_flush(late_ns, interval_ns, now_ns)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
@@ -461,7 +491,7 @@ class LeaderRole(ReplicaRole):
             self._stays_until_ns = now_ns + _ASIDE_AGAIN_NS
             took_ms = [self.flushes.last_ns(replica) // 1_000_000 for replica in (shared.node_id, toward)]
             reason = f"a flush takes {took_ms[0]} ms here and {took_ms[1]} ms on {toward}"
-            out.append(StepAside(self.leader_epoch, toward, reason))
+            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
         """Whether it may speak, and there is somebody who can hear it."""

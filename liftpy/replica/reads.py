@@ -157,7 +157,7 @@ class ReadShell(Protocol[_Told]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting(Generic[Asker]):
+class _WaitingReader(Generic[Asker]):
     asker: Asker
     request: pb.ReadRequest
     offset: int
@@ -200,7 +200,7 @@ class Reads(Generic[Asker]):
         self._source = source
         self._shell = shell
         self._counters = counters
-        self._waiting: dict[int, _Waiting[Asker]] = {}
+        self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
 
     @property
@@ -257,10 +257,10 @@ class Reads(Generic[Asker]):
         self._next_id += 1
         wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
         cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._expired(number))
-        self._waiting[number] = _Waiting(asker, request, offset, cancel, cost_bytes)
+        self._waiting[number] = _WaitingReader(asker, request, offset, cancel, cost_bytes)
         return True
 
-    def _leave(self, number: int) -> _Waiting[Asker]:
+    def _leave(self, number: int) -> _WaitingReader[Asker]:
         waiting = self._waiting.pop(number)
         waiting.cancel()
         self._budget.used_bytes -= waiting.cost_bytes

@@ -299,7 +299,9 @@ class Replica:
         may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse(now_ns)
         failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_refuse)
         if event.token:
-            failed.publishes_received(ev.PublishesReceived(event.token, 0, 0, 0), now_ns, out)
+            failed.publishes_received(
+                ev.PublishesReceived(token=event.token, record_count=0, size_bytes=0, received_wall_ns=0), now_ns, out
+            )
         self._become(failed, now_ns, out)
 
     # ---- roles -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Shared:
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
         """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""
         if self.log.raise_high_watermark(offset):
-            out.append(RaiseHighWatermark(offset))
+            out.append(RaiseHighWatermark(high_watermark=offset))
 
 
 class ReplicaRole:
@@ -112,12 +112,12 @@ class ReplicaRole:
         """Go on to ``phase``, and show it."""
         if phase != self.phase:
             self.phase = phase
-            out.append(RoleChanged(self.name, phase.value, self.leader_epoch))
+            out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
         """The role begins."""
-        out.append(RoleChanged(self.name, self.shown_phase, self.leader_epoch))
+        out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
         """The role ends; nothing of it may act afterwards."""
@@ -148,7 +148,7 @@ class ReplicaRole:
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Messages on the data subject."""
-        out.append(DropPublishes(event.token))
+        out.append(DropPublishes(token=event.token))
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """A follower fetches."""
@@ -160,13 +160,17 @@ class ReplicaRole:
 
     def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
         """Answer a request with a refusal."""
-        out.append(SendFetchRefusal(token, reason, self.leader_epoch, self.log.log_start_offset))
+        out.append(
+            SendFetchRefusal(
+                token=token, reason=reason, leader_epoch=self.leader_epoch, log_start_offset=self.log.log_start_offset
+            )
+        )
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """An answer to a fetch."""
         if event.spans:
-            out.append(DropFetched(event.token, "not following"))
+            out.append(DropFetched(token=event.token, why="not following"))
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         """An answer to a fetch held part of a batch."""

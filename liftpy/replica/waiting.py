@@ -71,9 +71,9 @@ class FailedRole(ReplicaRole):
         if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
             return
         if state.leader == node_id:
-            out.append(GiveUpLeadership(state.leader_epoch, self._reason))
+            out.append(GiveUpLeadership(leader_epoch=state.leader_epoch, reason=self._reason))
         else:
-            out.append(LeaveIsr(self._reason))
+            out.append(LeaveIsr(reason=self._reason))
         again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
         self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 
@@ -82,7 +82,7 @@ class FailedRole(ReplicaRole):
         state = self.shared.state
         still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
         if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
-            out.append(RejectPublishes(event.token, RejectReason.NO_SPACE))
+            out.append(RejectPublishes(token=event.token, reason=RejectReason.NO_SPACE))
         else:
             super().publishes_received(event, now_ns, out)
 

@@ -50,6 +50,7 @@ class Feeder:
 
     def __init__(
         self,
+        *,
         reader: PartitionReader,
         identity: Identity,
         settings: ServiceSettings,

@@ -83,7 +83,7 @@ class _Order:
 
 
 @dataclass(slots=True)
-class _Session:
+class _ServiceSession:
     service: str
     instance: int
     inbox: str
@@ -175,7 +175,7 @@ class ServiceSessions:
         if session is None or session.instance != hello.instance:
             self._gone.pop(hello.service, None)
             excused = session is not None and session.excused
-            session = self._sessions[hello.service] = _Session(hello.service, hello.instance, inbox, 0, excused=excused)
+            session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
@@ -231,7 +231,7 @@ class ServiceSessions:
             self._gate.names -= {hello.service}
         return self._gate_moved()
 
-    def _moved(self, session: _Session, position: int, view: ReplicaView) -> None:
+    def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
         if position > view.high_watermark:
             session.excused = False
@@ -331,7 +331,7 @@ class ServiceSessions:
     def _new_orders(self, view: ReplicaView) -> list[Effect]:
         return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
 
-    def _give_order(self, session: _Session, view: ReplicaView) -> bool:
+    def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
         """Give the session the order that it shall have now; whether it is a new one."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
@@ -364,7 +364,7 @@ class ServiceSessions:
         return [Replayed(min(position, gate.stop_position), False)]
 
     # ---- messages and status -----------------------------------------------------------------------------------------------
-    def _join_log(self, session: _Session, view: ReplicaView) -> Tell:
+    def _join_log(self, session: _ServiceSession, view: ReplicaView) -> Tell:
         order = session.order
         assert order is not None
         return Tell(

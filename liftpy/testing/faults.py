@@ -331,7 +331,14 @@ def _forged_notice(cluster: Cluster, fault: Fault) -> bool:
     for key, replica in sorted(process.replicas.items()):
         truth, log = cluster.group.partition(key.stream, key.partition), replica.log
         start, high = log.high_watermark + 1, log.log_end_offset + int(fault.draw * 100)
-        notice = NoticeReceived(truth.leader, truth.leader_epoch, truth.epoch, 0, high, start)
+        notice = NoticeReceived(
+            leader=truth.leader,
+            leader_epoch=truth.leader_epoch,
+            epoch=truth.epoch,
+            epoch_start_offset=0,
+            high_watermark=high,
+            log_start_offset=start,
+        )
         cluster.network.publish("anybody", f"notify.{fault.node}.{replica.subject}", notice)
     return bool(process.replicas)
 

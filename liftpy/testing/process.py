@@ -278,7 +278,13 @@ class Process:
             replica = self.replicas.get(fetch.key)
             if replica is not None:
                 replica.feed(
-                    ev.QuietFetchReceived(index, question.replica, question.incarnation, fetch.leader_epoch, fetch.request_id)
+                    ev.QuietFetchReceived(
+                        token=index,
+                        replica=question.replica,
+                        incarnation=question.incarnation,
+                        leader_epoch=fetch.leader_epoch,
+                        request_id=fetch.request_id,
+                    )
                 )
                 if index in self.confirmed:
                     self.cluster.checkers.quiet_fetch_confirmed(replica, question.replica, question.ghost_ends[index])
@@ -295,7 +301,7 @@ class Process:
             return
         for fetch in ended.fetches:
             self.cluster.counters["quiet fetch over"] += 1
-            self.replicas[fetch.key].feed(ev.QuietEnded(ended.heard_ns))
+            self.replicas[fetch.key].feed(ev.QuietEnded(heard_ns=ended.heard_ns))
 
     def _questioned(self, question: accusations.LeaderQuestion, reply: Callable[[Said], None]) -> None:
         replica = self.replicas.get(question.key)
@@ -325,7 +331,7 @@ class Process:
                     return
             elif key not in changed and not changes.nodes:
                 continue
-            replica.feed(ev.PartitionChanged(stream.held(partition), live))
+            replica.feed(ev.PartitionChanged(held=stream.held(partition), incarnations=live))
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -345,7 +351,7 @@ class Process:
             return replica
         replica.open()
         if not self._data_path_is_up:
-            replica.feed(ev.DataPathChanged(False))
+            replica.feed(ev.DataPathChanged(is_up=False))
         return replica
 
     def promise(self, key: PartitionKey, leader_epoch: int) -> None:
@@ -372,7 +378,7 @@ class Process:
         if is_up is not None and not self.dead:
             self._data_path_is_up = is_up
             for replica in self.replicas.values():
-                replica.feed(ev.DataPathChanged(is_up))
+                replica.feed(ev.DataPathChanged(is_up=is_up))
 
     def _heartbeat(self) -> None:
         self._data_path_looked_at()
@@ -390,7 +396,7 @@ class Process:
     def _extend(self, sent_ns: int) -> None:
         if sent_ns:
             for replica in self.replicas.values():
-                replica.feed(ev.MetadataHeard(sent_ns))
+                replica.feed(ev.MetadataHeard(sent_ns=sent_ns))
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

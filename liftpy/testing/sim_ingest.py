@@ -35,14 +35,14 @@ class SimIngest:
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
         self.ingest = Ingest(
-            self,
-            replica.subject,
-            self._cluster.config,
-            AckPolicy.ALL,
-            Codec.NONE,
-            _INBOXES,
-            self.acks,
-            replica.feed,
+            shell=self,
+            subject=replica.subject,
+            config=self._cluster.config,
+            policy=AckPolicy.ALL,
+            codec=Codec.NONE,
+            inboxes=_INBOXES,
+            acks=self.acks,
+            feed=replica.feed,
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
             may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),

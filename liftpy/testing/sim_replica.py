@@ -81,7 +81,7 @@ class SimReplica:
             cluster.clock,
             process.run,
             lambda: process.dead,
-            lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset, disk_ns)),
+            lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns)),
             self._storage_failed,
         ).commit
         self._do = acts_of(self)
@@ -93,7 +93,7 @@ class SimReplica:
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
         opened = ev.LogOpened(start, end, log.high_watermark, entries, log.persisted_epoch, before)
         self.feed(opened)
-        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(*horizon))
+        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)
         log.on_damage = self._damaged
         subject = f"notify.{self.node_id}.{self.subject}"
@@ -178,7 +178,7 @@ class SimReplica:
         def cut_and_tell() -> None:
             cut()
             self.cluster.checkers.cut(self)
-            self.feed(ev.LogCut(self.log.log_end_offset))
+            self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
         self._stored(lambda: self.commit.alone(cut_and_tell))
 
@@ -189,7 +189,7 @@ class SimReplica:
 
     def _prefix_dropped(self) -> None:
         self.cluster.checkers.prefix_dropped(self)
-        self.feed(ev.LogStartMoved(self.log.log_start_offset))
+        self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def apply_retention(self, now_wall_ns: int) -> None:
         """What the stream's retention lets go, as housekeeping asks for it."""
@@ -266,12 +266,12 @@ class SimReplica:
     def _storage_failed(self, error: StorageError, token: int = 0) -> None:
         self.failed = str(error)
         self.cluster.counters["no space" if isinstance(error, NoSpaceError) else "storage failure"] += 1
-        self.feed(ev.StorageFailed(str(error), isinstance(error, NoSpaceError), token))
+        self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         if self._stored(lambda: self.process.promise(self.key, effect.leader_epoch)):
             self.log.promised(effect.leader_epoch)
-            self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
+            self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def replay_log(self, effect: do.ReplayLog) -> None:
         if self.cluster.candidates_fail:
@@ -279,8 +279,8 @@ class SimReplica:
             self.later(100 * MS, lambda: self.replay_log(effect))
             return
         half = effect.end_offset // 2
-        self.later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(half)))
-        self.later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
+        self.later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(end_offset=half)))
+        self.later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(end_offset=effect.end_offset)))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
     def open_subject(self, effect: do.OpenSubject) -> None:
@@ -322,7 +322,7 @@ class SimReplica:
     def wait_quietly(self, effect: do.WaitQuietly) -> None:
         fetch = QuietFetch(self.key, effect.leader_epoch, effect.request_id)
         if not self.process.node.awaits_more or not self.process.quiet.add(fetch, effect.leader, self.now_ns()):
-            self.feed(ev.QuietEnded(None))
+            self.feed(ev.QuietEnded(heard_ns=None))
 
     def stop_waiting(self, effect: do.StopWaiting) -> None:
         self.process.quiet.remove(self.key)
@@ -341,16 +341,27 @@ class SimReplica:
         if self.process.dead:
             return
         if answer is NO_RESPONDERS:
-            self.feed(ev.RequestFailed(request_id, "no responders"))
+            self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
         elif isinstance(answer, do.SendFetchRefusal):
             self.cluster.counters[f"refused: {answer.reason.name}"] += 1
-            self.feed(ev.FetchRefused(request_id, answer.reason, answer.leader_epoch, answer.log_start_offset))
+            self.feed(
+                ev.FetchRefused(
+                    request_id=request_id,
+                    reason=answer.reason,
+                    leader_epoch=answer.leader_epoch,
+                    log_start_offset=answer.log_start_offset,
+                )
+            )
         elif isinstance(answer, do.SendEpochAnswer):
             diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
             self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
             self.feed(
                 ev.EpochQueryAnswered(
-                    request_id, answer.leader_epoch, answer.last_offset, answer.current_epoch, answer.log_start_offset
+                    request_id=request_id,
+                    leader_epoch=answer.leader_epoch,
+                    last_offset=answer.last_offset,
+                    current_epoch=answer.current_epoch,
+                    log_start_offset=answer.log_start_offset,
                 )
             )
         else:
@@ -361,7 +372,7 @@ class SimReplica:
         if answer.piece is not None:
             whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
             if whole is None:
-                self.feed(ev.FetchPieceArrived(request_id, answer.leader_epoch))
+                self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
                 return
             self.cluster.counters["batch put together"] += 1
             data = whole
@@ -369,14 +380,24 @@ class SimReplica:
             batches = split_batches(data)
         except DamagedBatchError as error:
             self.cluster.counters["fetched batches that are damaged"] += 1
-            self.feed(ev.RequestFailed(request_id, "damaged", error.offset))
+            self.feed(ev.RequestFailed(request_id=request_id, reason="damaged", bad_offset=error.offset))
             return
         except LiftError:
-            self.feed(ev.RequestFailed(request_id, "unreadable"))
+            self.feed(ev.RequestFailed(request_id=request_id, reason="unreadable"))
             return
-        spans = tuple(ev.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
+        spans = tuple(
+            ev.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+        )
         token = self._keep((data, batches)) if spans else 0
-        self.feed(ev.FetchAnswered(token, request_id, answer.leader_epoch, answer.high_watermark, spans))
+        self.feed(
+            ev.FetchAnswered(
+                token=token,
+                request_id=request_id,
+                leader_epoch=answer.leader_epoch,
+                high_watermark=answer.high_watermark,
+                spans=spans,
+            )
+        )
 
     # ---- a leader's answers ----------------------------------------------------------------------------------------------
     def start_serving(self, effect: do.StartServing) -> None:
@@ -396,7 +417,15 @@ class SimReplica:
 
     def _epoch_query_received(self, request: EpochRequest, reply: Reply) -> None:
         token = self._keep((request, reply))
-        self.feed(ev.EpochQueryReceived(token, request.replica, request.asked_epoch, request.current_epoch, request.uid))
+        self.feed(
+            ev.EpochQueryReceived(
+                token=token,
+                replica=request.replica,
+                asked_epoch=request.asked_epoch,
+                current_epoch=request.current_epoch,
+                stream_uid=request.uid,
+            )
+        )
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
@@ -446,12 +475,12 @@ class SimReplica:
         absent = answer is NO_RESPONDERS and not self.process.dead
         self.cluster.counters["probe: absent" if absent else "probe: there"] += 1
         if absent:
-            self.feed(ev.ReplicaAbsent(replica))
+            self.feed(ev.ReplicaAbsent(replica=replica))
 
     def send_notice(self, effect: do.SendNotice) -> None:
         notice = ev.NoticeReceived(
-            self.node_id, effect.leader_epoch, effect.epoch, effect.epoch_start_offset, effect.high_watermark,
-            effect.log_start_offset,
+            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
+            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
         )  # fmt: skip
         for replica in effect.replicas:
             self.cluster.network.publish(self.node_id, f"notify.{replica}.{self.subject}", notice)
@@ -493,7 +522,7 @@ class SimReplica:
 
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
-            self.feed(ev.IsrChangeAnswered(effect.epoch, accepted))
+            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
         self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
 
@@ -545,7 +574,7 @@ class SimReplica:
         if effect.at_ns is None:
             return
         kind = effect.kind
-        self._timers[kind] = self.process.at(effect.at_ns, lambda: self.feed(ev.DeadlineReached(kind)))
+        self._timers[kind] = self.process.at(effect.at_ns, lambda: self.feed(ev.DeadlineReached(kind=kind)))
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1

@@ -37,7 +37,7 @@ from sidecar.partition.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.replica")
 _seldom = Seldom()
-_REACHED = {kind.name: events.DeadlineReached(kind) for kind in events.Deadline}
+_REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
 """What is fed when a deadline has come."""
 
 
@@ -96,7 +96,7 @@ class Executor:
             self.no_space = isinstance(error, NoSpaceError)
             self._t.counters["storage failures"] += 1
             logger.error("%s: storage failed: %s", self._t.key, error)
-        self._t.feed(events.StorageFailed(str(error), no_space=self.no_space, token=token))
+        self._t.feed(events.StorageFailed(reason=str(error), no_space=self.no_space, token=token))
         if first and self.on_failure is not None:
             self.on_failure(error)
 
@@ -137,7 +137,7 @@ class Executor:
     def _cut(self, cut: Callable[[], object]) -> None:
         def cut_and_tell() -> None:
             cut()
-            self._t.feed(events.LogCut(self._t.log.log_end_offset))
+            self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))
 
         try:
             self._t.flusher.alone(cut_and_tell)
@@ -166,7 +166,7 @@ class Executor:
             self.failed(error)
             return
         self._t.log.promised(leader_epoch)
-        self._t.feed(events.LeaderEpochPersisted(leader_epoch))
+        self._t.feed(events.LeaderEpochPersisted(leader_epoch=leader_epoch))
 
     # ---- publishers -----------------------------------------------------------------------------------------------------
     def reject_publishes(self, effect: do.RejectPublishes) -> None:
@@ -216,7 +216,7 @@ class Executor:
         self._t.notifications.wake(self._t.key, effect)
 
     def probe_replica(self, effect: do.ProbeReplica) -> None:
-        self._t.probes.ask(effect.replica, lambda: self._t.feed(events.ReplicaAbsent(effect.replica)))
+        self._t.probes.ask(effect.replica, lambda: self._t.feed(events.ReplicaAbsent(replica=effect.replica)))
 
     def send_notice(self, effect: do.SendNotice) -> None:
         self._t.notifications.send_notice(self._t.key, effect)

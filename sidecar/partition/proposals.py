@@ -75,7 +75,7 @@ class Proposals:
                 CHATTER.info(logger, "%s: ISR is now %s", key, ", ".join(sorted(effect.isr)))
             else:
                 CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
-            feed(IsrChangeAnswered(effect.epoch, accepted))
+            feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
         self._put(key, pb.ControlRequest(changeIsr=change), answered)
 

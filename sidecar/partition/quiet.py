@@ -89,7 +89,7 @@ class QuietTalk:
         """Ask for this partition's fetch with the others', until ``stop``; ``feed`` gets QuietEnded."""
         now_ns = clock.now_ns()
         if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
-            feed(events.QuietEnded(None))
+            feed(events.QuietEnded(heard_ns=None))
             return
         self._feeds[key] = feed
         if not self._is_ticking:
@@ -155,7 +155,7 @@ class QuietTalk:
     def _end_one(self, ended: tuple[QuietFetch, int]) -> None:
         feed = self._feeds.pop(ended[0].key, None)
         if feed is not None:
-            feed(events.QuietEnded(ended[1]))
+            feed(events.QuietEnded(heard_ns=ended[1]))
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def received(self, reply: bytes, body: memoryview) -> None:

@@ -342,11 +342,11 @@ class FetchClient:
 
     def _send(self, subject: str, request_id: int, frame: bytes) -> None:
         if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
-            self._feed(events.RequestFailed(request_id, "not connected"))
+            self._feed(events.RequestFailed(request_id=request_id, reason="not connected"))
 
     def _answered(self, request_id: int, payload: bytes, headers: bytes) -> None:
         if headers and is_status(headers, payload):
-            self._feed(events.RequestFailed(request_id, "nobody listens"))
+            self._feed(events.RequestFailed(request_id=request_id, reason="nobody listens"))
             return
         try:
             event = self._event(request_id, payload)
@@ -355,13 +355,13 @@ class FetchClient:
             _seldom.warning(
                 logger, "%s: offset %d came damaged from the leader, asking again: %s", self._key, error.offset, error
             )
-            event = events.RequestFailed(request_id, str(error), error.offset)
+            event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)
         except (ChecksumError, MisdirectedError) as error:  # changed on its way, or another's: the answer itself may still come
             self._counters[refused(error)] += 1
             return
         except LiftError as error:
             self._counters[refused(error)] += 1
-            event = events.RequestFailed(request_id, f"unreadable answer: {error}")
+            event = events.RequestFailed(request_id=request_id, reason=f"unreadable answer: {error}")
         self._feed(event)
 
     def _event(self, request_id: int, payload: bytes) -> events.Event:
@@ -375,28 +375,39 @@ class FetchClient:
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
                 must_be_for(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                return events.FetchRefused(request_id, _reason(refusal.reason), refusal.leaderEpoch, refusal.logStartOffset)
+                return events.FetchRefused(
+                    request_id=request_id,
+                    reason=_reason(refusal.reason),
+                    leader_epoch=refusal.leaderEpoch,
+                    log_start_offset=refusal.logStartOffset,
+                )
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
                 must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
                 return events.EpochQueryAnswered(
-                    request_id, answer.leaderEpoch, answer.endOffset, answer.currentEpoch, answer.logStartOffset
+                    request_id=request_id,
+                    leader_epoch=answer.leaderEpoch,
+                    last_offset=answer.endOffset,
+                    current_epoch=answer.currentEpoch,
+                    log_start_offset=answer.logStartOffset,
                 )
         raise ProtocolError(f"{kind.name} is no answer to a request for replication")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
         """More of a batch; with its last piece it is an answer like any other."""
         if not self._assembly.is_asked(request_id):
-            return events.FetchPieceArrived(request_id, answer.leader_epoch)  # the core knows that nobody waits for it [D16]
+            return events.FetchPieceArrived(
+                request_id=request_id, leader_epoch=answer.leader_epoch
+            )  # the core knows that nobody waits for it [D16]
         if not self._router.reserve(self._slot, answer.piece.total_bytes):
             self._counters["pieces of batches that had to wait"] += 1
-            return events.FetchPieceArrived(request_id, answer.leader_epoch, has_room=False)
+            return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)
         self._counters["pieces of batches received"] += 1
         whole = self._assembly.take(answer.piece)
         if not self._assembly.held_bytes:
             self._router.release(self._slot)
         if whole is None:
-            return events.FetchPieceArrived(request_id, answer.leader_epoch)
+            return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch)
         return self._response(request_id, frames.ReplicationResponse(answer.leader_epoch, answer.high_watermark, whole))
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
@@ -405,8 +416,16 @@ class FetchClient:
         self._next_token += 1
         if batches:
             self.fetched[token] = Fetched(response.batches, batches)
-        spans = tuple(events.BatchSpan(b.base_offset, b.last_offset, b.leader_epoch) for b in batches)
-        return events.FetchAnswered(token, request_id, response.leader_epoch, response.high_watermark, spans)
+        spans = tuple(
+            events.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+        )
+        return events.FetchAnswered(
+            token=token,
+            request_id=request_id,
+            leader_epoch=response.leader_epoch,
+            high_watermark=response.high_watermark,
+            spans=spans,
+        )
 
 
 class AnswerRouter:

@@ -47,6 +47,7 @@ class PartitionServices:
 
     def __init__(
         self,
+        *,
         bus: BusConnection,
         key: PartitionKey,
         node_id: str,
@@ -95,7 +96,7 @@ class PartitionServices:
     def replay(self, end_offset: int) -> None:
         """The replica's derived state covers its log; a candidate's services have to catch up first."""
         if self._replica.role is not RoleName.CANDIDATE:
-            self._feed(events.ReplayFinished(end_offset))
+            self._feed(events.ReplayFinished(end_offset=end_offset))
             return
         self._replay_end_offset = end_offset
         self._carry_out(self._sessions.replay(self._view(), clock.now_ns()))
@@ -239,10 +240,10 @@ class PartitionServices:
                 case Tell(inbox, message):
                     self._bus.send(inbox, (frames.sealed(message),))
                 case Replayed(_, True):
-                    self._feed(events.ReplayFinished(self._replay_end_offset))
+                    self._feed(events.ReplayFinished(end_offset=self._replay_end_offset))
                 case Replayed(position, False):
                     if position > 0:
-                        self._feed(events.ReplayProgressed(min(position, self._replay_end_offset)))
+                        self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
 
 
 class Found(Protocol):

@@ -123,7 +123,7 @@ class Partitions:
 
     def metadata_heard(self, sent_ns: int) -> None:
         """A heartbeat was answered and the image is as new as the answer: leases run on."""
-        self._heard = MetadataHeard(sent_ns)
+        self._heard = MetadataHeard(sent_ns=sent_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
         self._passed_on_ns = sent_ns
@@ -139,7 +139,7 @@ class Partitions:
         """The connection that carries replication was lost, or is back."""
         self._data_path_is_up = is_up
         for worker in self:
-            worker.feed(DataPathChanged(is_up))
+            worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
         """Whether this node serves as the leader that somebody accuses."""
@@ -216,7 +216,7 @@ class Partitions:
         self.failed.pop(key, None)
         self._workers[key] = worker
         if not self._data_path_is_up:
-            worker.feed(DataPathChanged(False))
+            worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker
         self._garbage.opened()
         return True

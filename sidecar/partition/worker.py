@@ -133,14 +133,14 @@ class PartitionWorker:
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
         self.ingest = Ingest(
-            node.links.ingest,
-            own_subject,
-            node.settings.replication,
-            config.ack_policy,
-            config.codec,
-            node.reads.inboxes,
-            self.acks,
-            self.feed,
+            shell=node.links.ingest,
+            subject=own_subject,
+            config=node.settings.replication,
+            policy=config.ack_policy,
+            codec=config.codec,
+            inboxes=node.reads.inboxes,
+            acks=self.acks,
+            feed=self.feed,
             wall_ns=time.time_ns,
             log_end_offset=lambda: self.log.log_end_offset,
             may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
@@ -207,18 +207,18 @@ class PartitionWorker:
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
         opened = events.LogOpened(start, end, log.high_watermark, epochs, log.persisted_epoch, before)
         self.feed(opened)
-        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(*horizon))
+        log.on_compacted = lambda horizon: self.feed(events.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, or the set of live nodes, in a new state."""
         self.state = held.state
-        self.feed(events.PartitionChanged(held, incarnations))
+        self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
     def _flushed(self, end_offset: int) -> None:
-        self.feed(events.LogFlushed(end_offset, self.flusher.disk_ns))
+        self.feed(events.LogFlushed(end_offset=end_offset, took_ns=self.flusher.disk_ns))
 
     def _flush_failed(self, error: StorageError) -> None:
         self.executor.failed(error)

@@ -35,6 +35,7 @@ class Reporter:
 
     def __init__(
         self,
+        *,
         settings: NodeSettings,
         incarnation: int,
         group: MetadataGroup,

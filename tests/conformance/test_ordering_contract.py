@@ -160,7 +160,7 @@ def _answers_a_failed_read(patch: pytest.MonkeyPatch) -> None:
 def _says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: Executor, act: Callable[[], object]) -> None:
         self._t.flusher._loop.call_soon(act)
-        self._t.feed(ev.LogCut(self._t.log.log_end_offset - 1))
+        self._t.feed(ev.LogCut(end_offset=self._t.log.log_end_offset - 1))
 
     patch.setattr(Executor, "_cut", cut)
 
@@ -336,13 +336,15 @@ def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
 def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
     def cut(self: SimReplica, act: Callable[[], Any]) -> None:
         self.later(0, act)
-        self.feed(ev.LogCut(self.log.log_end_offset - 1))
+        self.feed(ev.LogCut(end_offset=self.log.log_end_offset - 1))
 
     patch.setattr(SimReplica, "_cut", cut)
 
 
 def _sim_says_stored_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimReplica, "persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(e.leader_epoch)))
+    patch.setattr(
+        SimReplica, "persist_leader_epoch", lambda self, e: self.feed(ev.LeaderEpochPersisted(leader_epoch=e.leader_epoch))
+    )
 
 
 def _sim_keeps_hw_from_the_log(patch: pytest.MonkeyPatch) -> None:

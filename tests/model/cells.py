@@ -326,34 +326,34 @@ class Shell:
 
     def _flush(self, end: int) -> None:
         self.cell.durable = end
-        self.feed(ev.LogFlushed(end))
+        self.feed(ev.LogFlushed(end_offset=end))
 
     def _publish(self, number: int) -> None:
         self._number = number
-        self.feed(ev.PublishesReceived(1, 1, 100, 0))
+        self.feed(ev.PublishesReceived(token=1, record_count=1, size_bytes=100, received_wall_ns=0))
 
     def _timeout(self, request_id: int) -> None:
         """The back-off behind it is left out: nothing can be seen of it from outside."""
-        self.feed(ev.DeadlineReached(ev.Deadline.REQUEST))
+        self.feed(ev.DeadlineReached(kind=ev.Deadline.REQUEST))
         self._wake()
 
     def _wake(self) -> None:
-        self.feed(ev.DeadlineReached(ev.Deadline.FETCH))
+        self.feed(ev.DeadlineReached(kind=ev.Deadline.FETCH))
 
     def _lags(self, follower: str) -> None:
         assert self.cell.replica is not None
         self.cell.replica._role.desk.followers[follower].caught_up_ns = _LONG_AGO  # type: ignore[attr-defined]
         self.cell.replica._shared.deadlines._at_ns[ev.Deadline.LAG] = NOW
-        self.feed(ev.DeadlineReached(ev.Deadline.LAG))
+        self.feed(ev.DeadlineReached(kind=ev.Deadline.LAG))
 
     def _unanswered(self) -> None:
-        self.feed(ev.DeadlineReached(ev.Deadline.ISR_CHANGE))
+        self.feed(ev.DeadlineReached(kind=ev.Deadline.ISR_CHANGE))
 
     def _report_again(self) -> None:
-        self.feed(ev.DeadlineReached(ev.Deadline.PROMOTION))
+        self.feed(ev.DeadlineReached(kind=ev.Deadline.PROMOTION))
 
     def _learn(self, held: HeldPartition, live: tuple[tuple[str, int], ...]) -> None:
-        self.feed(ev.PartitionChanged(held, dict(live)))
+        self.feed(ev.PartitionChanged(held=held, incarnations=dict(live)))
 
     def _crash(self, kept: int, checkpoint: int) -> None:
         cell = self.cell
@@ -367,7 +367,15 @@ class Shell:
         replica._shared.lease = Lease(1 << 62)
         replica._shared.lease.heard(NOW)
         put_back_times(replica)
-        self.feed(ev.LogOpened(0, len(cell.log), cell.checkpoint, scan(cell.log), cell.persisted))
+        self.feed(
+            ev.LogOpened(
+                log_start_offset=0,
+                log_end_offset=len(cell.log),
+                high_watermark=cell.checkpoint,
+                epochs=scan(cell.log),
+                persisted_epoch=cell.persisted,
+            )
+        )
         cell.checkpoint = -1
         replica._shared.next_request_id = request_id
         self._learn(held, live)
@@ -388,25 +396,32 @@ class Shell:
 
     def _query_came(self, _: str, src: str, dst: str, rid: int, asked_epoch: int, epoch: int) -> None:
         self._asker = src, rid
-        self.feed(ev.EpochQueryReceived(1, src, asked_epoch, epoch, KEY.uid))
+        self.feed(ev.EpochQueryReceived(token=1, replica=src, asked_epoch=asked_epoch, current_epoch=epoch, stream_uid=KEY.uid))
 
     def _fetched_came(
         self, _: str, src: str, dst: str, rid: int, epoch: int, hw: int, base: int, records: tuple[Record, ...]
     ) -> None:
         self._fetched = records
-        spans = tuple(ev.BatchSpan(base + i, base + i, written) for i, (written, _) in enumerate(records))
-        self.feed(ev.FetchAnswered(1, rid, epoch, hw, spans))
+        spans = tuple(
+            ev.BatchSpan(base_offset=base + i, last_offset=base + i, leader_epoch=written)
+            for i, (written, _) in enumerate(records)
+        )
+        self.feed(ev.FetchAnswered(token=1, request_id=rid, leader_epoch=epoch, high_watermark=hw, spans=spans))
 
     def _answered_came(self, _: str, src: str, dst: str, rid: int, epoch: int, last_offset: int, current: int) -> None:
-        self.feed(ev.EpochQueryAnswered(rid, epoch, last_offset, current, 0))
+        self.feed(
+            ev.EpochQueryAnswered(
+                request_id=rid, leader_epoch=epoch, last_offset=last_offset, current_epoch=current, log_start_offset=0
+            )
+        )
 
     def _refused_came(self, _: str, src: str, dst: str, rid: int, reason: str, epoch: int) -> None:
-        self.feed(ev.FetchRefused(rid, ev.RefusalReason[reason], epoch, 0))
+        self.feed(ev.FetchRefused(request_id=rid, reason=ev.RefusalReason[reason], leader_epoch=epoch, log_start_offset=0))
         if self.cell.replica is not None and self.cell.replica._shared.deadlines.is_set(ev.Deadline.FETCH):
             self._wake()  # as after a time-out: the back-off is left out
 
     def _isr_answer_came(self, _: str, src: str, dst: str, epoch: int) -> None:
-        self.feed(ev.IsrChangeAnswered(epoch, False))
+        self.feed(ev.IsrChangeAnswered(epoch=epoch, accepted=False))
 
     # ---- effects -----------------------------------------------------------------------------------------------------
     def append_batch(self, effect: do.AppendBatch) -> None:
@@ -422,18 +437,18 @@ class Shell:
         cell = self.cell
         check(cell.replica is not None and cell.replica.role != "LEADER", "D25", cell.name, effect)
         cell.log, cell.durable = cell.log[: effect.end_offset], min(cell.durable, effect.end_offset)
-        self.feed(ev.LogCut(effect.end_offset))
+        self.feed(ev.LogCut(end_offset=effect.end_offset))
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         self.cell.log, self.cell.durable = (), 0
-        self.feed(ev.LogCut(effect.start_offset))
+        self.feed(ev.LogCut(end_offset=effect.start_offset))
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         self.cell.persisted = effect.leader_epoch
-        self.feed(ev.LeaderEpochPersisted(effect.leader_epoch))
+        self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def replay_log(self, effect: do.ReplayLog) -> None:
-        self.feed(ev.ReplayFinished(effect.end_offset))
+        self.feed(ev.ReplayFinished(end_offset=effect.end_offset))
 
     def start_serving(self, effect: do.StartServing) -> None:
         self.cell.serves = True

@@ -114,8 +114,9 @@ class Desk:
         self.judgement = Judgement(Lineage.SAME)
         """Of every reader."""
         self.ingest = Ingest(
-            shell, SUBJECT, ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, inboxes, self.acks, self._append,
-            wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset, may_refuse=lambda: self.may_refuse,
+            shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=inboxes,
+            acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset,
+            may_refuse=lambda: self.may_refuse,
         )  # fmt: skip
         self.replication = ReplicationDesk(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
@@ -126,7 +127,9 @@ class Desk:
         self.replication.start()
 
     def _append(self, event: ev.PublishesReceived) -> None:
-        effect = do.AppendBatch(event.token, self.log.log_end_offset, EPOCH, event.received_wall_ns)
+        effect = do.AppendBatch(
+            token=event.token, base_offset=self.log.log_end_offset, leader_epoch=EPOCH, timestamp_ns=event.received_wall_ns
+        )
         batch = self.ingest.seal(effect)
         self.log.append(batch)
         self.ingest.appended(effect, len(batch))

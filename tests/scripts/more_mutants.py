@@ -78,7 +78,7 @@ def stored_though_there_is_no_space() -> Patches:
 
 def silent_when_there_is_no_space() -> Patches:
     def drop(self: FailedRole, event: Any, now_ns: int, out: list) -> None:
-        out.append(do.DropPublishes(event.token))
+        out.append(do.DropPublishes(token=event.token))
 
     return [method(FailedRole, "publishes_received", drop)]
 
@@ -323,7 +323,7 @@ def silence_is_absence() -> Patches:
         out += asked
         for effect in asked:
             if isinstance(effect, do.ProbeReplica):
-                self.replica_absent(ev.ReplicaAbsent(effect.replica), now_ns, out)
+                self.replica_absent(ev.ReplicaAbsent(replica=effect.replica), now_ns, out)
 
     return [method(LeaderRole, "_probe", probe)]
 

@@ -96,7 +96,14 @@ class Strikes:
         """Somebody who may publish sends ``node`` a LeaderNotice in its leader's name."""
         self._note(f"{node} gets a forged notice: HW {high_watermark}, log start {log_start_offset}")
         truth = self.cluster.group.partition(STREAM, 0)
-        notice = NoticeReceived(truth.leader, truth.leader_epoch, truth.epoch, 0, high_watermark, log_start_offset)
+        notice = NoticeReceived(
+            leader=truth.leader,
+            leader_epoch=truth.leader_epoch,
+            epoch=truth.epoch,
+            epoch_start_offset=0,
+            high_watermark=high_watermark,
+            log_start_offset=log_start_offset,
+        )
         self.cluster.network.publish("anybody", f"notify.{node}.{STREAM}.0", notice)
 
     def storage(self, node: str) -> MemoryStorage:

@@ -94,7 +94,9 @@ def test_a_replica_of_the_old_stream_gets_nothing_from_the_new_one() -> None:
         (refusal,) = leader.replica.step(fetch, s.cluster.clock.now_ns)
         assert isinstance(refusal, SendFetchRefusal)
         assert refusal.reason is ev.RefusalReason.WRONG_STREAM
-        query = ev.EpochQueryReceived(100, s.followers[0], 1, s.leader_epoch, "000001-another")
+        query = ev.EpochQueryReceived(
+            token=100, replica=s.followers[0], asked_epoch=1, current_epoch=s.leader_epoch, stream_uid="000001-another"
+        )
         (refusal,) = leader.replica.step(query, s.cluster.clock.now_ns)
         assert isinstance(refusal, SendFetchRefusal)
         assert (s.position(s.followers[0]), s.end(s.leader)) == (position, end)

@@ -34,9 +34,9 @@ def long_replays(*, stuck_at: int = STEPS) -> Iterator[None]:
             return
         for step in range(1, STEPS):
             done = effect.end_offset * min(step, stuck_at) // STEPS
-            self.later(step * STEP_NS, lambda done=done: self.feed(ev.ReplayProgressed(done)))
+            self.later(step * STEP_NS, lambda done=done: self.feed(ev.ReplayProgressed(end_offset=done)))
         if stuck_at == STEPS:
-            self.later(STEPS * STEP_NS, lambda: self.feed(ev.ReplayFinished(effect.end_offset)))
+            self.later(STEPS * STEP_NS, lambda: self.feed(ev.ReplayFinished(end_offset=effect.end_offset)))
 
     SimReplica.replay_log = replay  # type: ignore[method-assign]
     try:

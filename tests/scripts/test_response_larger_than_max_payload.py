@@ -35,7 +35,7 @@ def _fetch(desk: Desk, offset: int, held: Held = NOTHING) -> list[bytes]:
     )  # fmt: skip
     desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.x.1.1")
     event: FetchReceived = desk.fetches.pop()
-    effect = do.SendFetchResponse(event.token, event.offset + 1, event.max_bytes, 1)
+    effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=1)
     desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
     return desk.bus.take("liftpy.inbox.n2.x")
 

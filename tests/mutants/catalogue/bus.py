@@ -87,10 +87,10 @@ MUTANTS = [
         ("microseconds are nanoseconds", "flush_ns=request.flushMicros * 1000,", "flush_ns=request.flushMicros,", "a slow disk of a follower is never seen"),
         ("a second answer has no asker", "            self._kept[effect.kept_for] = asker\n", "            pass\n", "idle followers hear of new records half a second late"),
         ("answers may go to anybody", "allowed = self._inboxes.allows(reply) and reply.startswith(f\"{self._subjects.inbox(replica)}.\".encode())", "allowed = self._inboxes.allows(reply)", "a forged fetch sends a partition's records to another node"),
-        ("damaged batches are an unreadable answer", "            event = events.RequestFailed(request_id, str(error), error.offset)", "            event = events.RequestFailed(request_id, str(error))", "a leader never learns that it serves damage"),
+        ("damaged batches are an unreadable answer", "            event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)", "            event = events.RequestFailed(request_id=request_id, reason=str(error))", "a leader never learns that it serves damage"),
         ("what was fetched is not checked", "split_batches(response.batches, verify=True)", "split_batches(response.batches, verify=False)", "damage spreads from the leader to all replicas"),
         ("memory of pieces has no bound", "if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:", "if slot not in self._assembling and self._assembling and size_bytes > ASSEMBLING_BYTES:", "a thousand partitions with large batches fill the memory"),
-        ("a fetch that was not sent is waited for", "            self._feed(events.RequestFailed(request_id, \"not connected\"))", "            pass", "a follower waits for its time-out after each reconnect"),
+        ("a fetch that was not sent is waited for", "            self._feed(events.RequestFailed(request_id=request_id, reason=\"not connected\"))", "            pass", "a follower waits for its time-out after each reconnect"),
     ),
     *rows(
         "sidecar/bus/rights.py",

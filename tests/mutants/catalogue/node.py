@@ -99,7 +99,7 @@ MUTANTS = [
         ("one clean end is enough", "self._all_clean = self._all_clean and clean", "self._all_clean = clean", "a node says that it stopped cleanly although a log failed"),
         ("a new leader waits for the next heartbeat", "            if self._heard is not None:\n                worker.feed(self._heard)\n        else:", "        else:", "a new leader acknowledges nothing for a heartbeat"),
         ("who follows stays among the leaders", "        else:\n            self._leading.pop(worker.key, None)\n", "", "followers are kept and asked at every stop") ,
-        ("a partition that was opened off the net thinks it is on it", "        if not self._data_path_is_up:\n            worker.feed(DataPathChanged(False))\n", "", "a leader without a data path stays leader"),
+        ("a partition that was opened off the net thinks it is on it", "        if not self._data_path_is_up:\n            worker.feed(DataPathChanged(is_up=False))\n", "", "a leader without a data path stays leader"),
         ("stepping aside is answered before it is done", "        await self._quiet([worker], _ASIDE_S)\n        done()", "        done()\n        await self._quiet([worker], _ASIDE_S)", "publishers' messages are taken by two leaders or none"),
     ),
     *rows(

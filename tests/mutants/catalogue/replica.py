@@ -104,7 +104,7 @@ MUTANTS = [
         ("acks without a lease", "if not (due_leader or due_all) or not self.shared.lease.is_current(now_ns):", "if not (due_leader or due_all):",
          "a deposed leader acknowledges records that are cut"),
         ("a lease that is back acknowledges nothing", "            self._acknowledge(now_ns, out)\n\n    def partition_changed", "\n    def partition_changed", "publishers wait until the next record is committed"),
-        ("what is held is forgotten at the end", "        out.extend(DropPublishes(event.token, RejectReason.NOT_LEADER) for event in self.intake.close())\n", "        list(self.intake.close())\n",
+        ("what is held is forgotten at the end", "        out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())\n", "        list(self.intake.close())\n",
          "publishes are dropped and never counted"),
         ("an answer about another Epoch counts", "if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:", "if not change.in_flight or event.accepted:",
          "a late refusal of an earlier change takes back the present one"),

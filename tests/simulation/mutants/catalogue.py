@@ -85,7 +85,7 @@ def truncate_by_high_watermark() -> Patches:
         _go(self, Following.CUTTING)
         if end_offset < self.log.log_end_offset:
             self.log.cut(end_offset)
-            out.append(do.CutLog(end_offset))
+            out.append(do.CutLog(end_offset=end_offset))
         else:
             self._cut_done(now_ns, out)
 
@@ -102,7 +102,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
             self._asks_again = False
             _go(self, Following.CUTTING)
             self.log.cut(end_offset)
-            out.append(do.CutLog(end_offset))
+            out.append(do.CutLog(end_offset=end_offset))
         else:
             failed(self, now_ns, out)
 
@@ -126,7 +126,15 @@ def minus_one_sentinel() -> Patches:
         epoch, end_offset = self._log.epochs.end_offset_for(event.asked_epoch, self._log.log_end_offset)
         if epoch == 0:
             epoch, end_offset = event.asked_epoch, self._log.log_end_offset
-        out.append(do.SendEpochAnswer(event.token, epoch, end_offset - 1, self._leader_epoch, self._log.log_start_offset))
+        out.append(
+            do.SendEpochAnswer(
+                token=event.token,
+                leader_epoch=epoch,
+                last_offset=end_offset - 1,
+                current_epoch=self._leader_epoch,
+                log_start_offset=self._log.log_start_offset,
+            )
+        )
 
     return [method(FetchDesk, "epoch_query_received", answer)]
 
@@ -211,7 +219,7 @@ def high_watermark_beyond_the_log() -> Patches:
     def learn(self: FollowerRole, leader_high_watermark: int, out: list) -> None:
         if leader_high_watermark > self.log.high_watermark:
             self.log.high_watermark = leader_high_watermark
-            out.append(do.RaiseHighWatermark(leader_high_watermark))
+            out.append(do.RaiseHighWatermark(high_watermark=leader_high_watermark))
 
     return [method(FollowerRole, "_learn_high_watermark", learn)]
 
@@ -413,7 +421,7 @@ def lease_from_the_answer() -> Patches:
     real = Replica.step
 
     def step(self: Replica, event: Any, now_ns: int) -> list:
-        return real(self, MetadataHeard(now_ns) if isinstance(event, MetadataHeard) else event, now_ns)
+        return real(self, MetadataHeard(sent_ns=now_ns) if isinstance(event, MetadataHeard) else event, now_ns)
 
     return [method(Replica, "step", step)]
 
@@ -423,7 +431,7 @@ def negative_ack_without_a_lease() -> Patches:
         if self.shared.lease.is_current(now_ns):
             _publishes_received(self, event, now_ns, out)
         else:
-            out.append(do.RejectPublishes(event.token, do.RejectReason.NOT_LEADER))
+            out.append(do.RejectPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
 
     return [method(LeaderRole, "publishes_received", reject)]
 
@@ -432,7 +440,7 @@ def negative_ack_of_a_non_leader() -> Patches:
     from liftpy.replica.role import ReplicaRole
 
     def reject(self: ReplicaRole, event: Any, now_ns: int, out: list) -> None:
-        out.append(do.RejectPublishes(event.token, do.RejectReason.NOT_LEADER))
+        out.append(do.RejectPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
 
     return [method(ReplicaRole, "publishes_received", reject)]
 
@@ -480,7 +488,7 @@ def reads_beyond_the_high_watermark() -> Patches:
 def raise_without_looking() -> Patches:
     def raised(self: Shared, offset: int, out: list) -> None:
         self.log.high_watermark = offset
-        out.append(do.RaiseHighWatermark(offset))
+        out.append(do.RaiseHighWatermark(high_watermark=offset))
 
     return [method(Shared, "raise_high_watermark", raised)]
 

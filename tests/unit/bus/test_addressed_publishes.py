@@ -32,8 +32,9 @@ class Bench:
         self.sink: Any = None
         self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")  # type: ignore[arg-type]
         self.ingest = Ingest(
-            self, "ev.1", ReplicationConfig(), policy, Codec.NONE, InboxRule(("_INBOX.",)), self.acks, self.append,  # type: ignore[arg-type]
-            wall_ns=time.time_ns, log_end_offset=lambda: len(self.records), may_refuse=lambda: may_refuse,
+            shell=self, subject="ev.1", config=ReplicationConfig(), policy=policy, codec=Codec.NONE,  # type: ignore[arg-type]
+            inboxes=InboxRule(("_INBOX.",)), acks=self.acks, feed=self.append, wall_ns=time.time_ns,
+            log_end_offset=lambda: len(self.records), may_refuse=lambda: may_refuse,
         )  # fmt: skip
         self.ingest.start()
 
@@ -52,7 +53,9 @@ class Bench:
         self.lines += lines
 
     def append(self, event: PublishesReceived) -> None:
-        effect = AppendBatch(event.token, len(self.records), 3, event.received_wall_ns)
+        effect = AppendBatch(
+            token=event.token, base_offset=len(self.records), leader_epoch=3, timestamp_ns=event.received_wall_ns
+        )
         batch = self.ingest.seal(effect)
         self.ingest.appended(effect, len(batch))
         self.records += parse_batch(batch).records()

@@ -72,15 +72,15 @@ class Bench:
         self.append = append
         self.tokens: list[int] = []
         self.ingest = Ingest(
-            self.bus, "ev", ReplicationConfig(**config), AckPolicy.ALL, Codec.NONE, INBOXES, self.acks, self.feed,
-            wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
+            shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
+            acks=self.acks, feed=self.feed, wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
         )  # fmt: skip
         self.ingest.start()
 
     def feed(self, event: PublishesReceived) -> None:
         self.tokens.append(event.token)
         if self.append:
-            effect = AppendBatch(event.token, self.end, 1, event.received_wall_ns)
+            effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
             batch = self.ingest.seal(effect)
             self.ingest.appended(effect, len(batch))
             self.batches.append(batch)

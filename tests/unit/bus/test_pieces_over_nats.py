@@ -26,7 +26,9 @@ def replicate(desk: Desk, offset: int, assembly: Assembly) -> bytes:
         )  # fmt: skip
         desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
         event = desk.fetches.pop()
-        effect = do.SendFetchResponse(event.token, event.offset + 1, event.max_bytes, EPOCH)
+        effect = do.SendFetchResponse(
+            token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=EPOCH
+        )
         desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
         (frame,) = desk.bus.take("liftpy.inbox.n2.f")
         assert len(frame) <= desk.bus.max_payload
@@ -100,7 +102,9 @@ async def test_a_follower_that_takes_no_pieces_is_sent_nothing() -> None:
     request = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=EPOCH, requestId=1, maxBytes=1 << 20)
     desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
     event = desk.fetches.pop()
-    desk.replication.send_response(do.SendFetchResponse(event.token, 0, 1 << 20, EPOCH), desk.log, 0)
+    desk.replication.send_response(
+        do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH), desk.log, 0
+    )
     assert desk.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
 
 

@@ -16,7 +16,11 @@ def fetch(desk: Desk) -> None:
     desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.f")
     event = desk.fetches.pop()
     assert isinstance(event, FetchReceived)
-    desk.replication.send_response(do.SendFetchResponse(event.token, 0, 1 << 20, EPOCH), desk.log, desk.log.high_watermark)
+    desk.replication.send_response(
+        do.SendFetchResponse(token=event.token, from_offset=0, max_bytes=1 << 20, leader_epoch=EPOCH),
+        desk.log,
+        desk.log.high_watermark,
+    )
 
 
 async def test_the_operator_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

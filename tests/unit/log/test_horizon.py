@@ -123,10 +123,26 @@ def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut 
     log = LocalLog()
     log.opened(0, 10, 9, ((1, 0),))
     log.compacted(Horizon(horizon, 1))
-    assert reconcile(log, EpochQueryAnswered(1, 1, end_on_leader - 1, 2, 0)) == wanted
+    assert (
+        reconcile(
+            log,
+            EpochQueryAnswered(
+                request_id=1, leader_epoch=1, last_offset=end_on_leader - 1, current_epoch=2, log_start_offset=0
+            ),
+        )
+        == wanted
+    )
 
 
 def test_the_leader_reaches_it_or_does_not() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
-        assert reaches(Horizon(20, 3), EpochQueryAnswered(1, 2, last_offset, 5, 0)) is wanted
-    assert not reaches(Horizon(0, 3), EpochQueryAnswered(1, 0, -1, 5, 0))
+        assert (
+            reaches(
+                Horizon(20, 3),
+                EpochQueryAnswered(request_id=1, leader_epoch=2, last_offset=last_offset, current_epoch=5, log_start_offset=0),
+            )
+            is wanted
+        )
+    assert not reaches(
+        Horizon(0, 3), EpochQueryAnswered(request_id=1, leader_epoch=0, last_offset=-1, current_epoch=5, log_start_offset=0)
+    )

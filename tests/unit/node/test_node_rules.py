@@ -171,7 +171,14 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     )
     all_links: Any = SimpleNamespace(all=lambda: links, replication=links[0], ingest=links[-1])
     counters = {"elections": 1, f"{REFUSED}sender": 3}
-    return Reporter(NodeSettings("n1", tmp_path), 4, group, all_links, partitions, counters)  # type: ignore[arg-type]
+    return Reporter(
+        settings=NodeSettings("n1", tmp_path),
+        incarnation=4,
+        group=group,
+        links=all_links,
+        partitions=partitions,
+        counters=counters,
+    )  # type: ignore[arg-type]
 
 
 def test_the_connections_are_added_up_and_told_apart(tmp_path: Path) -> None:

@@ -84,7 +84,16 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     descriptors = {"open": 1}
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
     settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
-    return Reporter(settings, 4, group, links, Partitions(workers), {}, scrub, lambda: descriptors)  # type: ignore[arg-type]
+    return Reporter(
+        settings=settings,
+        incarnation=4,
+        group=group,
+        links=links,
+        partitions=Partitions(workers),
+        counters={},
+        scrub=scrub,
+        descriptors=lambda: descriptors,
+    )  # type: ignore[arg-type]
 
 
 def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ async def test_what_is_asked_in_the_background_fails_loudly(
 
     bus: Any = Bus()
     if owner is Proposals:
-        Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr("a test"))
+        Proposals(bus, "n1", 1).leave_isr(PartitionKey("s", "u", 0), do.LeaveIsr(reason="a test"))
     elif owner is Probes:
         Probes(bus, Subjects()).ask("n2", lambda: None)
     elif owner is Orders:

@@ -46,7 +46,7 @@ def test_a_request_id_of_5000_digits_is_nobodys() -> None:
 def test_what_a_follower_holds_of_a_batch_is_told() -> None:
     bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
     client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), PartitionKey("s", "u1", 0), "n2", lambda event: None, Counter())
-    client.send_fetch(do.SendFetch(1, "n1", -1, 0, 1, 1 << 20), 1)
+    client.send_fetch(do.SendFetch(request_id=1, leader="n1", offset=-1, offset_epoch=0, leader_epoch=1, max_bytes=1 << 20), 1)
     assert client.assembling_bytes == 0
     batch = memoryview(build_batch([b"v" * 5000], base_offset=0, leader_epoch=1, timestamp_ns=1))
     for position, held in ((0, 3000), (3000, 0)):

@@ -69,30 +69,32 @@ def test_every_effect_is_carried_out_by_somebody() -> None:
 
 def test_an_append_is_written_before_its_flush_begins() -> None:
     runner, calls, fed = executor()
-    runner.execute(do.AppendBatch(1, 5, 1, 0))
+    runner.execute(do.AppendBatch(token=1, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
     assert fed == []
 
 
 def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
     runner, calls, fed = executor({"append": NoSpaceError("full")})
-    runner.execute(do.AppendBatch(7, 5, 1, 0))
-    assert fed == [events.StorageFailed("full", no_space=True, token=7)]
+    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
+    assert fed == [events.StorageFailed(reason="full", no_space=True, token=7)]
     assert "ingest.appended" not in calls
     assert runner.storage_failed
 
 
-@pytest.mark.parametrize(("effect", "cut"), [(do.CutLog(5), "log.cut_to"), (do.StartLogAfresh(5), "log.start_afresh")])
+@pytest.mark.parametrize(
+    ("effect", "cut"), [(do.CutLog(end_offset=5), "log.cut_to"), (do.StartLogAfresh(start_offset=5), "log.start_afresh")]
+)
 def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
     assert calls == ["flusher.alone", cut]
-    assert fed == [events.LogCut(5)]
+    assert fed == [events.LogCut(end_offset=5)]
 
 
 def test_high_watermark_reaches_the_log_before_readers() -> None:
     runner, calls, _ = executor()
-    runner.execute(do.RaiseHighWatermark(3))
+    runner.execute(do.RaiseHighWatermark(high_watermark=3))
     assert calls == ["log.raise_high_watermark", "reads.advanced"]
 
 
@@ -140,7 +142,7 @@ def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFi
     driver.execute = lambda effect: None
     for n in range(100):
         driver.feed(f"event {n}")  # type: ignore[arg-type]
-        driver.feed(events.MetadataHeard(n))
+        driver.feed(events.MetadataHeard(sent_ns=n))
     assert len(driver.story) == STORY_STEPS
     driver.feed("bug")  # type: ignore[arg-type]
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
@@ -174,7 +176,7 @@ def test_the_first_error_says_why_and_is_told_once() -> None:
     runner, _, fed = executor({"append": NoSpaceError("full")})
     told: list[StorageError] = []
     runner.on_failure = told.append
-    runner.execute(do.AppendBatch(7, 5, 1, 0))
+    runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
     runner.failed(LogClosedError("the log is closed: full"), 8)
     assert [str(error) for error in told] == ["full"]
     assert runner.no_space

@@ -179,7 +179,7 @@ def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, e
         fetched[4] = SimpleNamespace(buffer=memoryview(b""), batches=[])
         executor.execute(effect)
     full = isinstance(error, NoSpaceError)
-    assert fed == [events.StorageFailed(str(error), no_space=full)] * 2
+    assert fed == [events.StorageFailed(reason=str(error), no_space=full)] * 2
     assert failed == [error], "the owner is told once"
     assert (executor.storage_failed, executor.no_space) == (True, full)
     assert "appended" not in calls, "nothing is flushed that is not there"
@@ -251,7 +251,7 @@ def test_the_next_fetch_says_what_is_held_of_a_batch() -> None:
     asked = bus.asked()
     assert (asked.position, asked.batchCrc, asked.maxBytes, asked.incarnation) == (0, 0, 4096, 7)
     arrive(bus, made, 9, a_piece(0, 400))
-    assert fed == [events.FetchPieceArrived(9, 2)]
+    assert fed == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
     assert made.assembling_bytes == 400
     made.send_fetch(fetch(10), 7)
     assert (bus.asked().position, bus.asked().batchCrc) == (400, int.from_bytes(b"\1\2\3\4", "big"))
@@ -260,7 +260,7 @@ def test_the_next_fetch_says_what_is_held_of_a_batch() -> None:
     arrive(bus, made, 10, a_piece(400, len(BATCH)))
     answered = fed[-1]
     assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (10, 2, 4)
-    assert answered.spans == (events.BatchSpan(5, 5, 2),)
+    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
     assert bytes(made.fetched[answered.token].buffer) == BATCH
     assert made.assembling_bytes == 0
     made.send_fetch(fetch(11, offset=5), 7)
@@ -278,13 +278,16 @@ def test_a_batch_in_pieces_waits_while_there_is_no_room_for_it(monkeypatch: pyte
     for made in (first, second):
         made.send_fetch(fetch(9), 7)
         arrive(bus, made, 9, a_piece(0, 400))
-    assert fed == [[events.FetchPieceArrived(9, 2)], [events.FetchPieceArrived(9, 2, has_room=False)]]
+    assert fed == [
+        [events.FetchPieceArrived(request_id=9, leader_epoch=2)],
+        [events.FetchPieceArrived(request_id=9, leader_epoch=2, has_room=False)],
+    ]
     assert (second.assembling_bytes, router.assembling_bytes) == (0, len(BATCH))
     assert counters["pieces of batches that had to wait"] == 1
     first.forget_pieces()
     assert router.assembling_bytes == 0
     arrive(bus, second, 9, a_piece(0, 400))
-    assert fed[1][1:] == [events.FetchPieceArrived(9, 2)]
+    assert fed[1][1:] == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
     second.close()
     assert router.assembling_bytes == 0
 
@@ -296,7 +299,7 @@ def test_a_client_that_closed_holds_nothing_and_hears_nothing() -> None:
     arrive(bus, made, 9, frames.replication_response_header(2, 4, (BATCH,)) + BATCH)
     (answered,) = fed
     assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (9, 2, 4)
-    assert answered.spans == (events.BatchSpan(5, 5, 2),)
+    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
     assert list(made.fetched) == [answered.token]
     made.close()
     assert made.fetched == {}
@@ -313,8 +316,8 @@ def test_a_refusal_and_an_epochs_end_say_what_the_leader_said() -> None:
     answer = replication_pb2.LeaderEpochOffsetResponse(leaderEpoch=3, endOffset=41, currentEpoch=6, logStartOffset=12)
     arrive(bus, made, 10, frames.sealed(answer))
     assert fed == [
-        events.FetchRefused(9, events.RefusalReason.DIVERGED, 6, 77),
-        events.EpochQueryAnswered(10, 3, 41, 6, 12),
+        events.FetchRefused(request_id=9, reason=events.RefusalReason.DIVERGED, leader_epoch=6, log_start_offset=77),
+        events.EpochQueryAnswered(request_id=10, leader_epoch=3, last_offset=41, current_epoch=6, log_start_offset=12),
     ]
 
 

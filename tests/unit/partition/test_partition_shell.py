@@ -174,7 +174,7 @@ def test_of_what_was_fetched_only_what_was_decided_is_appended(last_offset: int,
 
 def test_pieces_of_a_batch_are_forgotten_with_the_role_that_asked_for_them() -> None:
     runner, calls, _ = executor()
-    runner.execute(do.RoleChanged("FOLLOWER", "FOLLOWER_FETCH", 3))
+    runner.execute(do.RoleChanged(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=3))
     assert {"fetches.forget_pieces", "services.role_changed"} <= {name for name, *_ in calls}
 
 
@@ -250,7 +250,7 @@ async def test_only_a_clear_no_is_a_refusal_of_an_isr_change(error: Any, accepte
     effect = filled(do.ProposeIsr)
     proposals.propose_isr(KEY, effect, fed.append)
     await until(lambda: fed)
-    assert fed == [events.IsrChangeAnswered(effect.epoch, accepted)]
+    assert fed == [events.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted)]
     await proposals.close()
 
 
@@ -258,10 +258,10 @@ async def test_wishes_go_on_being_sent() -> None:
     group = Group()
     proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
     for count in (1, 2, 3):
-        proposals.leave_isr(KEY, do.LeaveIsr(f"reason {count}"))
+        proposals.leave_isr(KEY, do.LeaveIsr(reason=f"reason {count}"))
         await until(lambda n=count: len(group.asked) == n)  # type: ignore[misc]
     await proposals.close()
-    proposals.leave_isr(KEY, do.LeaveIsr("after the end"))
+    proposals.leave_isr(KEY, do.LeaveIsr(reason="after the end"))
     await asyncio.sleep(0)
     assert len(group.asked) == 3
 
@@ -396,7 +396,7 @@ def test_an_end_is_clean_where_log_and_closing_were(healthy: bool, delete: bool,
     assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
 
 
-@pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(7)])])
+@pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
 def test_followers_hear_that_retention_has_moved_the_log_start(before: int, after: int, told: list[Any]) -> None:
     log = SimpleNamespace(log_start_offset=before)
     held: list[Any] = []
@@ -549,7 +549,7 @@ async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.Monk
     monkeypatch.setattr(node, "_wanted", lambda key: (held, SimpleNamespace()))
     node.metadata_heard(7)
     node._tell(one)
-    assert one.events == ["told", MetadataHeard(7)], "a new leader knows its lease at once"
+    assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"
     one.leads = False
     node._tell(one)
     assert one.events[2:] == ["told"]
@@ -570,7 +570,7 @@ async def test_a_partition_that_is_opened_off_the_net_knows_it(is_up: bool, monk
     node = partitions()
     node.data_path_changed(is_up)
     assert await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
-    assert made.events == ([] if is_up else [events.DataPathChanged(False)])
+    assert made.events == ([] if is_up else [events.DataPathChanged(is_up=False)])
 
 
 async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -778,9 +778,9 @@ async def test_a_fetch_that_could_not_be_sent_has_failed() -> None:
     client = fetch_client(bus, fed)
     bus.up = False
     client.send_fetch(FETCH, 5)
-    assert fed == [events.RequestFailed(9, "not connected")]
+    assert fed == [events.RequestFailed(request_id=9, reason="not connected")]
     client.send_epoch_query(do.SendEpochQuery(leader="n2", request_id=10, asked_epoch=1, current_epoch=2))
-    assert fed[1:] == [events.RequestFailed(10, "not connected")]
+    assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 
 async def test_damage_in_an_answer_is_told_with_its_offset() -> None:
@@ -825,7 +825,7 @@ async def test_confirmations_are_of_their_question_alone() -> None:
     def deliver(stream: str, partition: int, uid: str, event: Any) -> None:
         delivered.append((partition, event))
         if partition in confirm:
-            talk.confirm(do.ConfirmQuiet(event.token))
+            talk.confirm(do.ConfirmQuiet(token=event.token))
 
     talk = QuietTalk(
         AnswerRouter(bus),

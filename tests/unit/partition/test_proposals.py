@@ -87,7 +87,7 @@ async def test_what_an_answer_means(error: int, accepted: bool | None) -> None:
     response = pb.ControlResponse(error=error)  # type: ignore[arg-type]
     group.waiting.pop().set_result(response)
     await until(lambda: bool(fed))
-    assert fed == [IsrChangeAnswered(7, accepted)]
+    assert fed == [IsrChangeAnswered(epoch=7, accepted=accepted)]
     await asks.close()
 
 
@@ -116,7 +116,7 @@ async def test_one_batch_at_a_time_for_the_whole_node() -> None:
     assert len(group.asked) == 1
     group.answer(Error.OK, Error.STALE)
     await until(lambda: len(group.asked) == 2)
-    assert fed == [IsrChangeAnswered(1, True), IsrChangeAnswered(2, False)]
+    assert fed == [IsrChangeAnswered(epoch=1, accepted=True), IsrChangeAnswered(epoch=2, accepted=False)]
     assert sole(group.asked[1]).changeIsr.epoch == 3
     group.answer(Error.OK)
     await until(lambda: len(fed) == 3)
@@ -132,7 +132,7 @@ async def test_an_answer_is_each_ones_own() -> None:
     await until(lambda: bool(group.waiting))
     group.answer(Error.STALE, Error.OUTCOME_UNKNOWN)
     await until(lambda: len(fed) == 2)
-    assert fed == {KEY: IsrChangeAnswered(1, False), OTHER: IsrChangeAnswered(2, None)}
+    assert fed == {KEY: IsrChangeAnswered(epoch=1, accepted=False), OTHER: IsrChangeAnswered(epoch=2, accepted=None)}
     await asks.close()
 
 
@@ -151,7 +151,7 @@ async def test_what_else_replicas_ask_for() -> None:
     """Each names its sender by incarnation, so that a process before this one can't ask in its name."""
     group = FakeGroup()
     asks = proposals(group)
-    asks.leave_isr(KEY, do.LeaveIsr("its disk has failed"))
+    asks.leave_isr(KEY, do.LeaveIsr(reason="its disk has failed"))
     await until(lambda: bool(group.waiting))
     left = sole(group.asked[-1]).leaveIsr
     assert (left.node, left.incarnation, left.reason, left.partition) == ("n1", 5, "its disk has failed", 2)

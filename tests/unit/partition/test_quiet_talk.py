@@ -69,7 +69,7 @@ class Side:
     def _deliver(self, stream: str, partition: int, uid: str, event: ev.Event) -> None:
         self.events.append((stream, partition, event))
         if isinstance(event, ev.QuietFetchReceived) and partition in self.waits:
-            self.talk.confirm(do.ConfirmQuiet(event.token))
+            self.talk.confirm(do.ConfirmQuiet(token=event.token))
 
     def wait(self, partition: int, leader: str = "n1") -> PartitionKey:
         key = PartitionKey("orders", "u1", partition)
@@ -136,7 +136,7 @@ async def test_what_a_follower_waits_for_reaches_its_leader_and_comes_back(follo
     assert set(follower.ended()) == {2}
     assert len(follower.talk) == 5
     event = next(event for _, partition, event in leader.events if partition == 4)
-    assert event == ev.QuietFetchReceived(event.token, "n2", 7, 3, 104)
+    assert event == ev.QuietFetchReceived(token=event.token, replica="n2", incarnation=7, leader_epoch=3, request_id=104)
     await follower.asked_for({0, 1, 3, 4, 5}, leader)
     assert set(follower.ended()) == {2}
 
@@ -234,7 +234,7 @@ async def test_what_is_confirmed_late_counts_for_no_other_question(leader: Side)
     def deliver(stream: str, partition: int, uid: str, event: ev.Event) -> None:
         assert isinstance(event, ev.QuietFetchReceived)
         for token in earlier:
-            leader.talk.confirm(do.ConfirmQuiet(token))
+            leader.talk.confirm(do.ConfirmQuiet(token=token))
         earlier.append(event.token)
 
     leader.talk._deliver = deliver

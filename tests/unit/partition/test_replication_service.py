@@ -36,14 +36,20 @@ def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
     desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
     event = desk.fetches.pop()
     assert event.awaits_more
-    effect = do.SendFetchResponse(event.token, event.offset + 1, 1 << 20, 1, kept_for)
+    effect = do.SendFetchResponse(
+        token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1, kept_for=kept_for
+    )
     desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
     (answer,) = desk.bus.take(f"liftpy.inbox.{replica}")
     return answer
 
 
 def more(desk: Desk, replica: str, from_offset: int) -> list[bytes]:
-    desk.replication.answer_waiter(do.AnswerWaiter(replica, from_offset, 1 << 20, 1), desk.log, desk.log.high_watermark)
+    desk.replication.answer_waiter(
+        do.AnswerWaiter(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),
+        desk.log,
+        desk.log.high_watermark,
+    )
     return desk.bus.take(f"liftpy.inbox.{replica}")
 
 
@@ -64,15 +70,15 @@ async def test_hw_goes_the_same_way_and_the_way_stays_kept() -> None:
     desk = Desk()
     fetch(desk, "n2", "n2")
     for high_watermark in (4, 5):
-        desk.replication.tell_waiter(do.TellWaiter("n2", 1), high_watermark)
+        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), high_watermark)
         (answer,) = desk.bus.take("liftpy.inbox.n2")
         told = frames.decode_replication_response(answer)
         assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
     desk.publish(b"one")
     await desk.turn()
     assert more(desk, "n2", 0)
-    desk.replication.tell_waiter(do.TellWaiter("n2", 1), 6)
-    desk.replication.tell_waiter(do.TellWaiter("n4", 1), 6)
+    desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 6)
+    desk.replication.tell_waiter(do.TellWaiter(replica="n4", leader_epoch=1), 6)
     assert desk.bus.take("liftpy.inbox.n2") == desk.bus.take("liftpy.inbox.n4") == []
 
 
@@ -111,7 +117,7 @@ async def test_a_replica_is_answered_under_its_own_inbox_alone(reply: str) -> No
 async def test_fetches_that_are_refused_are_counted_by_reason() -> None:
     desk = Desk()
     for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
-        desk.replication.send_refusal(do.SendFetchRefusal(token, reason, 1, 0))
+        desk.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
     assert by_reason(desk.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
 
 
@@ -174,12 +180,20 @@ async def test_answers_say_what_they_are_for_to_who_asked_so() -> None:
         fetched, queried = asked(desk, **fields)
         assert isinstance(fetched, events.FetchReceived)
         assert isinstance(queried, events.EpochQueryReceived)
-        desk.replication.send_response(do.SendFetchResponse(fetched.token, 0, 1 << 20, 1, "n2"), desk.log, -1)
-        desk.replication.tell_waiter(do.TellWaiter("n2", 1), 3)
-        desk.replication.send_epoch_answer(do.SendEpochAnswer(queried.token, 1, 4, 1, 0))
+        desk.replication.send_response(
+            do.SendFetchResponse(token=fetched.token, from_offset=0, max_bytes=1 << 20, leader_epoch=1, kept_for="n2"),
+            desk.log,
+            -1,
+        )
+        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
+        desk.replication.send_epoch_answer(
+            do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)
+        )
         refused_, _ = asked(desk, **fields)
         assert isinstance(refused_, events.FetchReceived)
-        desk.replication.send_refusal(do.SendFetchRefusal(refused_.token, RefusalReason.STALE_EPOCH, 1, 0))
+        desk.replication.send_refusal(
+            do.SendFetchRefusal(token=refused_.token, reason=RefusalReason.STALE_EPOCH, leader_epoch=1, log_start_offset=0)
+        )
         for answer in desk.bus.take("liftpy.inbox.n2"):
             kind, to, body = envelope.decode_addressed(answer)
             if kind is MessageType.REPLICATION_RESPONSE:

@@ -52,14 +52,16 @@ class Stepped:
         return self.out
 
     def opened(self, end: int = 0, hw: int = -1, epochs: tuple[tuple[int, int], ...] = (), start: int = 0) -> Stepped:
-        self.step(ev.LogOpened(start, end, hw, epochs))
+        self.step(ev.LogOpened(log_start_offset=start, log_end_offset=end, high_watermark=hw, epochs=epochs))
         return self
 
     def told(self, partition: HeldPartition, live: dict[str, int] | None = None) -> list[do.Effect]:
-        return self.step(ev.PartitionChanged(partition, live if live is not None else {"a": 1, "b": 1, "c": 1}))
+        return self.step(
+            ev.PartitionChanged(held=partition, incarnations=live if live is not None else {"a": 1, "b": 1, "c": 1})
+        )
 
     def heard(self) -> list[do.Effect]:
-        return self.step(ev.MetadataHeard(self.now_ns))
+        return self.step(ev.MetadataHeard(sent_ns=self.now_ns))
 
     def only(self, kind: type[E]) -> E:
         found = [effect for effect in self.out if isinstance(effect, kind)]
@@ -78,14 +80,14 @@ class Stepped:
         self.opened(end, hw, ((1, 0),) if end else ())
         self.heard()
         self.told(partition or state(leader_epoch=2))
-        self.step(ev.ReplayFinished(end))
+        self.step(ev.ReplayFinished(end_offset=end))
         return self
 
     def publish(self, count: int = 1, *, flush: bool = True) -> list[do.Effect]:
         self.tokens += 1
-        self.step(ev.PublishesReceived(self.tokens, count, count * 10, 0))
+        self.step(ev.PublishesReceived(token=self.tokens, record_count=count, size_bytes=count * 10, received_wall_ns=0))
         if flush and self.has(do.AppendBatch):
-            self.step(ev.LogFlushed(self.replica.log.log_end_offset))
+            self.step(ev.LogFlushed(end_offset=self.replica.log.log_end_offset))
         return self.out
 
     def fetch(self, replica: str, offset: int, offset_epoch: int = 2, **other: object) -> list[do.Effect]:
@@ -107,10 +109,18 @@ class Stepped:
     def answered(self, spans: list[tuple[int, int, int]], hw: int, request: int | None = None) -> list[do.Effect]:
         request_id = self.only(do.SendFetch).request_id if request is None else request
         self.tokens += 1
-        spanned = tuple(ev.BatchSpan(*span) for span in spans)
-        return self.step(ev.FetchAnswered(self.tokens, request_id, self.replica.leader_epoch, hw, spanned))
+        spanned = tuple(ev.BatchSpan(**dict(zip(ev.BatchSpan.__dataclass_fields__, span, strict=True))) for span in spans)
+        return self.step(
+            ev.FetchAnswered(
+                token=self.tokens,
+                request_id=request_id,
+                leader_epoch=self.replica.leader_epoch,
+                high_watermark=hw,
+                spans=spanned,
+            )
+        )
 
     def fire(self, kind: ev.Deadline, late_s: float = 0.0) -> list[do.Effect]:
         at_ns = self.replica._shared.deadlines._at_ns[kind]
         self.now_ns = max(self.now_ns, at_ns + round(late_s * S))
-        return self.step(ev.DeadlineReached(kind))
+        return self.step(ev.DeadlineReached(kind=kind))

@@ -28,7 +28,7 @@ def probed(leader: Stepped) -> list[str]:
 
 def absent(leader: Stepped, replica: str) -> list[str]:
     """The ISR that is asked for after nobody listened for ``replica``; [] if none is."""
-    leader.step(ev.ReplicaAbsent(replica))
+    leader.step(ev.ReplicaAbsent(replica=replica))
     proposals = [effect for effect in leader.out if isinstance(effect, do.ProposeIsr)]
     return sorted(proposals[0].isr) if proposals else []
 
@@ -116,4 +116,4 @@ def test_it_can_be_switched_off() -> None:
 
 def test_a_follower_does_not_care_who_is_absent() -> None:
     follower = Stepped("b").follows()
-    assert follower.step(ev.ReplicaAbsent("c")) == []
+    assert follower.step(ev.ReplicaAbsent(replica="c")) == []

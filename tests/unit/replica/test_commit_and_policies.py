@@ -98,7 +98,7 @@ def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LocalL
 
 
 def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
-    return EpochQueryAnswered(1, epoch, last, 9, start)
+    return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
 def test_reconcile_cuts_to_the_largest_common_prefix_and_asks_again() -> None:

@@ -24,10 +24,14 @@ STORED_BYTES = BATCH_BYTES - RECORD_OVERHEAD_BYTES
 
 def publish(leader: Stepped, *, plain: bool = True, flush: bool = True) -> int:
     leader.tokens += 1
-    leader.step(ev.PublishesReceived(leader.tokens, 1, STORED_BYTES, 0, 1 if plain else 0))
+    leader.step(
+        ev.PublishesReceived(
+            token=leader.tokens, record_count=1, size_bytes=STORED_BYTES, received_wall_ns=0, plain_count=1 if plain else 0
+        )
+    )
     token = leader.tokens
     if flush and leader.has(do.AppendBatch):
-        leader.step(ev.LogFlushed(leader.replica.log.log_end_offset))
+        leader.step(ev.LogFlushed(end_offset=leader.replica.log.log_end_offset))
     return token
 
 
@@ -77,12 +81,12 @@ def test_beyond_the_bound_who_waits_is_told_and_the_rest_is_dropped_with_a_reaso
     for _ in range(5):
         publish(leader)
     token = publish(leader)
-    assert leader.sent() == [do.DropPublishes(token, do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.RejectPublishes(token, do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
     leader.now_ns += 30 * S
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.DropPublishes(token, do.RejectReason.OVERLOADED)], "without a lease nobody is told"
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
 def test_who_is_bound_to_an_offset_is_never_held() -> None:
@@ -91,11 +95,11 @@ def test_who_is_bound_to_an_offset_is_never_held() -> None:
     for _ in range(4):
         publish(leader)
     leader.tokens += 1
-    leader.step(ev.PublishesReceived(leader.tokens, 1, 10, 0, conditional=True))
+    leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, conditional=True))
     assert leader.has(do.DropPublishes), "c has not joined: nobody may be told"
     leader.fetch("c", -1)
-    leader.step(ev.PublishesReceived(leader.tokens, 1, 10, 0, conditional=True))
-    assert leader.sent() == [do.RejectPublishes(leader.tokens, do.RejectReason.OVERLOADED)]
+    leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, conditional=True))
+    assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=do.RejectReason.OVERLOADED)]
 
 
 def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_long_enough() -> None:
@@ -103,9 +107,9 @@ def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_l
     held = [publish(leader) for _ in range(2)]
     assert leader.sent() == []
     refused = publish(leader, plain=False)
-    assert leader.sent() == [do.RejectPublishes(refused, do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.sent() == [do.RejectPublishes(token=refused, reason=do.RejectReason.BELOW_MIN_ISR)]
     lost = publish(leader)
-    assert leader.sent() == [do.DropPublishes(lost, do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.sent() == [do.DropPublishes(token=lost, reason=do.RejectReason.BELOW_MIN_ISR)]
     leader.told(state(isr="ab", leader_epoch=2, epoch=2))
     assert appended(leader) == held
 
@@ -128,7 +132,7 @@ def test_when_the_isr_gets_short_those_held_who_wait_are_told() -> None:
         publish(leader)
     plain, waiting = publish(leader), publish(leader, plain=False)
     leader.told(state(isr="a", leader_epoch=2, epoch=2))
-    assert leader.only(do.RejectPublishes) == do.RejectPublishes(waiting, do.RejectReason.BELOW_MIN_ISR)
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=waiting, reason=do.RejectReason.BELOW_MIN_ISR)
     leader.told(state(isr="abc", leader_epoch=2, epoch=3))
     leader.fetch("b", 2)
     leader.fetch("c", 2)
@@ -144,7 +148,7 @@ def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_noth
         publish(leader)
     assert (node.unreplicated_bytes, node.held_bytes) == (3 * STORED_BYTES, BATCH_BYTES)
     leader.told(state("b", leader_epoch=3, epoch=2))
-    assert leader.only(do.DropPublishes) == do.DropPublishes(leader.tokens, do.RejectReason.NOT_LEADER)
+    assert leader.only(do.DropPublishes) == do.DropPublishes(token=leader.tokens, reason=do.RejectReason.NOT_LEADER)
     assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
 
 

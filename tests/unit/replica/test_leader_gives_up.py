@@ -9,7 +9,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 
-LAG = ev.DeadlineReached(ev.Deadline.LAG)
+LAG = ev.DeadlineReached(kind=ev.Deadline.LAG)
 SILENT_S = ReplicationConfig().max_leader_timeout_s + 0.6 * ReplicationConfig().max_lag_time_s
 
 
@@ -32,11 +32,11 @@ def looks(stepped: Stepped, after_s: float) -> bool:
 
 def test_its_data_path_is_down_for_longer_than_a_leader_may_be_silent() -> None:
     stepped = leader()
-    stepped.step(ev.DataPathChanged(False))
+    stepped.step(ev.DataPathChanged(is_up=False))
     stepped.step(LAG, 1.25)
     assert not stepped.has(do.GiveUpLeadership)
-    stepped.step(ev.DataPathChanged(True))
-    stepped.step(ev.DataPathChanged(False))
+    stepped.step(ev.DataPathChanged(is_up=True))
+    stepped.step(ev.DataPathChanged(is_up=False))
     stepped.step(LAG, 1.25)
     assert not stepped.has(do.GiveUpLeadership), "it was back meanwhile"
     stepped.step(LAG, 1.25)

@@ -22,7 +22,7 @@ def test_it_serves_while_it_replays_and_opens_when_derived_state_is_there() -> N
     assert leader.has(do.StartServing)
     assert leader.only(do.ReplayLog).end_offset == 5
     assert not leader.has(do.OpenSubject)
-    leader.step(ev.ReplayFinished(5))
+    leader.step(ev.ReplayFinished(end_offset=5))
     assert leader.has(do.OpenSubject)
     assert leader.replica.phase == "LEADER_READY"
 
@@ -39,9 +39,9 @@ def test_it_leads_only_when_the_metadata_shows_its_own_incarnation() -> None:
 def test_publishes_become_offsets_and_acks_follow_flush_and_commit() -> None:
     leader = Stepped("a").leads()
     leader.publish(3, flush=False)
-    assert leader.only(do.AppendBatch) == do.AppendBatch(1, 0, 2, 0)
+    assert leader.only(do.AppendBatch) == do.AppendBatch(token=1, base_offset=0, leader_epoch=2, timestamp_ns=0)
     assert not leader.has(do.SendAcks)
-    leader.step(ev.LogFlushed(3))
+    leader.step(ev.LogFlushed(end_offset=3))
     assert acks(leader) == [(AckPolicy.LEADER, 2)]
     leader.fetch("b", 2)
     assert leader.replica.high_watermark == -1
@@ -64,7 +64,7 @@ def test_a_leader_that_has_not_flushed_holds_the_watermark() -> None:
 def test_below_min_isr_publishers_are_told_and_nothing_is_appended() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     leader.publish()
-    assert leader.sent() == [do.RejectPublishes(1, do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.sent() == [do.RejectPublishes(token=1, reason=do.RejectReason.BELOW_MIN_ISR)]
     assert leader.replica.log.log_end_offset == 0
 
 
@@ -87,7 +87,7 @@ def test_a_pause_longer_than_the_lease_silences_it_before_any_timer_fires() -> N
     leader = Stepped("a").leads()
     leader.publish(2, flush=False)
     leader.now_ns += 30 * S
-    leader.step(ev.LogFlushed(2))
+    leader.step(ev.LogFlushed(end_offset=2))
     assert not leader.has(do.SendAcks)
 
 
@@ -161,26 +161,34 @@ def test_behind_the_log_start_is_told_where_it_is() -> None:
         leader.fetch("b", offset, offset_epoch)
         assert leader.has(do.SendFetchRefusal) is refused, offset
     leader.fetch("b", 4, 1)
-    assert leader.only(do.SendFetchRefusal) == do.SendFetchRefusal(leader.tokens, RefusalReason.BEFORE_LOG_START, 2, 10)
+    assert leader.only(do.SendFetchRefusal) == do.SendFetchRefusal(
+        token=leader.tokens, reason=RefusalReason.BEFORE_LOG_START, leader_epoch=2, log_start_offset=10
+    )
 
 
 def test_an_epoch_query_is_answered_only_in_the_same_epoch() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
-        leader.step(ev.EpochQueryReceived(1, "b", asked, 2, KEY.uid))
-        assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, epoch, last, 2, 0)
-    leader.step(ev.EpochQueryReceived(1, "b", 1, 1, KEY.uid))
+        leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
+        assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+            token=1, leader_epoch=epoch, last_offset=last, current_epoch=2, log_start_offset=0
+        )
+    leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=1, stream_uid=KEY.uid))
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
 def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
     empty = Stepped("a").leads()
-    empty.step(ev.EpochQueryReceived(1, "b", 1, 2, KEY.uid))
-    assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 0, -1, 2, 0)
+    empty.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+        token=1, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    )
     empty_epoch = Stepped("a").leads(end=5)
-    empty_epoch.step(ev.EpochQueryReceived(1, "b", 2, 2, KEY.uid))
-    assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(1, 1, 4, 2, 0)
+    empty_epoch.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=2, current_epoch=2, stream_uid=KEY.uid))
+    assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+        token=1, leader_epoch=1, last_offset=4, current_epoch=2, log_start_offset=0
+    )
 
 
 def test_an_idle_follower_is_woken_once_per_sleep() -> None:
@@ -201,7 +209,7 @@ def test_a_follower_that_awaits_more_gets_a_second_answer_instead() -> None:
     leader.fetch("b", -1, awaits_more=True, max_bytes=500)
     assert leader.only(do.SendFetchResponse).kept_for == "b"
     leader.publish(2, flush=False)
-    assert leader.only(do.AnswerWaiter) == do.AnswerWaiter("b", 0, 500, 2)
+    assert leader.only(do.AnswerWaiter) == do.AnswerWaiter(replica="b", from_offset=0, max_bytes=500, leader_epoch=2)
     assert not leader.has(do.NotifyReplica)
     leader.publish(1, flush=False)
     assert not leader.has(do.AnswerWaiter), "one for one fetch"
@@ -226,7 +234,7 @@ def test_positions_of_followers_commit_nothing_that_the_leader_has_not_flushed()
     leader.fetch("c", 1)
     assert leader.replica.log.high_watermark == -1
     assert not leader.has(do.SendAcks)
-    leader.step(ev.LogFlushed(2))
+    leader.step(ev.LogFlushed(end_offset=2))
     assert leader.replica.log.high_watermark == 1
     assert {effect.through_offset for effect in leader.out if isinstance(effect, do.SendAcks)} == {1}
 
@@ -247,7 +255,9 @@ def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
     leader.fetch("b", 0, awaits_more=True)
     leader.fetch("c", 0, awaits_more=True)
     leader.fire(Deadline.NOTICE)
-    assert leader.only(do.TellWaiter) == do.TellWaiter("b", 2), "c's own fetch raised it: its answer carried it"
+    assert leader.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=2), (
+        "c's own fetch raised it: its answer carried it"
+    )
     assert not leader.has(do.SendNotice), "it need not fetch to know"
     leader.publish(1, flush=False)
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
@@ -261,8 +271,8 @@ def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
         leader.fetch("b", 0)
         leader.fire(Deadline.LAG)
     proposed = leader.only(do.ProposeIsr)
-    assert proposed == do.ProposeIsr(frozenset("ab"), 2, 1, (("a", 1), ("b", 1)))
-    leader.step(ev.IsrChangeAnswered(1, True))
+    assert proposed == do.ProposeIsr(isr=frozenset("ab"), leader_epoch=2, epoch=1, incarnations=(("a", 1), ("b", 1)))
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=True))
     assert leader.replica.high_watermark == -1, "accepted, but the image does not show it yet"
     leader.told(state(isr="ab", epoch=2, leader_epoch=2))
     assert leader.replica.high_watermark == 0
@@ -310,7 +320,7 @@ def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
     leader.fetch("b", -1)
     leader.fetch("c", -1)
-    leader.step(ev.IsrChangeAnswered(1, None))
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=None))
     leader.publish(1)
     leader.fetch("b", 0)
     assert leader.replica.high_watermark == -1
@@ -318,7 +328,7 @@ def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
     leader.heard()
     leader.fetch("c", -1)
     assert leader.has(do.ProposeIsr), "settle it by another attempt"
-    leader.step(ev.IsrChangeAnswered(1, False))
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=False))
     assert leader.replica.high_watermark == -1
     leader.told(state(isr="ab", epoch=2, leader_epoch=2))
     assert leader.replica.high_watermark == 0
@@ -330,7 +340,7 @@ def test_one_change_at_a_time_and_a_pause_after_a_refusal() -> None:
     assert leader.has(do.ProposeIsr)
     leader.fetch("c", -1)
     assert not leader.has(do.ProposeIsr)
-    leader.step(ev.IsrChangeAnswered(1, False))
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=False))
     leader.fetch("c", -1)
     assert not leader.has(do.ProposeIsr)
     leader.now_ns += S
@@ -342,7 +352,7 @@ def test_a_leader_that_stood_still_does_not_blame_its_followers() -> None:
     leader = Stepped("a").leads()
     leader.now_ns += 20 * S
     leader.heard()
-    leader.step(ev.DeadlineReached(Deadline.LAG))
+    leader.step(ev.DeadlineReached(kind=Deadline.LAG))
     assert not leader.has(do.ProposeIsr)
 
 
@@ -355,7 +365,7 @@ def test_a_higher_epoch_makes_it_step_down_and_forget_its_publishers() -> None:
     assert leader.replica.role == "FOLLOWER"
     assert leader.only(do.SendEpochQuery).asked_epoch == 2
     leader.publish()
-    assert leader.sent() == [do.DropPublishes(leader.tokens)], "the new leader heard it too: no negative ack"
+    assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
 
 
 def test_an_older_state_is_ignored() -> None:
@@ -369,8 +379,8 @@ def test_no_space_is_told_and_ends_the_leadership() -> None:
     leader.fetch("b", -1)
     leader.fetch("c", -1)
     leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed("disk full", no_space=True, token=1))
-    assert leader.only(do.RejectPublishes) == do.RejectPublishes(1, do.RejectReason.NO_SPACE)
+    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=1, reason=do.RejectReason.NO_SPACE)
     assert leader.has(do.CloseSubject)
     assert leader.replica.role == "FAILED"
     leader.publish()
@@ -397,7 +407,7 @@ def test_no_space_is_not_told_either() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed("disk full", no_space=True, token=1))
+    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
     assert leader.only(do.DropPublishes).token == 1
     leader.publish()
     assert leader.has(do.DropPublishes)
@@ -406,7 +416,7 @@ def test_no_space_is_not_told_either() -> None:
 def test_a_failed_flush_answers_nobody() -> None:
     leader = Stepped("a").leads()
     leader.publish(1, flush=False)
-    leader.step(ev.StorageFailed("flush"))
+    leader.step(ev.StorageFailed(reason="flush"))
     assert leader.has(do.DropPendingAcks)
     leader.publish()
     assert leader.has(do.DropPublishes)
@@ -414,9 +424,9 @@ def test_a_failed_flush_answers_nobody() -> None:
 
 def test_a_failed_leader_gives_up_and_asks_again_until_the_metadata_shows_it() -> None:
     leader = Stepped("a").leads()
-    leader.step(ev.StorageFailed("flush"))
+    leader.step(ev.StorageFailed(reason="flush"))
     assert leader.only(do.GiveUpLeadership).leader_epoch == 2
-    leader.step(ev.DeadlineReached(ev.Deadline.ISR_CHANGE), after_s=2.001)
+    leader.step(ev.DeadlineReached(kind=ev.Deadline.ISR_CHANGE), after_s=2.001)
     assert leader.has(do.GiveUpLeadership)
     leader.told(state(isr="bc", leader="b", leader_epoch=3, epoch=9))
     assert not leader.has(do.GiveUpLeadership)
@@ -426,7 +436,7 @@ def test_a_failed_leader_gives_up_and_asks_again_until_the_metadata_shows_it() -
 def test_a_failed_follower_leaves_the_isr() -> None:
     follower = Stepped("b").opened()
     follower.told(state(leader_epoch=2))
-    follower.step(ev.StorageFailed("flush"))
+    follower.step(ev.StorageFailed(reason="flush"))
     assert follower.has(do.LeaveIsr)
     assert not follower.has(do.GiveUpLeadership)
     follower.told(state(isr="ac", leader_epoch=2, epoch=9))
@@ -512,6 +522,6 @@ def test_ids_of_a_follower_go_with_its_clock_whatever_it_did_before() -> None:
     follower = Stepped("b").follows(state(leader="a"))
     fetch = follower.only(do.SendFetch).request_id
     follower.now_ns += 100 * S
-    follower.step(ev.RequestFailed(fetch, "unreadable"))
+    follower.step(ev.RequestFailed(request_id=fetch, reason="unreadable"))
     follower.fire(Deadline.FETCH)
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S

@@ -23,7 +23,7 @@ def quiet_follower(config: ReplicationConfig = SOON, **partition: str) -> Steppe
     """With three committed records, after its idle waits."""
     follower = Stepped("b", config).follows(state(**partition))  # type: ignore[arg-type]
     follower.answered([(0, 2, 1)], hw=2)
-    follower.step(ev.LogFlushed(3))
+    follower.step(ev.LogFlushed(end_offset=3))
     follower.answered([], hw=2)
     for _ in range(config.quiet_rounds - 1):
         follower.fire(Deadline.FETCH)
@@ -38,7 +38,7 @@ def deadlines(stepped: Stepped) -> set[Deadline]:
 def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_own() -> None:
     follower = quiet_follower()
     asked = follower.only(do.WaitQuietly)
-    assert asked == do.WaitQuietly(follower.replica._role._idle_request_id, "a", 1)
+    assert asked == do.WaitQuietly(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
     assert follower.replica.phase == "FOLLOWER_QUIET"
     assert deadlines(follower) == set()
     assert follower.replica.may_serve_committed()
@@ -58,7 +58,7 @@ def test_only_a_member_of_the_isr_waits_so(isr: str) -> None:
 def test_not_while_something_is_uncommitted() -> None:
     follower = Stepped("b", SOON).follows()
     follower.answered([(0, 2, 1)], hw=1)
-    follower.step(ev.LogFlushed(3))
+    follower.step(ev.LogFlushed(end_offset=3))
     follower.answered([], hw=1)
     for _ in range(4):
         follower.fire(Deadline.FETCH)
@@ -72,7 +72,7 @@ def test_records_a_wake_up_and_a_lost_connection_end_it() -> None:
         assert follower.has(do.AppendFetched)
 
     def piece(follower: Stepped) -> None:
-        follower.step(ev.FetchPieceArrived(follower.replica._role._idle_request_id, 1))
+        follower.step(ev.FetchPieceArrived(request_id=follower.replica._role._idle_request_id, leader_epoch=1))
         assert follower.has(do.SendFetch)
 
     def wake(follower: Stepped) -> None:
@@ -80,11 +80,13 @@ def test_records_a_wake_up_and_a_lost_connection_end_it() -> None:
         assert follower.has(do.SendFetch)
 
     def notice(follower: Stepped) -> None:
-        follower.step(ev.NoticeReceived("a", 1, 1, 0, 9, 0))
+        follower.step(
+            ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=9, log_start_offset=0)
+        )
         assert follower.has(do.SendFetch)
 
     def back(follower: Stepped) -> None:
-        follower.step(ev.DataPathChanged(True))
+        follower.step(ev.DataPathChanged(is_up=True))
         assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
 
     for end in (more, piece, wake, notice, back):
@@ -101,14 +103,17 @@ def test_hw_alone_and_strangers_answers_do_not_end_it() -> None:
     follower.answered([], hw=2, request=request)
     assert follower.sent() == []
     follower.answered([(3, 3, 1)], hw=2, request=request - 1)
-    assert follower.sent() == [do.DropFetched(follower.tokens, "stale request")]
-    follower.step(ev.FetchPieceArrived(request + 1, 1))
+    assert follower.sent() == [do.DropFetched(token=follower.tokens, why="stale request")]
+    follower.step(ev.FetchPieceArrived(request_id=request + 1, leader_epoch=1))
     assert follower.sent() == []
     assert follower.replica.phase == "FOLLOWER_QUIET"
 
 
 def test_another_leadership_and_the_stop_end_it() -> None:
-    for event in (ev.PartitionChanged(state("c", leader_epoch=2, epoch=2), {"a": 1, "b": 1, "c": 1}), ev.StopRequested()):
+    for event in (
+        ev.PartitionChanged(held=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
+        ev.StopRequested(),
+    ):
         follower = quiet_follower()
         follower.step(event)
         assert follower.has(do.StopWaiting)
@@ -116,20 +121,20 @@ def test_another_leadership_and_the_stop_end_it() -> None:
 
 def test_what_is_not_confirmed_is_fetched_at_once_and_begins_anew() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(follower.now_ns), after_s=50)
+    follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=50)
     assert follower.has(do.StopWaiting)
     fetch = follower.only(do.SendFetch)
     assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
     follower.answered([], hw=2, request=fetch.request_id)
     assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"
-    follower.step(ev.QuietEnded(follower.now_ns))
+    follower.step(ev.QuietEnded(heard_ns=follower.now_ns))
     assert follower.sent() == [], "one that came too late"
 
 
 def test_a_leader_that_was_not_heard_meanwhile_is_reported_when_it_does_not_answer() -> None:
     follower = quiet_follower()
     heard_ns = follower.now_ns
-    follower.step(ev.QuietEnded(heard_ns), after_s=3)
+    follower.step(ev.QuietEnded(heard_ns=heard_ns), after_s=3)
     assert not follower.has(do.ReportLeader), "it is asked first"
     follower.fire(Deadline.LEADER)
     assert follower.has(do.ReportLeader)
@@ -138,7 +143,7 @@ def test_a_leader_that_was_not_heard_meanwhile_is_reported_when_it_does_not_answ
 
 def test_a_leader_that_answers_that_fetch_is_not_reported() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(follower.now_ns), after_s=3)
+    follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=3)
     follower.answered([], hw=2)
     follower.fire(Deadline.LEADER)
     assert not follower.has(do.ReportLeader)
@@ -146,7 +151,7 @@ def test_a_leader_that_answers_that_fetch_is_not_reported() -> None:
 
 def test_where_it_can_not_be_asked_for_with_others_it_fetches_after_long_waits() -> None:
     follower = quiet_follower()
-    follower.step(ev.QuietEnded(None))
+    follower.step(ev.QuietEnded(heard_ns=None))
     assert follower.sent() == [do.StopWaiting()]
     assert follower.replica.phase == "FOLLOWER_IDLE"
     before = follower.now_ns
@@ -175,7 +180,7 @@ def asked(**other: object) -> ev.QuietFetchReceived:
 
 def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 0.0) -> bool:
     leader.step(question, after_s)
-    assert leader.sent() in ([do.ConfirmQuiet(question.token)], [])
+    assert leader.sent() in ([do.ConfirmQuiet(token=question.token)], [])
     return leader.has(do.ConfirmQuiet)
 
 
@@ -247,14 +252,14 @@ def test_who_is_confirmed_stays_in_the_isr_and_who_is_silent_leaves_it_in_the_la
         assert confirms(leader, asked(replica="c", request_id=70))
         due = [kind for kind, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]
         for kind in due:
-            leader.step(ev.DeadlineReached(kind))
+            leader.step(ev.DeadlineReached(kind=kind))
             assert not leader.has(do.ProposeIsr)
     silent_since = leader.now_ns
     while not leader.has(do.ProposeIsr):
         leader.heard()
         confirms(leader, asked(replica="c", request_id=70), after_s=0.1)
         for kind in [k for k, at_ns in leader.replica._shared.deadlines._at_ns.items() if at_ns <= leader.now_ns]:
-            leader.step(ev.DeadlineReached(kind))
+            leader.step(ev.DeadlineReached(kind=kind))
             if leader.has(do.ProposeIsr):
                 break
         assert leader.now_ns - silent_since < 6 * S
@@ -278,10 +283,10 @@ def test_an_idle_leader_looks_for_lag_as_seldom_as_somebody_can_lag() -> None:
         confirms(leader, asked(), after_s=1)
         confirms(leader, asked(replica="c", request_id=70))
         if leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns:
-            leader.step(ev.DeadlineReached(Deadline.LAG))
+            leader.step(ev.DeadlineReached(kind=Deadline.LAG))
             looks += 1
     assert looks <= 17
-    leader.step(ev.DataPathChanged(False))
+    leader.step(ev.DataPathChanged(is_up=False))
     assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "it may have to give up"
     leader = leader_with_a_quiet_follower()
     leader.fire(Deadline.LAG)

@@ -65,9 +65,9 @@ def test_a_leader_counts_what_it_has_flushed_and_no_more() -> None:
     for follower in "bc":
         leader.fetch(follower, 4)
     assert leader.replica.high_watermark == -1, "its own flush counts too"
-    leader.step(ev.LogFlushed(3))
+    leader.step(ev.LogFlushed(end_offset=3))
     assert leader.replica.high_watermark == 2
-    leader.step(ev.LogFlushed(5))
+    leader.step(ev.LogFlushed(end_offset=5))
     assert leader.replica.high_watermark == 4
 
 
@@ -77,7 +77,7 @@ def test_by_quorum_hw_stays_at_or_below_the_leaders_own_flush() -> None:
     for follower in "bc":
         leader.fetch(follower, 4)
     assert leader.replica.high_watermark == -1
-    leader.step(ev.LogFlushed(2))
+    leader.step(ev.LogFlushed(end_offset=2))
     assert leader.replica.high_watermark == 1
 
 
@@ -146,7 +146,11 @@ def following(end: int = 5) -> Stepped:
     follower.told(state())
     if end:
         query = follower.only(do.SendEpochQuery)
-        follower.step(ev.EpochQueryAnswered(query.request_id, 1, end - 1, 1, 0))
+        follower.step(
+            ev.EpochQueryAnswered(
+                request_id=query.request_id, leader_epoch=1, last_offset=end - 1, current_epoch=1, log_start_offset=0
+            )
+        )
     assert follower.has(do.SendFetch)
     return follower
 
@@ -155,7 +159,7 @@ def following(end: int = 5) -> Stepped:
 def test_a_refusal_of_another_epoch_changes_nothing_here(reason: RefusalReason) -> None:
     follower = following()
     request = follower.only(do.SendFetch).request_id
-    follower.step(ev.FetchRefused(request, reason, 7, 100))
+    follower.step(ev.FetchRefused(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
     assert not any(isinstance(effect, do.CutLog | do.StartLogAfresh) for effect in follower.out)
     assert follower.replica.log.log_end_offset == 5
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
@@ -164,7 +168,14 @@ def test_a_refusal_of_another_epoch_changes_nothing_here(reason: RefusalReason) 
 @pytest.mark.parametrize(("log_start", "afresh"), [(3, False), (4, False), (5, True), (9, True)])
 def test_a_fresh_start_needs_a_log_that_begins_behind_ones_own(log_start: int, afresh: bool) -> None:
     follower = following(5)
-    follower.step(ev.FetchRefused(follower.only(do.SendFetch).request_id, RefusalReason.BEFORE_LOG_START, 1, log_start))
+    follower.step(
+        ev.FetchRefused(
+            request_id=follower.only(do.SendFetch).request_id,
+            reason=RefusalReason.BEFORE_LOG_START,
+            leader_epoch=1,
+            log_start_offset=log_start,
+        )
+    )
     assert follower.has(do.StartLogAfresh) is afresh
 
 
@@ -182,7 +193,7 @@ def test_a_notice_counts_that_is_of_the_leader_and_its_epoch(sender: str, epoch:
 @pytest.mark.parametrize(("offset", "named"), [(0, 5), (4, 5), (5, 5), (7, 7)])
 def test_a_complaint_is_about_what_one_does_not_hold(offset: int, named: int) -> None:
     follower = following(5)
-    follower.step(ev.RequestFailed(follower.only(do.SendFetch).request_id, "crc", offset))
+    follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="crc", bad_offset=offset))
     follower.fire(ev.Deadline.FETCH)
     assert follower.only(do.SendFetch).bad_offset == named
 
@@ -201,7 +212,7 @@ def test_request_ids_are_never_used_twice_even_in_one_instant() -> None:
     follower = following(0)
     seen = [follower.only(do.SendFetch).request_id]
     for _ in range(5):
-        follower.step(ev.RequestFailed(seen[-1], "lost"))
+        follower.step(ev.RequestFailed(request_id=seen[-1], reason="lost"))
         role: Any = follower.replica._role
         role._fetch(follower.now_ns, follower.out)
         seen.append(follower.only(do.SendFetch).request_id)
@@ -212,7 +223,11 @@ def test_pieces_are_of_one_batch_of_one_leader() -> None:
     assembly = FetchAssembly()
 
     def asks(epoch: int, offset: int, bad: int | None = None) -> int:
-        return assembly.asks(do.SendFetch(1, "a", offset, 0, epoch, 100, bad)).position
+        return assembly.asks(
+            do.SendFetch(
+                request_id=1, leader="a", offset=offset, offset_epoch=0, leader_epoch=epoch, max_bytes=100, bad_offset=bad
+            )
+        ).position
 
     assert asks(1, 4) == 0
     assembly.take(Piece(1, 6, 0, memoryview(b"abc")))
@@ -233,17 +248,17 @@ def candidate(epoch: int = 3) -> Stepped:
 def test_a_candidate_replays_what_is_stored_and_flushed() -> None:
     made = candidate()
     made.replica.log.flushed_end_offset = 2
-    made.step(ev.LeaderEpochPersisted(2))
+    made.step(ev.LeaderEpochPersisted(leader_epoch=2))
     assert not made.has(do.ReplayLog), "the end of its log is not flushed"
-    made.step(ev.LogFlushed(4))
+    made.step(ev.LogFlushed(end_offset=4))
     assert made.only(do.ReplayLog).end_offset == 4
     assert made.only(do.ReportPromotion).newest_offset == 3
 
 
 def test_a_candidate_reports_again_under_each_epoch_and_with_time() -> None:
     made = candidate()
-    made.step(ev.LeaderEpochPersisted(2))
-    made.step(ev.ReplayFinished(4))
+    made.step(ev.LeaderEpochPersisted(leader_epoch=2))
+    made.step(ev.ReplayFinished(end_offset=4))
     assert made.only(do.ReportPromotion).finished
     for epoch in (4, 5):
         made.told(state(leader="", candidate="b", status=PartitionStatus.CANDIDATE_FOUND, leader_epoch=2, epoch=epoch))
@@ -256,8 +271,8 @@ def test_a_candidate_reports_again_under_each_epoch_and_with_time() -> None:
 def test_promises_only_rise() -> None:
     follower = Stepped("b").opened()
     follower.told(state())
-    follower.step(ev.LeaderEpochPersisted(7))
-    follower.step(ev.LeaderEpochPersisted(5))
+    follower.step(ev.LeaderEpochPersisted(leader_epoch=7))
+    follower.step(ev.LeaderEpochPersisted(leader_epoch=5))
     follower.told(state(leader="c", leader_epoch=6, epoch=9))
     assert follower.replica.state.leader_epoch == 1, "it has promised to follow nobody below 7"
     follower.told(state(leader="c", leader_epoch=7, epoch=10))
@@ -326,7 +341,7 @@ def test_an_answer_is_to_the_change_of_this_epoch(epoch: int) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
     role: Any = leader.replica._role
     role.isr_change.proposed(frozenset("abc"))
-    leader.step(ev.IsrChangeAnswered(epoch, False))
+    leader.step(ev.IsrChangeAnswered(epoch=epoch, accepted=False))
     assert role.isr_change.in_flight is (epoch != 2)
 
 
@@ -468,7 +483,9 @@ def test_where_a_reader_parted_from_this_log(last_offset: int, last_epoch: int, 
 
 # ---- intake ------------------------------------------------------------------------------------------------------------------
 def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesReceived:
-    return ev.PublishesReceived(1, count, size, 0, count if plain else 0)
+    return ev.PublishesReceived(
+        token=1, record_count=count, size_bytes=size, received_wall_ns=0, plain_count=count if plain else 0
+    )
 
 
 def test_intake_counts_every_byte_in_and_out() -> None:

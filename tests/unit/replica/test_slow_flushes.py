@@ -177,13 +177,13 @@ class Led(Stepped):
         for _ in range(count):
             self.publish(flush=False)
             end = self.replica.log.log_end_offset
-            self.step(ev.LogFlushed(end, took_ns.get("a", FAST)))
+            self.step(ev.LogFlushed(end_offset=end, took_ns=took_ns.get("a", FAST)))
             for replica in "bc":
                 self.fetch(replica, end - 1, flush_ns=took_ns.get(replica, FAST))
             self.now_ns += max([FAST, *took_ns.values()])
             self.heard()
             while self.replica._shared.deadlines._at_ns.get(ev.Deadline.LAG, self.now_ns + 1) <= self.now_ns:
-                self.step(ev.DeadlineReached(ev.Deadline.LAG))
+                self.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
                 asked += [effect for effect in self.out if isinstance(effect, do.ProposeIsr | do.StepAside)]
         return asked
 
@@ -256,7 +256,7 @@ def test_a_follower_tells_what_its_flush_took() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)
-    follower.step(ev.LogFlushed(3, SLOW))
+    follower.step(ev.LogFlushed(end_offset=3, took_ns=SLOW))
     assert follower.only(do.SendFetch).flush_ns == SLOW
 
 

@@ -87,15 +87,15 @@ def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) ->
     assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(12)
-    assert world.fed == [events.ReplayProgressed(4)]
+    assert world.fed == [events.ReplayProgressed(end_offset=4)]
     order = world.last(pb.JoinLog)
     assert order.stopPosition == 10
     world.say(hello(position=7))
-    assert world.fed[-1] == events.ReplayProgressed(7)
+    assert world.fed[-1] == events.ReplayProgressed(end_offset=7)
     assert not any(isinstance(event, events.ReplayFinished) for event in world.fed)
     ack = pb.ServiceAck(service="bank", stream="s", instance=5, ackId=order.ackId, position=10, streamUid="u1")
     world.say(frames.encode(ack))
-    assert world.fed[-1] == events.ReplayFinished(12)
+    assert world.fed[-1] == events.ReplayFinished(end_offset=12)
     world.become("LEADER", "LEADER_READY", 2)
     assert world.last(pb.JoinLog).role == pb.SERVICE_LEADER
     world.become("LEADER", "LEADER_NO_LEASE", 2)
@@ -114,10 +114,10 @@ def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: 
     assert at_ns == now_ns + round(ReplicationConfig().candidate_timeout_s * 1e9)
     world.say(hello(position=4))
     patience.fire()
-    assert events.ReplayFinished(12) not in world.fed
+    assert events.ReplayFinished(end_offset=12) not in world.fed
     now_ns = at_ns
     patience.fire()
-    assert world.fed[-1] == events.ReplayFinished(12)
+    assert world.fed[-1] == events.ReplayFinished(end_offset=12)
 
 
 @pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])
@@ -126,7 +126,7 @@ def test_without_services_and_for_a_leader_that_was_no_candidate_nothing_waits(w
         world.say(hello())
     world.become(role, "LEADER_REPLAY", 2)
     world.services.replay(12)
-    assert world.fed == [events.ReplayFinished(12)]
+    assert world.fed == [events.ReplayFinished(end_offset=12)]
 
 
 def test_what_is_no_frame_for_a_service_is_counted_and_answered_by_nothing(world: World) -> None:

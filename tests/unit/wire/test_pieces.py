@@ -122,7 +122,15 @@ def test_the_room_of_a_message() -> None:
 
 def test_a_follower_starts_over_in_another_epoch_at_another_offset_and_after_a_complaint() -> None:
     def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> SendFetch:
-        return SendFetch(request_id, "n1", offset, 1, epoch, 1 << 20, bad_offset)
+        return SendFetch(
+            request_id=request_id,
+            leader="n1",
+            offset=offset,
+            offset_epoch=1,
+            leader_epoch=epoch,
+            max_bytes=1 << 20,
+            bad_offset=bad_offset,
+        )
 
     (first, *_) = pieces_of(build_batch([b"x" * 300]), 100)
     for after, holds in (
