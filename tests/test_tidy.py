@@ -292,7 +292,9 @@ def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
 def test_the_classifiers_are_the_versions_that_the_whole_suite_runs_on() -> None:
     """CONTRIBUTING.md has the command; who adds a version runs it there first."""
     said = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    command = re.search(r"^for v in ((?:3\.\d+ ?)+); do .* -m pytest", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    command = re.search(
+        r"^for v in ((?:3\.\d+ ?)+); do .* -m pytest", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M
+    )
     assert command is not None
     assert command[1].split() == said
 
