@@ -77,7 +77,7 @@ POSITIONAL_RECORDS = {
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",
-    "liftpy.service.sessions._Session": "made in one place",
+    "liftpy.service.sessions._ServiceSession": "made in one place",
     "liftpy.service.snapshot.Snapshot": "its first seven are what a snapshot without outputs is",
     "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
     "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",

@@ -490,5 +490,10 @@ def report_leader(shared: Shared, leader_lacks: bool = False) -> ReportLeader:
     """A report with the position of this replica's log, for the leadership of the current state [C9]."""
     state, log = shared.state, shared.log
     return ReportLeader(
-        state.leader, state.leader_epoch, log.epochs.position_epoch, log.flushed_newest_offset, log.high_watermark, leader_lacks
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        last_epoch=log.epochs.position_epoch,
+        newest_offset=log.flushed_newest_offset,
+        high_watermark=log.high_watermark,
+        leader_lacks=leader_lacks,
     )

@@ -60,7 +60,6 @@ class Feeder:
         emitter: Emitter | None,
         started: Started,
         stop_reached: Callable[[], None],
-        *,
         decider: Decider | None = None,
     ) -> None:
         self._reader = reader

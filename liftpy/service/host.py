@@ -154,15 +154,15 @@ class ServiceHost:
         self._keeper = SnapshotKeeper(store, settings, outbox)
         reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
-            reader,
-            identity,
-            settings,
-            self._keeper,
-            outbox,
-            self._factory,
-            self._emitter,
-            self._started,
-            self._stop_reached,
+            reader=reader,
+            identity=identity,
+            settings=settings,
+            keeper=self._keeper,
+            outbox=outbox,
+            factory=self._factory,
+            emitter=self._emitter,
+            started=self._started,
+            stop_reached=self._stop_reached,
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)

@@ -152,7 +152,7 @@ class ServiceSessions:
         self._lease_ms = lease_ms
         self._patience_ns = patience_ns
         self._compacted = compacted
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _ServiceSession] = {}
         self._gone: dict[str, _Gone] = {}
         """Services that were registered and are not."""
         self._gate: _Gate | None = None
@@ -243,7 +243,7 @@ class ServiceSessions:
             self._forget(self._sessions[name])
         return late
 
-    def _forget(self, session: _Session) -> None:
+    def _forget(self, session: _ServiceSession) -> None:
         del self._sessions[session.service]
         self._gone[session.service] = _Gone(session.position if session.failing else -1, session.snapshot_position)
         if len(self._gone) > MAX_SERVICES:

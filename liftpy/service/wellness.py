@@ -38,7 +38,7 @@ class Wellbeing:
 
 
 @dataclass(slots=True)
-class _Report:
+class _NodeReport:
     services: Mapping[str, Wellbeing]
     heard_ns: int
 
@@ -48,7 +48,7 @@ class Wellness:
     """What one replica knows of the services beside all of them. Monotonic ns. ``grace_ns``: how long one may be ill."""
 
     grace_ns: int
-    _reports: dict[str, _Report] = field(default_factory=dict)
+    _reports: dict[str, _NodeReport] = field(default_factory=dict)
     _ill_since_ns: dict[str, int] = field(default_factory=dict)
     _stays_until_ns: int = 0
 
@@ -56,7 +56,7 @@ class Wellness:
         """``node`` has told how its services are."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
-            self._reports[node] = _Report(dict(list(services.items())[:MAX_REPORTED]), now_ns)
+            self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
 
     def knows(self, now_ns: int) -> bool:
         """Whether anybody else has services."""

@@ -91,7 +91,14 @@ class SimReplica:
         log = self.log
         entries = log.epochs.entries
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
-        opened = ev.LogOpened(start, end, log.high_watermark, entries, log.persisted_epoch, before)
+        opened = ev.LogOpened(
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=log.high_watermark,
+            epochs=entries,
+            persisted_epoch=log.persisted_epoch,
+            epoch_before_start=before,
+        )
         self.feed(opened)
         log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)

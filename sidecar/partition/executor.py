@@ -232,7 +232,7 @@ class Executor:
     def hand_over(self, effect: do.StepAside, why: str) -> None:
         """Asked for when who published before has his answer, or has waited long enough for it."""
         self._t.counters[f"leaderships handed over {why}"] += 1
-        asked = do.GiveUpLeadership(effect.leader_epoch, effect.reason)
+        asked = do.GiveUpLeadership(leader_epoch=effect.leader_epoch, reason=effect.reason)
         self._t.step_aside(
             self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)
         )

@@ -59,7 +59,6 @@ class PartitionServices:
         feed: Callable[[events.Event], None],
         subjects: Subjects,
         hand_over: Callable[[str, str], None],
-        *,
         compacted: bool = False,
     ) -> None:
         self.key = key

@@ -156,17 +156,17 @@ class PartitionWorker:
             log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
         )
         self.services = PartitionServices(
-            node.links.replication,
-            key,
-            node_id,
-            node.incarnation,
-            node.settings.replication,
-            node.timers,
-            log,
-            self.replica,
-            self.feed,
-            node.subjects,
-            self._hand_over,
+            bus=node.links.replication,
+            key=key,
+            node_id=node_id,
+            incarnation=node.incarnation,
+            config=node.settings.replication,
+            timers=node.timers,
+            log=log,
+            replica=self.replica,
+            feed=self.feed,
+            subjects=node.subjects,
+            hand_over=self._hand_over,
             compacted=self.compacted,
         )
         self.executor = Executor(self._tools(node))
@@ -205,7 +205,14 @@ class PartitionWorker:
         log = self.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
-        opened = events.LogOpened(start, end, log.high_watermark, epochs, log.persisted_epoch, before)
+        opened = events.LogOpened(
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=log.high_watermark,
+            epochs=epochs,
+            persisted_epoch=log.persisted_epoch,
+            epoch_before_start=before,
+        )
         self.feed(opened)
         log.on_compacted = lambda horizon: self.feed(events.LogCompacted(**horizon._asdict()))
         log.on_compacted(log.horizon)
@@ -282,7 +289,7 @@ class PartitionWorker:
         return in_isr and self.replica.may_serve_committed()
 
     def _hand_over(self, toward: str, reason: str) -> None:
-        self.executor.hand_over(do.StepAside(self.leader_epoch, toward, reason), "for services")
+        self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "for services")
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
@@ -303,7 +310,7 @@ class PartitionWorker:
                     self.log.log_start_offset,
                     held_from,
                 )
-            self.feed(events.LogStartMoved(self.log.log_start_offset))
+            self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def drop_set_aside(self) -> None:
         """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""

@@ -84,7 +84,7 @@ MUTANTS = [
         ("a log is closed as clean after a failure", "self.log.close(clean=healthy and not delete)", "self.log.close(clean=not delete)", "a log whose flush failed is believed"),
         ("a failed replica stops cleanly", "            return False\n        return healthy", "            return False\n        return True", "a node says that it stopped cleanly although a flush failed"),
         ("lazy flushes are not marked", "        if not flushes_always:\n            node.identity.flushes_lazily()\n", "", "after a crash records that were not flushed are believed"),
-        ("the log start is not told", "            self.feed(events.LogStartMoved(self.log.log_start_offset))\n", "            pass\n", "followers never hear that retention moved the start"),
+        ("the log start is not told", "            self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))\n", "            pass\n", "followers never hear that retention moved the start"),
         ("who left the ISR is in sync", "return in_isr and self.replica.may_serve_committed()", "return self.replica.may_serve_committed()", "what was set aside is removed while others lack it"),
     ),
     *rows(

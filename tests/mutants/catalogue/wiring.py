@@ -95,7 +95,7 @@ MUTANTS = [
     *rows(
         "sidecar/partition/set.py",
         ("what the image does not know is deleted", "gone = self._departures.gone(key, self._image)", "gone = self._image.find(key.stream, key.uid, key.partition) is None", "data goes because an image is older than it"),
-        ("the data path's loss is not told", "        for worker in self:\n            worker.feed(DataPathChanged(is_up))", "        pass", "followers report a leader that they can't hear themselves"),
+        ("the data path's loss is not told", "        for worker in self:\n            worker.feed(DataPathChanged(is_up=is_up))", "        pass", "followers report a leader that they can't hear themselves"),
         ("a lease runs on before the change is told", "        if self._changed and worker.key in self._changed:\n            return  #", "        if False:\n            return  #", "a leader that was replaced acknowledges once more"),
         ("a partition of a stream made again is the old one", "uid in (\"\", worker.key.uid)", "uid != \"-\"", "a notification for a deleted stream moves the new one"),
         ("a stop does not wait for those that open", "        await asyncio.gather(*self._busy.values(), return_exceptions=True)\n", "", "a log stays open, and its lock held, after the stop"),
@@ -108,7 +108,7 @@ MUTANTS = [
         ("a log that had failed is clean", "        healthy = not self.executor.storage_failed\n", "        healthy = True\n", "a process that lost records says that it stopped cleanly"),
         ("a delete leaves the folder", "                self._node.folder.delete_partition(self.key)\n", "", "disks fill up with deleted streams"),
         ("promises of what is gone stay", "                self._node.promises.forget(self.key.folder)\n", "", "the journal of promises grows with every deleted stream"),
-        ("HW is not told to the log's replica", "events.LogOpened(start, end, log.high_watermark,", "events.LogOpened(start, end, -1,", "after a start of all nodes nothing is readable until it is fetched anew"),
+        ("HW is not told to the log's replica", "            high_watermark=log.high_watermark,\n", "            high_watermark=-1,\n", "after a start of all nodes nothing is readable until it is fetched anew"),
         ("a failed flush is kept to itself", "        self.executor.failed(error)\n\n    def _damaged", "        pass\n\n    def _damaged", "a leader whose disk fails acknowledges nothing and leads on"),
         ("a log is opened as after a clean stop", "clean = node.identity.previous.clean_stop", "clean = True", "after a crash records that were never flushed are shown"),
         ("a promise is not known to the log", "promised_epoch=promised)", "promised_epoch=0)", "a candidate that restarts promises an older epoch again"),

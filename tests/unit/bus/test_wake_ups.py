@@ -45,7 +45,7 @@ def test_a_wake_up_names_the_stream_and_reaches_it_by_that() -> None:
         requests,
         Counter(),
     )
-    node.wake(KEY, do.NotifyReplica("n2"))
+    node.wake(KEY, do.NotifyReplica(replica="n2"))
     [(subject, frame)] = bus.sent
     assert subject == "liftpy.notify.n2"
     assert frames.decode(frame, pb.PartitionNotification) == pb.PartitionNotification(

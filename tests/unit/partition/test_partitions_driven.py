@@ -52,7 +52,7 @@ async def test_every_replica_hears_that_the_data_path_is_lost_and_back() -> None
     node = partitions(one, other)
     for is_up in (False, True):
         node.data_path_changed(is_up)
-    assert one.events == other.events == [DataPathChanged(False), DataPathChanged(True)]
+    assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
 
 
 async def test_who_has_ended_hears_of_no_lease() -> None:
@@ -91,7 +91,10 @@ def test_the_replica_begins_with_what_its_log_holds() -> None:
     )  # fmt: skip
     begun: Any = SimpleNamespace(log=log, feed=fed.append)
     PartitionWorker.begin(begun)
-    assert fed == [LogOpened(5, 12, 9, ((1, 5), (3, 8)), 4), LogCompacted(7, 3)]
+    assert fed == [
+        LogOpened(log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=((1, 5), (3, 8)), persisted_epoch=4),
+        LogCompacted(end_offset=7, leader_epoch=3),
+    ]
 
 
 def test_a_flush_that_failed_is_the_end_of_the_replica() -> None:

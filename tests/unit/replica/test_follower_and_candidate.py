@@ -604,12 +604,12 @@ def test_a_notice_of_the_new_leader_ends_the_wait_as_its_leadership_does(end: in
 def test_an_emptied_log_reports_the_epoch_of_what_it_has_dropped() -> None:
     """[C9]"""
     node = Stepped("b")
-    node.step(ev.LogOpened(10, 10, 9, (), epoch_before_start=3))
+    node.step(ev.LogOpened(log_start_offset=10, log_end_offset=10, high_watermark=9, epochs=(), epoch_before_start=3))
     node.told(state(leader="", status=PartitionStatus.ELECTION, leader_epoch=4, epoch=2))
     report = node.only(do.ReportLeader)
     assert (report.last_epoch, report.newest_offset) == (3, 9)
     dropped = Stepped("b").opened(12, 9, ((2, 10),), start=10)
     dropped.told(state(leader_epoch=4))
-    dropped.step(ev.LogStartMoved(10))
+    dropped.step(ev.LogStartMoved(log_start_offset=10))
     dropped.told(state(leader="", status=PartitionStatus.ELECTION, leader_epoch=4, epoch=2))
     assert dropped.only(do.ReportLeader).last_epoch == 2

@@ -40,17 +40,17 @@ class World:
         self.moved: list[tuple[str, str]] = []
         self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"))
         self.services = PartitionServices(
-            bus,
-            key,
-            "n1",
-            3,
-            ReplicationConfig(),
-            timers,
-            log,
-            self.replica,
-            self.fed.append,
-            Subjects(),
-            lambda *told: self.moved.append(told),
+            bus=bus,
+            key=key,
+            node_id="n1",
+            incarnation=3,
+            config=ReplicationConfig(),
+            timers=timers,
+            log=log,
+            replica=self.replica,
+            feed=self.fed.append,
+            subjects=Subjects(),
+            hand_over=lambda *told: self.moved.append(told),
         )
         find = {("s", 0): self.services}
         ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)

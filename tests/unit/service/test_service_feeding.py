@@ -95,7 +95,15 @@ class Node:
         self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
         reader: Any = log
         self.feeder = Feeder(
-            reader, WHO, self.settings, self.keeper, self.outbox, self._make, None, self._started, self._stop_reached
+            reader=reader,
+            identity=WHO,
+            settings=self.settings,
+            keeper=self.keeper,
+            outbox=self.outbox,
+            factory=self._make,
+            emitter=None,
+            started=self._started,
+            stop_reached=self._stop_reached,
         )
         self.task: asyncio.Task[None] | None = None
 

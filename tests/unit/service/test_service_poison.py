@@ -286,15 +286,15 @@ class Node:
         self.outbox.known = True
         reader: Any = log
         self.feeder = Feeder(
-            reader,
-            WHO,
-            settings,
-            SnapshotKeeper(self.store, settings, self.outbox),
-            self.outbox,
-            self._make,
-            None,
-            self._started,
-            lambda: None,
+            reader=reader,
+            identity=WHO,
+            settings=settings,
+            keeper=SnapshotKeeper(self.store, settings, self.outbox),
+            outbox=self.outbox,
+            factory=self._make,
+            emitter=None,
+            started=self._started,
+            stop_reached=lambda: None,
             decider=Decider(lambda: self.leads, self._decide),
         )
         self.task: asyncio.Task[None] | None = None
