@@ -13,6 +13,7 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.horizon import Horizon
 from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, StopRequested
 from sidecar.partition import set as partitions_module
 from sidecar.partition import worker as worker_module
@@ -86,13 +87,20 @@ def test_the_replica_begins_with_what_its_log_holds() -> None:
     fed: list[Any] = []
     entries = [(1, 5), (3, 8)]
     log = SimpleNamespace(
-        log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=SimpleNamespace(entries=entries), persisted_epoch=4,
-        horizon=(7, 3),
+        log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=SimpleNamespace(entries=entries, before_start=2),
+        persisted_epoch=4, horizon=Horizon(7, 3),
     )  # fmt: skip
     begun: Any = SimpleNamespace(log=log, feed=fed.append)
     PartitionWorker.begin(begun)
     assert fed == [
-        LogOpened(log_start_offset=5, log_end_offset=12, high_watermark=9, epochs=((1, 5), (3, 8)), persisted_epoch=4),
+        LogOpened(
+            log_start_offset=5,
+            log_end_offset=12,
+            high_watermark=9,
+            epochs=((1, 5), (3, 8)),
+            persisted_epoch=4,
+            epoch_before_start=2,
+        ),
         LogCompacted(end_offset=7, leader_epoch=3),
     ]
 
