@@ -133,7 +133,7 @@ class QueryServer:
 
     async def _answer_ready(self) -> None:
         machine = self._machine()
-        if machine is not None:
+        if machine is not None and not machine.failed:  # else it is made anew, and they wait for that
             for query in self._desk.ready(machine.position):
                 await self._answer_one(machine, query)
 

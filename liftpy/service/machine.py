@@ -221,7 +221,10 @@ class ServiceMachine:
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
-        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises; the state stays."""
+        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises, and where the state is
+        half of one (``failed``)."""
+        if self.failed:
+            raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
         with _blamed("on_query"):
             answer = self._service.on_query(body)
         if not isinstance(answer, bytes):

@@ -293,6 +293,23 @@ async def test_one_whose_node_is_gone_leaves_at_once_and_refuses_what_waits() ->
     task.cancel()
 
 
+async def test_half_a_state_answers_nothing() -> None:
+    """A callback has raised in the middle of what it did: the state is made anew, and what waits is answered from that."""
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    with pytest.raises(ServiceFailedError):
+        machine.apply([Record(0, 1, None, b"no number", (), "", None, 1)])
+    assert machine.failed
+    with pytest.raises(ServiceFailedError, match="no state"):
+        machine.query(b"?")
+    await bus.ask(b"?", at_least="0")
+    await asyncio.sleep(0.05)
+    assert bus.answers.empty()
+    machine.failed = False
+    assert (await bus.answer())[1] == b"0"
+    task.cancel()
+
+
 async def test_one_question_to_the_leader_serves_all_that_wait() -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
