@@ -123,6 +123,13 @@ def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
 
 
 @every_source
+def test_no_child_runs_python_between_fork_and_exec(path: Path) -> None:
+    for node in ast.walk(TREES[path]):
+        given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+        assert "preexec_fn" not in given, f"{path}:{getattr(node, 'lineno', 0)}: say spawn (sidecar/dev/embedded.py)"
+
+
+@every_source
 def test_the_core_does_not_touch_the_world(path: Path) -> None:
     module = _module(path)
     if not module.startswith(PURE):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from liftpy.errors import LiftError, UnavailableError
-from sidecar.dev.embedded import die_with_parent
+from sidecar.dev.embedded import dies_with_parent
 from sidecar.settings import child_environment
 
 _STOP_TIMEOUT_S = 20.0
@@ -45,17 +45,13 @@ class LineProcess:
         environment = {**child_environment(), "PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
+                *dies_with_parent([sys.executable, "-m", module, *arguments], signal.SIGKILL),
                 cwd=folder,
                 env=environment,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGKILL),
             )
         return cls(module.rpartition(".")[2], process, log)
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -19,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from sidecar.settings import search_path
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 def find_nats_server() -> Path:
@@ -48,21 +46,13 @@ def find_nats_server() -> Path:
     return Path(found)
 
 
-def die_with_parent(with_signal: int) -> Callable[[], None]:
-    """A ``preexec_fn`` after which the child gets ``with_signal`` when its parent ends, however it ends.
+def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
+    """The command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
 
-    Linux sends it when the parent's starting THREAD ends: ``spawn`` takes care of that.
+    Linux sends it when the THREAD that started the child ends: ``spawn`` takes care of that.
     """
-    parent = os.getpid()
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def arrange() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, with_signal)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent ended before the arrangement stood
-
-    return arrange
+    script = str(Path(__file__).with_name("dies_with_parent.py"))
+    return [sys.executable, "-I", "-S", script, str(int(with_signal)), str(os.getpid()), *command]
 
 
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
@@ -73,7 +63,7 @@ def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subproces
 
     One thread that lives as long as the process starts all children, because Linux ties them to it.
     """
-    start = functools.partial(subprocess.Popen, list(command), preexec_fn=die_with_parent(with_signal), **options)
+    start = functools.partial(subprocess.Popen, dies_with_parent(command, with_signal), **options)
     return _spawner.submit(start).result()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.dev.embedded import die_with_parent, find_nats_server
+from sidecar.dev.embedded import find_nats_server, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -110,12 +110,12 @@ class Stack:
         command = [self.network.place(name, word) for word in service["command"]]
         program = [str(find_nats_server())] if service["image"].startswith("nats:") else LIFTPY
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
+            self.processes[name] = spawn(
                 [*program, *command],
+                signal.SIGKILL,
                 env=self.environment(name),
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent(signal.SIGKILL),
             )
 
     def environment(self, name: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,7 +15,8 @@ import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.dev import embedded
-from sidecar.dev.embedded import NatsServer, find_nats_server
+from sidecar.dev.demo_processes import LineProcess
+from sidecar.dev.embedded import NatsServer, dies_with_parent, find_nats_server, spawn
 
 PARENT = """
 import sys, time
@@ -86,3 +88,35 @@ def test_one_on_the_path_comes_before_the_packages(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     assert find_nats_server() == own
     assert before != own
+
+
+def test_no_fork_hooks_run_where_a_signal_could_cut_them_short(tmp_path: Path) -> None:
+    """``logging`` holds its lock from the first to the last: the demo hung when Ctrl-C came between."""
+    forks: list[str] = []
+    os.register_at_fork(before=lambda: forks.append("here"))
+    subprocess.run(["/bin/true"], preexec_fn=int, check=True)
+    assert forks == ["here"], "they are run, and heard, where there is a preexec_fn"
+    assert spawn(["/bin/true"], signal.SIGKILL).wait(30) == 0
+
+    async def poem() -> list[str]:
+        async with await LineProcess.start("this", [], tmp_path) as process:
+            return [line async for line in process.lines()]
+
+    assert "The Zen of Python, by Tim Peters" in asyncio.run(poem())
+    assert forks == ["here"]
+
+
+def test_the_child_is_the_program_itself_and_does_not_ignore_what_python_does() -> None:
+    asks = ["/bin/sh", "-c", 'echo $$ "$@"; grep SigIgn /proc/self/status', "sh", "a b", "*"]
+    child = spawn(asks, signal.SIGTERM, stdout=subprocess.PIPE, text=True)
+    said = child.communicate(timeout=30)[0].splitlines()
+    assert said[0] == f"{child.pid} a b *"
+    ignored = int(said[1].split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
+def test_a_child_whose_parent_ended_meanwhile_does_not_begin() -> None:
+    command = dies_with_parent(["/bin/echo", "begun"], signal.SIGKILL)
+    command[5] = "0"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (1, "")

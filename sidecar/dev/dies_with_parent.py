@@ -1,0 +1,33 @@
+"""Run as a script: arrange that this process gets a signal when its parent ends, then become another program.
+
+    python -I -S dies_with_parent.py SIGNAL PARENT_PID PROGRAM ARGUMENT...
+
+The child arranges this itself. With a ``preexec_fn``, Python would run the fork hooks of ``logging`` and others in the parent: a signal
+that arrives meanwhile can leave their locks held for ever. This script imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # Linux; kept over exec
+
+
+def main(arguments: list[str]) -> None:
+    """Become the program; exit with 1 if the parent ended meanwhile, with an OSError's text if the program is not there."""
+    with_signal, parent, *command = arguments
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(with_signal))
+    if os.getppid() != int(parent):
+        sys.exit(1)  # the parent ended before the arrangement stood
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # this interpreter ignores them; the program decides for itself
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
