@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench.peer import __main__ as peer
+from tests.bench.placement.__main__ import rows as placement_rows
 from tests.bench.raft.__main__ import rows as raft_rows
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,13 @@ def test_the_metadata_group_beside_the_library() -> None:
     found = raft_rows((3,), 0.05)
     assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
     assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
+
+
+def test_placement_of_every_policy_is_even() -> None:
+    found = placement_rows(40, 400)
+    assert len(found) == 5
+    assert all(row["on fewer racks"] == 0 for row in found if row["policy"] != "round-robin")
+    assert all(low <= 30 <= high for row in found for low, high in (row["replicas of a node"],))
 
 
 @pytest.mark.processes

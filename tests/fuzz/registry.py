@@ -23,6 +23,7 @@ ELSEWHERE = {
     "liftpy.client.admin:Admin._decoded": "calls frames.decode, with one error of its own",
     "liftpy.client.client:Client._status_page": "JSON for people, of any form",
     "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
+    "liftpy.cluster.placement.rendezvous:_Ranking._hashes": "its own digests",
     "liftpy.testing.group:SimGroup.apply": "a simulator's",
     "liftpy.testing.messages:AckFrame.decoded": "a simulator's",
     "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",

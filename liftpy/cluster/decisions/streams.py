@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.placement import DEFAULT_POLICY, place
+from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
+from liftpy.cluster.placement import place
+from liftpy.cluster.placement.facts import NodeFacts, Wanted
 from liftpy.cluster.placement.placement_error import NoRoomError, NotEnoughNodesError
 from liftpy.cluster.records import StreamCreated, StreamDeleted
 from liftpy.cluster.stream_config import config_from_pb
@@ -100,50 +98,32 @@ def _check_overlap(image: ClusterImage, request: pb.CreateStream, config: Stream
 
 
 def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:
-    live = draft.image.live_nodes()
-    factor = request.replicationFactor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(live)))
+    image = draft.image
+    factor = request.replicationFactor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(image.live_nodes())))
     if factor > MAX_REPLICATION_FACTOR:
         raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
-    count = request.partitions or 1
-    start = draft.placement_index
-    replicas = _place_within_budgets(draft.image, live, lambda nodes: place(request.placement, nodes, count, factor, start))
-    if (request.placement or DEFAULT_POLICY) == DEFAULT_POLICY:
-        draft.placement_index = start + count
-    return replicas
+    wanted = Wanted(
+        policy=request.placement,
+        stream=request.name,
+        partitions=request.partitions or 1,
+        replication_factor=factor,
+        start=draft.placement_index,
+    )
+    placed = place([_facts(image, node) for node in image.nodes.values()], wanted)
+    draft.placement_index = placed.next_start
+    return placed.replicas
 
 
-def _place_within_budgets(
-    image: ClusterImage, nodes: list[str], place_on: Callable[[list[str]], list[tuple[str, ...]]]
-) -> list[tuple[str, ...]]:
-    """The map, on nodes that take what it gives them: one that is given more than it takes is left out, and placed is anew.
-
-    NoRoomError when too few are left. A node that did not say what it takes, takes all.
-    """
-    candidates = list(nodes)
-    full: list[str] = []
-    while True:
-        try:
-            replicas = place_on(candidates)
-        except NotEnoughNodesError:
-            if not full:
-                raise
-            some = ", ".join(full[:4]) + (" ..." if len(full) > 4 else "")
-            raise NoRoomError(
-                f"no room: {some} would hold more partitions than their limits of open files are enough for: add nodes, delete "
-                "streams, ask for fewer partitions, or raise the limit (ulimit -n, LimitNOFILE) and restart the nodes"
-            ) from None
-        given = Counter(node for partition in replicas for node in partition)
-        over = [node for node in candidates if given[node] > _room(image, node, given[node])]
-        if not over:
-            return replicas
-        full += [f"{node} ({image.replica_counts.get(node, 0)} of {image.nodes[node].partition_budget})" for node in over]
-        candidates = [node for node in candidates if node not in over]
-
-
-def _room(image: ClusterImage, node: str, unlimited: int) -> int:
-    """Replicas that ``node`` still takes; ``unlimited`` where it did not say."""
-    budget = image.nodes[node].partition_budget
-    return budget - image.replica_counts.get(node, 0) if budget else unlimited
+def _facts(image: ClusterImage, node: NodeImage) -> NodeFacts:
+    return NodeFacts(
+        node_id=node.node_id,
+        rack=node.rack,
+        weight=node.weight,
+        live=not node.fenced,
+        replicas=image.replica_counts.get(node.node_id, 0),
+        leaders=image.leader_counts.get(node.node_id, 0),
+        budget=node.partition_budget,
+    )
 
 
 def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionState, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from liftpy.errors import ConfigError
 
 
@@ -23,3 +26,33 @@ class NotEnoughNodesError(PlacementError):
 
     code = "NOT_ENOUGH_NODES"
     retryable = True
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"not enough nodes: {missing} more needed")
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One thing that is wrong with a map made by hand."""
+
+    entry: int
+    """Its place in the list, from 0; -1: of the list itself."""
+    rule: str
+    """Which rule it breaks."""
+
+
+class ManualError(PlacementError):
+    """A map made by hand is wrong; ``defects`` are all of them, and the text names each with its entry."""
+
+    def __init__(self, defects: Sequence[Defect]) -> None:
+        entries: dict[str, list[int]] = {}
+        for defect in defects:
+            entries.setdefault(defect.rule, []).append(defect.entry)
+        super().__init__("; ".join(_said(rule, numbers) for rule, numbers in entries.items()))
+        self.defects = tuple(defects)
+
+
+def _said(rule: str, entries: Sequence[int]) -> str:
+    named = ", ".join(str(entry) for entry in entries if entry >= 0)
+    return f"{rule} ({'entry' if len(entries) == 1 else 'entries'} {named})" if named else rule

@@ -28,14 +28,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from liftpy.cluster.placement.facts import NodeFacts, Replicas, Wanted
+from liftpy.cluster.steps import PER_STEP, Steps
 
-def place(nodes: Sequence[str], partitions: int, replication_factor: int, start: int) -> list[tuple[str, ...]]:
-    """The replicas of each partition; ``nodes`` in order, 1 <= ``replication_factor`` <= len(nodes), ``start`` >= 0."""
-    count = len(nodes)
-    gaps = count - replication_factor + 1
-    placed = []
-    for index in range(start, start + partitions):
+
+def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
+    """The replicas of each partition; see ``Policy``."""
+    ids = [node.node_id for node in nodes]
+    count, factor = len(ids), wanted.replication_factor
+    gaps = count - factor + 1
+    placed: list[Replicas] = []
+    for index in range(wanted.start, wanted.start + wanted.partitions):
         gap = index // count % gaps
-        followers = (nodes[(index + r + gap) % count] for r in range(1, replication_factor))
-        placed.append((nodes[index % count], *followers))
+        followers = (ids[(index + r + gap) % count] for r in range(1, factor))
+        placed.append((ids[index % count], *followers))
+        if len(placed) % PER_STEP == 0:
+            yield
     return placed

@@ -22,7 +22,6 @@ from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import MAX_STEP_NS, Operation, OperationWindow
 from liftpy.cluster.pages import MAX_PAGE_BYTES, page_bytes
-from liftpy.cluster.placement import in_order, place
 from liftpy.cluster.preferred import misplaced
 from liftpy.cluster.records import CountersMoved, PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.cluster.replay import replay, replay_all
@@ -691,16 +690,6 @@ def test_wishes_are_all_sent_answered_and_bounded() -> None:
         wishes.answered(pb.ControlResponse(batch=pb.BatchAnswers(answers=answers)))
         assert [given is None for given in told] == [n % 3 == 1 for n in range(len(told))]
     assert sorted(sent) == list(range(3 * SENT_TOGETHER))
-
-
-def test_replicas_are_spread_round_and_round() -> None:
-    assert in_order(["10", "9", "2"]) == ["2", "9", "10"]
-    assert in_order(["n10", "n9"]) == ["n10", "n9"]
-    placed = place("", list("abcd"), 12, 2, 0)
-    assert [p[0] for p in placed] == list("abcd") * 3
-    assert {(p[0], p[1]) for p in placed} == {(x, y) for x, y in itertools.permutations("abcd", 2)}, (
-        "whoever dies, all others take over"
-    )
 
 
 @pytest.mark.parametrize(

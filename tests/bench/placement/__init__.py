@@ -1,0 +1,1 @@
+"""How long a placement takes, and how even it is."""
