@@ -73,7 +73,6 @@ WIDE_CONSTRUCTORS = {
 POSITIONAL_RECORDS = {
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
     "liftpy.cluster.session._NodeSession": "made in one place",
-    "liftpy.ingest.columns.MessageColumns": "made in one place",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",

@@ -48,7 +48,6 @@ class MessageColumns:
 
     values: list[bytes | None]
     publishers: Publishers
-    size_bytes: int
     subjects: list[str]
     keys: list[bytes | None] | None = None
     headers: list[Headers | None] | None = None
@@ -86,9 +85,7 @@ class MessageReader:
         if any(replies):
             replies = self._allowed(replies) if self._policy is not AckPolicy.NONE else [b""] * len(replies)
         subjects = self._subjects(messages)
-        columns = MessageColumns(
-            values, Publishers(self._policy, replies), sum(len(message[2]) for message in messages), subjects
-        )
+        columns = MessageColumns(values, Publishers(self._policy, replies), subjects)
         magic = envelope.MAGIC
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
@@ -143,7 +140,6 @@ class MessageReader:
                 columns.expected[index] = _expected_offset(value)
         if headers:
             _column(columns, "headers")[index] = headers
-            columns.size_bytes += len(block)
 
     def _is_protocol(self, message: RawMessage) -> bool:
         """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""

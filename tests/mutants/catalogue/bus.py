@@ -113,7 +113,6 @@ MUTANTS = [
         "liftpy/ingest/columns.py",
         ("a header block of any size", "if block and (len(block) > MAX_HEADER_BYTES or block.count", "if block and (len(block) > 1000 * MAX_HEADER_BYTES or block.count", "a publish with megabytes of headers is stored"),
         ("a tombstone keeps its value", "                columns.values[index] = None\n            elif name == \"Nats", "                pass\n            elif name == \"Nats", "a delete by a plain publisher deletes nothing"),
-        ("headers are not counted in bytes", "            columns.size_bytes += len(block)\n", "", "bounds are of payloads alone"),
         ("offset 1 is no expectation", "if published.offset > 0:", "if published.offset > 1:", "a publish that is bound to offset 1 is appended anywhere"),
         ("another partition's publish is stored", "(not published.stream or published.partition in (0, key.partition))", "True", "a record lands in the wrong partition"),
         ("keys that are empty are none", "if published.key or published.keyed:", "if published.key:", "records with an empty key are never compacted"),

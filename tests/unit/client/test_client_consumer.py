@@ -395,13 +395,14 @@ async def test_an_iteration_that_is_cancelled_at_any_await_loses_nothing(
 ) -> None:
     leader.grow(3000)
     consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
-    for turns in range(100):  # of the loop: so the cancellation meets each of the reader's awaits
+    for turns in count():  # of the loop: so the cancellation meets each of the reader's awaits
+        if turns >= 100 and got:  # on a slow machine the server takes more turns to answer
+            break
         reading = asyncio.create_task(_take(consumer, got, by_batch, 5000, "end"))
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    assert len(got) > 0
     await _take(consumer, got, by_batch, 5000, "end")
     assert got == expected(0, 3000)
 

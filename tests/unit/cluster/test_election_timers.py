@@ -10,7 +10,7 @@ from election_driver import Cluster
 
 from liftpy.cluster.election_timers import PATIENCE, ElectionTimers
 from liftpy.config import ReplicationConfig
-from liftpy.partition import PartitionState
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 WAIT, TIMEOUT, RETRY = 250 * MS, 2000 * MS, 1000 * MS
@@ -91,18 +91,19 @@ def test_a_new_metadata_leader_starts_all_clocks_and_an_old_one_is_silent(cluste
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     timers.resign()
+    cluster.conclude()  # what it hears of from then on starts no clock
     timers.image_changed(cluster.fsm.image, 0)
     assert timers.due(100 * TIMEOUT) == []
     timers.lead(cluster.fsm.image, 50 * TIMEOUT)
-    assert timers.next_deadline_ns() == 50 * TIMEOUT + WAIT
+    assert timers.next_deadline_ns() == 50 * TIMEOUT + TIMEOUT, "of the candidate"
 
 
 class Many(Driver):
-    """Nodes a b c, and a stream ``many`` of ``count`` partitions with three replicas each, all led by a."""
+    """A stream ``many`` of ``count`` partitions with a replica on each of ``nodes``, all led by a."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(("a", "b", "c"), elections=True)
-        self.create(name="many", subject="many", partitions=count, replicationFactor=3)
+    def __init__(self, count: int, nodes: str = "abc") -> None:
+        super().__init__(tuple(nodes), elections=True)
+        self.create(name="many", subject="many", partitions=count, replicationFactor=len(nodes))
         for number in range(count):
             if self.of(number).leader != "a":
                 self.ask(electLeader=self.about(pb.ElectLeader, number, node="a"))
@@ -170,6 +171,21 @@ def test_a_node_that_tells_positions_one_after_another_is_waited_for(many: Many)
     (conclude,) = timers.due(now + 500 * MS)
     assert isinstance(conclude, pb.ConcludeElection)
     assert conclude.partition == 11
+
+
+def test_a_replica_outside_the_isr_that_tells_a_position_shows_that_its_node_gets_on() -> None:
+    """It is waited for elsewhere, where it is in the ISR."""
+    many = Many(2, "abcd")
+    assert many.change_isr(["a", "b", "d"], "many", 0).error == 0
+    many.fence("a")
+    assert many.of(0).status is many.of(1).status is PartitionStatus.ELECTION
+    for tells in (False, True):
+        timers = watching(many)
+        timers.told(many.report(1, "b"), 0)
+        timers.told(many.report(1, "d"), 0)
+        if tells:
+            timers.told(many.report(0, "c"), 3 * WAIT - 1)
+        assert (1 not in {p.partition for p in timers.due(3 * WAIT)}) is tells
 
 
 def test_a_node_whose_positions_are_not_wanted_keeps_no_election_waiting(many: Many) -> None:

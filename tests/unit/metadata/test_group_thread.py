@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.heartbeats import Heartbeats
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
-from sidecar.metadata.thread import GroupThread
+from sidecar.metadata.thread import GroupThread, _read
 from sidecar.settings import NodeSettings
 
 
@@ -56,6 +57,12 @@ def _stand_still(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 async def test_changes_are_shown_at_home_in_order_and_many_at_once(group: GroupThread) -> None:
@@ -115,6 +122,53 @@ async def test_a_loop_that_stands_still_for_a_session_is_not_kept_alive(group: G
         while not [sent for sent in beats if sent > ended_ns]:  # it turns again
             await asyncio.sleep(0.001)
     task.cancel()
+
+
+async def test_what_is_asked_of_the_group_from_the_nodes_loop_reaches_it(
+    group: GroupThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(group.inner, "distrust", lambda: asked.append(threading.current_thread().name))
+    group.distrust()
+    await until(lambda: bool(asked))
+    assert asked == [group._thread.name], "on its own loop"
+    assert not group.inner._log.core.retired  # type: ignore[attr-defined]
+    group.retire()
+    assert group.inner._log.core.retired  # type: ignore[attr-defined]
+    assert set(group.ticks()) == set(group.inner.ticks())
+    assert group.held == group.inner.held
+    handed: list[str] = []
+
+    async def hand_over() -> None:
+        handed.append(threading.current_thread().name)
+
+    monkeypatch.setattr(group.inner, "hand_over", hand_over)
+    await group.hand_over()
+    assert handed == asked
+
+
+def test_what_is_read_while_the_thread_adds_to_it_is_read_again() -> None:
+    tries: list[int] = []
+
+    def read() -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise RuntimeError("dictionary changed size during iteration")
+        return "read"
+
+    assert _read(read, "") == "read"
+    assert len(tries) == 3
+
+
+def test_what_can_not_be_read_is_given_up() -> None:
+    tries: list[int] = []
+
+    def read() -> str:
+        tries.append(1)
+        raise RuntimeError("dictionary changed size during iteration")
+
+    assert _read(read, "otherwise") == "otherwise"
+    assert len(tries) > 1
 
 
 def _membership(heard: list[int]) -> Any:

@@ -613,3 +613,22 @@ def test_an_emptied_log_reports_the_epoch_of_what_it_has_dropped() -> None:
     dropped.step(ev.LogStartMoved(log_start_offset=10))
     dropped.told(state(leader="", status=PartitionStatus.ELECTION, leader_epoch=4, epoch=2))
     assert dropped.only(do.ReportLeader).last_epoch == 2
+
+
+def test_a_follower_below_its_horizon_asks_for_the_epoch_of_what_compaction_has_seen_and_then_for_its_own() -> None:
+    for reached in (True, False):
+        follower = Stepped("b").opened(end=6, hw=-1, epochs=((1, 0), (2, 4)))
+        follower.step(ev.LogCompacted(end_offset=10, leader_epoch=3))
+        follower.told(state(leader_epoch=5))
+        first = follower.only(do.SendEpochQuery)
+        assert (first.leader, first.asked_epoch, first.current_epoch) == ("a", 3, 5)
+        answer = ev.EpochQueryAnswered(
+            request_id=first.request_id, leader_epoch=3, last_offset=9 if reached else 8, current_epoch=5, log_start_offset=2
+        )
+        follower.step(answer)
+        if reached:
+            second = follower.only(do.SendEpochQuery)
+            assert (second.asked_epoch, second.current_epoch) == (2, 5), "of its log's end"
+            assert second.request_id != first.request_id
+        else:
+            assert follower.only(do.StartLogAfresh) == do.StartLogAfresh(start_offset=2)

@@ -260,3 +260,42 @@ def test_where_nothing_moves_the_other_partitions_do_not_wait_for_ever() -> None
     assert gate.may_take(0, False, 3 * S)
     node.released_bytes += 1
     assert not gate.may_take(0, False, 3 * S + 1)
+
+
+def held(size_bytes: int) -> ev.PublishesReceived:
+    return ev.PublishesReceived(
+        token=1, record_count=1, size_bytes=size_bytes - RECORD_OVERHEAD_BYTES, received_wall_ns=0, plain_count=1
+    )
+
+
+def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off_once() -> None:
+    node = NodeIntake()
+    one, other = Intake(node, SMALL), Intake(node, SMALL)
+    counts = []
+    order = (one, one, one, other, one, other, other)
+    for intake in order:
+        assert intake.hold(held(250))
+        counts.append(node.full_count)
+    assert counts == [0, 0, 1, 1, 1, 1, 2], "three quarters of what it may hold"
+    for intake in order:
+        assert intake.next().size_bytes == held(250).size_bytes
+        counts.append(node.full_count)
+    assert counts[7:] == [2, 1, 1, 0, 0, 0, 0]
+    assert (node.held_bytes, node.released_bytes) == (0, 7 * 250)
+
+
+def test_where_the_node_is_about_to_hold_no_more_every_partition_that_holds_something_is_full() -> None:
+    node = NodeIntake()
+    wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
+    busy, quiet = Intake(node, wide), Intake(node, wide)
+    while not node.full_count:
+        assert busy.hold(held(128))
+    assert busy.held_bytes == node.held_bytes == 3072, "three quarters of half the buffer"
+    assert quiet.hold(held(128))
+    assert node.full_count == 2
+    quiet.next()
+    assert node.full_count == 1
+    while busy.hold(held(128)):
+        assert node.held_bytes <= 4096
+    assert node.held_bytes == 4096, "its bound, exactly"
+    assert not quiet.hold(held(128))

@@ -1,0 +1,143 @@
+"""What comes on a node's notify subject: each kind reaches who answers it, whole; anything else is counted and reaches nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from liftpy.ids import PartitionKey
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.wire import frames
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire._pb import service_pb2
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.notify import Notifications, Requests
+from tests.unit.bus.test_wake_ups import Bus
+
+KEY = PartitionKey("orders", "uid-1", 2)
+QUESTION = pb.LeaderQuestion(stream="orders", partition=2, streamUid="uid-1")
+ASIDE = pb.StepAside(stream="orders", partition=2, streamUid="uid-1")
+
+
+class Node:
+    """Notifications of node n1, and whoever it hands things to."""
+
+    def __init__(self) -> None:
+        self.bus: Any = Bus()
+        self.delivered: list[Any] = []
+        self.asked: list[Any] = []
+        self.counters: Counter[str] = Counter()
+        self.serves = True
+        requests = Requests(
+            step_aside=lambda request, done: self.asked.append((request, done)),
+            testify=self._testify,
+            quiet_fetches=lambda reply, body: self.asked.append((reply, bytes(body))),
+            service_reported=self.asked.append,
+        )
+        self.notifications = Notifications(
+            self.bus,
+            Subjects(),
+            "n1",
+            InboxRule(("_INBOX.",)),
+            lambda *said: self.delivered.append(said),
+            requests,
+            self.counters,
+        )
+
+    def _testify(self, question: pb.LeaderQuestion) -> bool:
+        self.asked.append(question)
+        return self.serves
+
+    def hears(self, message: Any, reply: bytes = b"_INBOX.asker") -> None:
+        self.bus.sink(b"liftpy.notify.n1", reply, message if isinstance(message, bytes) else frames.encode(message), b"")
+
+    def sent(self) -> list[tuple[str, bytes]]:
+        sent, self.bus.sent = self.bus.sent, []
+        return sent
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_question_for_the_leader_is_answered_with_what_the_node_knows(node: Node, serves: bool) -> None:
+    node.serves = serves
+    node.hears(QUESTION)
+    [(subject, answer)] = node.sent()
+    assert subject == "_INBOX.asker"
+    assert frames.decode(answer, pb.LeaderTestimony) == pb.LeaderTestimony(serves=serves, question=QUESTION)
+    assert (node.asked, node.delivered, node.counters) == ([QUESTION], [], {})
+
+
+def test_who_is_to_make_way_answers_when_it_has_done_it(node: Node) -> None:
+    node.hears(ASIDE)
+    [(request, done)] = node.asked
+    assert request == ASIDE
+    assert node.sent() == []
+    done()
+    [(subject, answer)] = node.sent()
+    assert (subject, frames.decode(answer, pb.StepAside)) == ("_INBOX.asker", ASIDE)
+    assert not node.delivered
+
+
+@pytest.mark.parametrize("reply", [b"", b"orders.delete", b"_INBOX.*"])
+@pytest.mark.parametrize("question", [QUESTION, ASIDE])
+def test_nobody_is_answered_outside_his_inbox(node: Node, question: Any, reply: bytes) -> None:
+    node.hears(question, reply)
+    assert (node.asked, node.sent(), node.delivered) == ([], [], [])
+    assert sum(node.counters.values()) == 1
+
+
+def test_a_notice_needs_no_inbox_and_reaches_its_replica_whole(node: Node) -> None:
+    leader = Node()
+    leader.notifications.send_notice(
+        KEY,
+        do.SendNotice(
+            leader_epoch=4, epoch=9, epoch_start_offset=17, high_watermark=30, log_start_offset=2, replicas=("n1", "n3")
+        ),
+    )
+    sent = leader.sent()
+    assert [subject for subject, _ in sent] == ["liftpy.notify.n1", "liftpy.notify.n3"]
+    node.hears(sent[0][1], b"")
+    event = ev.NoticeReceived(
+        leader="n1", leader_epoch=4, epoch=9, epoch_start_offset=17, high_watermark=30, log_start_offset=2
+    )
+    assert (node.delivered, node.asked, node.counters) == ([("orders", 2, "uid-1", event)], [], {})
+
+
+def test_questions_of_quiet_followers_and_services_reports_are_handed_on(node: Node) -> None:
+    quiet = frames.encode(pb.QuietFetches(replicaID="n2"))
+    node.hears(quiet, b"_INBOX.q")
+    report = service_pb2.ServiceReport(node="n2")
+    node.hears(report, b"")
+    (reply, body), heard = node.asked
+    assert (reply, quiet.endswith(body), frames.parse(body, pb.QuietFetches).replicaID) == (b"_INBOX.q", True, "n2")
+    assert heard == report
+    assert (node.delivered, node.sent(), node.counters) == ([], [], {})
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"no frame", frames.encode(pb.ReplicationRequest(replicaID="n2")), frames.encode(QUESTION)[:-1] + b"\xff"]
+)
+def test_anything_else_is_counted(node: Node, said: bytes) -> None:
+    node.hears(said)
+    assert (node.delivered, node.asked, node.sent()) == ([], [], [])
+    assert sum(node.counters.values()) == 1
+
+
+def test_the_frame_that_wakes_is_made_once_and_forgotten_with_its_partition(node: Node) -> None:
+    node.notifications.wake(KEY, do.NotifyReplica(replica="n2"))
+    node.notifications.wake(KEY, do.NotifyReplica(replica="n3"))
+    (to, first), (other, second) = node.sent()
+    assert (to, other) == ("liftpy.notify.n2", "liftpy.notify.n3")
+    assert first == second
+    assert node.notifications._wake_frames == {KEY: first}
+    node.notifications.forget(KEY)
+    node.notifications.forget(KEY)
+    assert not node.notifications._wake_frames

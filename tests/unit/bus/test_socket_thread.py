@@ -1,0 +1,108 @@
+"""The thread that empties a socket: it reads while there is room, no byte without, and says once that the other side is gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sidecar.bus import socket_thread
+from sidecar.bus.socket_thread import SocketThread
+
+LIMIT_S = 30.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.001)
+
+
+class Reader:
+    """The thread on one end of a pair of sockets."""
+
+    def __init__(self, room: bool) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.taken = bytearray()
+        self.room, self.looked = room, 0
+        self.ended: list[str] = []
+        self.thread = SocketThread(self.ours.fileno(), self.taken.extend, self._has_room, self._has_ended)
+
+    def _has_room(self) -> bool:
+        self.looked += 1
+        return self.room
+
+    def _has_ended(self) -> None:
+        self.ended.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        self.thread.stop()
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 0.002)
+    made = Reader(room=False)
+    yield made
+    made.close()
+
+
+def test_without_room_nothing_is_read_and_with_room_everything_in_order(reader: Reader) -> None:
+    reader.theirs.sendall(b"one ")
+    seen = reader.looked
+    until(lambda: reader.looked > seen + 5)
+    assert reader.taken == b""
+    reader.room = True
+    reader.thread.room()
+    until(lambda: reader.taken == b"one ")
+    reader.theirs.sendall(b"two")
+    until(lambda: reader.taken == b"one two")
+    assert not reader.ended
+
+
+def test_there_is_room_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
+    reader = Reader(room=False)
+    until(lambda: reader.looked == 1)
+    reader.theirs.sendall(b"x")
+    reader.room = True
+    reader.thread.room()
+    until(lambda: reader.taken == b"x")
+    reader.close()
+
+
+def test_the_end_is_said_once_and_in_the_thread(reader: Reader) -> None:
+    reader.room = True
+    reader.thread.room()
+    reader.theirs.sendall(b"last")
+    reader.theirs.close()
+    until(lambda: bool(reader.ended))
+    assert (reader.taken, reader.ended) == (b"last", ["liftpy-ingest-socket"])
+
+
+def test_after_the_stop_nothing_is_read_and_nobody_is_told_of_an_end(reader: Reader) -> None:
+    reader.room = True
+    reader.thread.room()
+    reader.theirs.sendall(b"before")
+    until(lambda: reader.taken == b"before")
+    reader.thread.stop()
+    reader.thread.stop()
+    reader.theirs.sendall(b"after")
+    until(lambda: reader.thread._socket.fileno() < 0)
+    assert (reader.thread._woken.fileno(), reader.thread._wakes.fileno()) == (-1, -1), "its descriptors are given back"
+    assert reader.ours.recv(100) == b"after", "the socket is still its owner's"
+    assert (reader.taken, reader.ended) == (b"before", [])
+
+
+def test_a_thread_that_waits_for_room_hears_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
+    reader = Reader(room=False)
+    until(lambda: reader.looked == 1)
+    reader.close()
+    until(lambda: reader.thread._socket.fileno() < 0)
