@@ -31,7 +31,8 @@ from liftpy.wire.batch import Record
 
 logger = logging.getLogger("liftpy.service")
 
-_MAX_CHUNK_RECORDS = 32
+_FIRST_CHUNK_RECORDS = 32
+_MAX_CHUNK_RECORDS = 128
 _PAUSE_S = 0.25
 
 Started = Callable[[ServiceMachine, Snapshot | None], None]
@@ -92,7 +93,7 @@ class Feeder:
         self._verifying = False
         """Whether the next record is the one before the machine's position, and only to be looked at."""
         self._ask_again = False
-        self._chunk_records = _MAX_CHUNK_RECORDS
+        self._chunk_records = _FIRST_CHUNK_RECORDS
         self._wake = asyncio.Event()
         self.problem = ""
         """Why nothing comes; shown in status."""

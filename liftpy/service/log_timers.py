@@ -10,6 +10,8 @@ import heapq
 
 MAX_TIMERS = 1_000_000
 MAX_NAME_BYTES = 1024
+NEVER = 1 << 63
+"""Above every time that a timer may have."""
 
 
 class LogTimers:
@@ -37,6 +39,11 @@ class LogTimers:
     def cancel(self, name: str) -> None:
         """Forget it; not set is fine."""
         self._at_ns.pop(name, None)
+
+    @property
+    def due_ns(self) -> int:
+        """No timer is due before it; ``NEVER`` without timers. The time of one that was cancelled, perhaps."""
+        return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
         """The first timer at or before ``now_ns``, taken out, or None."""

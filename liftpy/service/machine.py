@@ -23,6 +23,7 @@ from liftpy.wire.headers import is_reserved
 MAX_FIRES_PER_RECORD = 100_000
 """Of timers that were set by timers that fired before the same record."""
 MAX_OUTPUTS_PER_CALLBACK = 1000
+_NO_STOP = 1 << 63
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class _Source:
     """The record that is being applied. ``index``: how many outputs it has had, those of timers that fired before it included.
     ``emitted``: those of the callback that runs; none of them counts before it has returned."""
 
-    offset: int
+    offset: int = -1
     index: int = 0
     emitted: list[Output] = field(default_factory=list)
 
@@ -111,15 +112,26 @@ class ServiceMachine:
         passed over; then the machine must not be used any more.
         """
         done = Applied()
-        for record in records:
-            if record.offset < self.position:
-                continue
-            if (stop_position is not None and record.offset >= stop_position) or self.waits_for_outputs:
-                break
-            self._snapshot_through(record.offset, done)
-            self._apply(record)
-            done.count += 1
-            self._snapshot_through(self.position, done)
+        stop = _NO_STOP if stop_position is None else stop_position
+        may_wait = self.outbox is not None and self.role is Role.LEADER
+        boundary = (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
+        source = self._source = _Source()
+        try:
+            for record in records:
+                offset = record.offset
+                if offset < self.position:
+                    continue
+                if offset >= stop or (may_wait and self.waits_for_outputs):
+                    break
+                if offset >= boundary:
+                    boundary = self._snapshot_through(offset, done)
+                source.offset, source.index = offset, 0
+                self._apply(record)
+                done.count += 1
+                if offset + 1 >= boundary:
+                    boundary = self._snapshot_through(offset + 1, done)
+        finally:
+            self._source = None
         return done
 
     def skip_to(self, position: int) -> list[Snapshot]:
@@ -135,18 +147,16 @@ class ServiceMachine:
         self._skips.add(unit)
 
     def _apply(self, record: Record) -> None:
-        ours = bool(record.headers) and is_decision(record)
-        unit = decided(record, self.identity.service) if ours else None
-        if unit is not None and unit not in self._skips:
-            raise DecisionMissedError(unit)
-        self._source = _Source(record.offset)
-        try:
-            self._fire(max(self.now_ns, record.timestamp_ns), record)
-            unit = Unit(record.offset)
-            if not ours and unit not in self._skips:
-                self._call(unit, record, self._service.on_record, record)
-        finally:
-            self._source = None
+        """Most records come with no headers, no timer due and nothing to be passed over: those meet one call, the service's own."""
+        now_ns = max(self.now_ns, record.timestamp_ns)
+        passed_over = bool(record.headers) and self._is_decided_by(record)
+        if self._timers.due_ns <= now_ns:
+            self._fire(now_ns, record)
+        self.now_ns = now_ns
+        if self._skips and not passed_over:
+            passed_over = Unit(record.offset) in self._skips
+        if not passed_over:
+            self._call(None, record, self._service.on_record, record)
         self.position = record.offset + 1
         self.last_epoch = record.leader_epoch
         if self.outbox is not None:
@@ -154,6 +164,15 @@ class ServiceMachine:
                 raise DivergedError(f"{self.identity}: {self.outbox.diverged}")
             if self.role is Role.FOLLOWER:
                 self.outbox.trim()
+
+    def _is_decided_by(self, record: Record) -> bool:
+        """Whether it is a decision, which no ``on_record`` sees. Raises DecisionMissedError for one about what is in the state."""
+        if not is_decision(record):
+            return False
+        unit = decided(record, self.identity.service)
+        if unit is not None and unit not in self._skips:
+            raise DecisionMissedError(unit)
+        return True
 
     def _fire(self, now_ns: int, record: Record) -> None:
         limit = len(self._timers) + MAX_FIRES_PER_RECORD  # those that have expired are no fault of the record
@@ -167,17 +186,17 @@ class ServiceMachine:
                 raise PoisonError(unit, record, text)
             self.now_ns = max(self.now_ns, at_ns)
             if unit not in self._skips:
-                self._call(unit, record, self._service.on_timer, name)
-        self.now_ns = now_ns
+                self._call(name, record, self._service.on_timer, name)
 
-    def _call(self, unit: Unit, record: Record, callback: Callable[[Any], None], argument: object) -> None:
-        """One callback: what it has emitted counts once it has returned."""
+    def _call(self, timer: str | None, record: Record, callback: Callable[[Any], None], argument: object) -> None:
+        """One callback, ``on_record`` or that of ``timer``: what it has emitted counts once it has returned."""
         source = self._source
         assert source is not None
         try:
             callback(argument)
         except Exception as error:
             self.failed = True
+            unit = Unit(record.offset, timer or "")
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
             raise PoisonError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
@@ -188,11 +207,15 @@ class ServiceMachine:
             source.emitted.clear()
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
-    def _snapshot_through(self, position: int, done: Applied) -> None:
+    def _snapshot_through(self, position: int, done: Applied) -> int:
+        """Take the snapshot of the last boundary at or below ``position``, if it was not; return the next boundary."""
         boundary = position // self._snapshot_every * self._snapshot_every
         if boundary > self._snapshot_position:
             self._snapshot_position = boundary
+            source, self._source = self._source, None
             done.snapshots.append(self.snapshot(boundary))
+            self._source = source
+        return boundary + self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
         """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records)."""

@@ -125,6 +125,9 @@ class Skips:
     def __iter__(self) -> Iterator[Unit]:
         return iter(sorted(self._units))
 
+    def __len__(self) -> int:
+        return len(self._units)
+
     def add(self, unit: Unit) -> None:
         """It was decided."""
         self._units.add(unit)

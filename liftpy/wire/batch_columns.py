@@ -14,10 +14,10 @@ Columns come in the order of the flags' values; the values' column is always the
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import Flag
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +83,12 @@ class DictionaryColumn:
 
     def to_list(self) -> list[str]:
         """The entry of every record."""
+        return list(self.each())
+
+    def each(self) -> Iterator[str]:
+        """The entry of every record, one by one."""
         names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
-        return [names[i] for i in self.index.tolist()]
+        return repeat(names[0], len(self.index)) if len(names) == 1 else map(names.__getitem__, self.index.tolist())
 
 
 @dataclass(frozen=True, slots=True)

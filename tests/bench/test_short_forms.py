@@ -91,3 +91,13 @@ def test_the_spark_source_beside_parquet() -> None:
     figures: dict[str, dict[str, float]] = json.loads(printed("tests/bench/spark/bench_source.py", *words).splitlines()[-1])
     assert any("parquet" in name for name in figures)
     assert all(row["records_per_s"] > 0 for row in figures.values())
+
+
+@pytest.mark.processes
+def test_services_catch_up_and_write_what_they_emit() -> None:
+    found = {
+        row["what"]: row
+        for row in map(json.loads, printed("-m", "tests.bench.service", "--short", "--nodes", "1").splitlines())
+    }
+    assert set(found) == {"catch-up", "outputs", "publisher"}
+    assert all(row["records_per_s"] > 0 for row in found.values())

@@ -239,13 +239,13 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.mark.parametrize(
     ("before", "took_steps", "after"),
-    [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (32, 0.0, 32), (3, 9.0, 1)],
+    [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (128, 0.0, 128), (3, 9.0, 1)],
 )
 async def test_a_slow_service_gets_fewer_records_at_once_and_a_fast_one_more(
     before: int, took_steps: float, after: int, node: Node
 ) -> None:
     made: Any = node.feeder
-    assert feeding._MAX_CHUNK_RECORDS == 32
+    assert feeding._MAX_CHUNK_RECORDS == 128
     made._chunk_records = before
     made._chunk_took(took_steps * node.settings.step_s)
     assert made._chunk_records == after

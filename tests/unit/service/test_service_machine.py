@@ -251,3 +251,36 @@ def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_ca
     )
     with pytest.raises(DivergedError, match="output 0"):
         machine.apply([record(0, b"e:ours")])
+
+
+def test_a_state_from_a_snapshot_between_two_boundaries_takes_its_next_one_at_the_next_boundary() -> None:
+    _, machine = started(every=10)
+    machine.apply([record(offset) for offset in range(15)])
+    _, again = started(every=10, snapshot=machine.snapshot())
+    taken = again.apply([record(offset) for offset in range(15, 41)]).snapshots
+    assert [(snapshot.position, len(json.loads(snapshot.state))) for snapshot in taken] == [(20, 20), (30, 30), (40, 40)]
+
+
+def test_a_snapshot_that_is_taken_among_records_may_change_nothing_either() -> None:
+    class Sly(Journal):
+        def take_snapshot(self) -> bytes:
+            self.emit(b"sly")
+            return b""
+
+    machine = ServiceMachine(Sly(), WHO, snapshot_every=2, outbox=Outbox("uid1/0"))
+    machine.start(None)
+    with pytest.raises(ServiceFailedError, match="emit is for on_record and on_timer"):
+        machine.apply([record(0), record(1), record(2)])
+
+
+def test_a_timer_that_is_set_for_now_fires_before_the_next_record_and_one_that_was_cancelled_delays_none() -> None:
+    service, machine = started()
+    machine.apply([record(0, b"t:gone:5", 10), record(1, b"t:late:30", 10), record(2, b"c:gone", 10), record(3, b"x", 30)])
+    assert [seen[:2] for seen in service.seen] == [
+        [0, "t:gone:5"],
+        ["timer", "gone"],
+        [1, "t:late:30"],
+        [2, "c:gone"],
+        ["timer", "late"],
+        [3, "x"],
+    ]
