@@ -13,6 +13,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
+from tests.unit.partition.shell_parts import PARTS
 
 KEY = PartitionKey("s", "u", 0)
 
@@ -39,22 +40,7 @@ class Anything:
 def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[str], list[events.Event]]:
     calls: list[str] = []
     fed: list[events.Event] = []
-    names = (
-        "flusher",
-        "promises",
-        "timers",
-        "ingest",
-        "acks",
-        "replication",
-        "fetches",
-        "notifications",
-        "quiet",
-        "probes",
-        "reads",
-        "proposals",
-        "services",
-    )
-    parts: dict[str, Any] = {name: Anything(calls, name) for name in names}
+    parts: dict[str, Any] = {name: Anything(calls, name) for name in PARTS}
     tools = Tools(
         key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]
         step_aside=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1), **parts,

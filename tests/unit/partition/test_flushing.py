@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -19,12 +19,6 @@ from liftpy.log.proving import FLUSH_FAILED_NAME
 from liftpy.wire.batch import build_batch
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.timers import Timers
-
-
-@pytest.fixture
-def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    with concurrent.futures.ThreadPoolExecutor(2) as running:
-        yield running
 
 
 class Bench:

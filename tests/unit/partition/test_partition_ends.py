@@ -36,6 +36,7 @@ from sidecar.partition.promises import Promises
 from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.partition.timers import Timer, Timers
+from tests.unit.partition.shell_parts import PARTS
 from tests.unit.partition.test_partitions import Group, SlowWorker, Worker
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 
@@ -161,10 +162,7 @@ def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, e
     calls: list[str] = []
     flusher = SimpleNamespace(appended=lambda: calls.append("appended"), alone=lambda work: calls.append("settled") or work())
     fetched = {4: SimpleNamespace(buffer=memoryview(b""), batches=[])}
-    names = (
-        "promises", "timers", "ingest", "acks", "replication", "notifications", "quiet", "probes", "reads", "proposals", "services",
-    )  # fmt: skip
-    tools: dict[str, Any] = dict.fromkeys(names)
+    tools: dict[str, Any] = dict.fromkeys(PARTS)
     tools |= {
         "key": KEY,
         "incarnation": 1,
@@ -505,11 +503,7 @@ def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> No
 
         return Part()
 
-    names = (
-        "log", "flusher", "promises", "timers", "ingest", "acks", "replication", "fetches", "notifications", "quiet", "probes",
-        "reads", "proposals", "services",
-    )  # fmt: skip
-    tools: dict[str, Any] = {name: part(name) for name in names}
+    tools: dict[str, Any] = {name: part(name) for name in ("log", *PARTS)}
     tools |= {"key": KEY, "incarnation": 41, "counters": Counter(), "feed": list, "high_watermark": lambda: 42}
     tools |= {"leader": lambda: ("n9", 43), "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch))}
     executor = Executor(Tools(**tools))

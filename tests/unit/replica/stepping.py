@@ -124,3 +124,14 @@ class Stepped:
         at_ns = self.replica._shared.deadlines._at_ns[kind]
         self.now_ns = max(self.now_ns, at_ns + round(late_s * S))
         return self.step(ev.DeadlineReached(kind=kind))
+
+
+def idle(end: int = 3, config: ReplicationConfig | None = None) -> Stepped:
+    """b follows a in epoch 1, has ``end`` records and sleeps."""
+    follower = Stepped("b", config).follows()
+    if end:
+        follower.answered([(0, end - 1, 1)], -1)
+        follower.step(ev.LogFlushed(end_offset=end))
+    follower.answered([], end - 1)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    return follower

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from stepping import S, Stepped, state
-
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.events import Deadline
+from tests.unit.replica.stepping import S, Stepped, state
 
 PROBE = Deadline.PROBE
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from stepping import S, Stepped, state
-
 from liftpy.config import ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.intake import RECORD_OVERHEAD_BYTES, Gate, Intake, NodeIntake
 from liftpy.replica.lag import wanted_isr
 from liftpy.replica.progress import FollowerProgress
+from tests.unit.replica.stepping import S, Stepped, state
 
 KIB = 1024
 MIB = 1024 * 1024

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from stepping import S, Stepped, state
 
 from liftpy.config import ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from tests.unit.replica.stepping import S, Stepped, state
 
 LAG = ev.DeadlineReached(kind=ev.Deadline.LAG)
 SILENT_S = ReplicationConfig().max_leader_timeout_s + 0.6 * ReplicationConfig().max_lag_time_s

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from stepping import KEY, S, Stepped, state
 
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.events import Deadline, RefusalReason
+from tests.unit.replica.stepping import KEY, S, Stepped, state
 
 
 def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepped
 
 from liftpy.errors import InvariantError
 from liftpy.partition import PartitionStatus
@@ -11,6 +10,7 @@ from liftpy.replica import events as ev
 from liftpy.replica import phases
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
+from tests.unit.replica.stepping import Stepped
 
 
 def test_the_table_names_every_phase() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepping import S
-from stepping import state as held
-
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica.succession import Succession
+from tests.unit.replica.stepping import S
+from tests.unit.replica.stepping import state as held
 
 LIVE = {"a": 1, "b": 1, "c": 1}
 CANDIDATE = PartitionStatus.CANDIDATE_FOUND

@@ -1,0 +1,101 @@
+"""Deletion of data, who may ask at which door, and what a draft counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.batches import decide_batch
+from liftpy.cluster.deletion import may_go
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.draft import Draft, Rules, refuse
+from liftpy.cluster.records import CountersMoved, PartitionStateChanged
+from liftpy.cluster.replay import replay_all
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+KEY = PartitionKey("s", "u1", 0)
+
+
+@pytest.mark.parametrize(
+    ("response", "allowed"),
+    [
+        ({"error": pb.ControlResponse.NOT_FOUND}, True),
+        ({"error": pb.ControlResponse.UNAVAILABLE}, None),
+        ({"error": pb.ControlResponse.OUTCOME_UNKNOWN}, None),
+        ({"error": pb.ControlResponse.INVALID}, None),
+        ({}, None),
+        ({"uid": "u2", "replicas": "bc"}, None),
+        ({"uid": "u1", "replicas": "bc"}, True),
+        ({"uid": "u1", "replicas": "ab"}, False),
+        ({"uid": "u1", "replicas": "ab", "partition": 1}, None),
+    ],
+)
+def test_data_may_go_when_the_controllers_say_so(response: dict[str, Any], allowed: bool | None) -> None:
+    made = pb.ControlResponse(error=response.get("error", pb.ControlResponse.OK))
+    if "uid" in response:
+        made.stream.uid = response["uid"]
+        made.stream.partitions.add(partition=response.get("partition", 0), replicas=list(response["replicas"]))
+    assert may_go(made, KEY, "a") is allowed
+
+
+def fence(node: str) -> pb.ControlRequest:
+    return pb.ControlRequest(fenceNode=pb.FenceNode(nodeId=node))
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_each_request_of_a_batch_is_in_the_askers_own_name(others: int) -> None:
+    requests = [pb.BatchedRequest(request=pb.ControlRequest(leaveIsr=pb.LeaveIsr(node="n1"))) for _ in range(3)]
+    if others:
+        requests[others].request.leaveIsr.node = "n2"
+    assert bool(refusal(Door.NODE, "n1", pb.ControlRequest(batch=pb.Batch(requests=requests)))) is bool(others)
+
+
+@pytest.mark.parametrize(
+    ("door", "request_", "fits"),
+    [
+        (Door.NODE, fence("n1"), True),
+        (Door.NODE, fence("n2"), False),
+        (Door.ADMIN, fence("n1"), False),
+        (Door.INFO, fence("n1"), False),
+    ],
+)
+def test_a_node_asks_at_its_own_door(door: Door, request_: pb.ControlRequest, fits: bool) -> None:
+    assert (refusal(door, "n1", request_) == "") is fits
+
+
+def test_a_leadership_is_counted_when_it_begins() -> None:
+    stream = a_stream()
+    for change, counted in (
+        ({"isr": ("a", "b")}, 2),
+        ({"leader": "b", "leader_epoch": 8}, 3),
+        ({"leader": ""}, 2),
+        ({"leader_epoch": 9}, 3),
+    ):
+        draft = Draft(an_image(stream), 1, Rules())
+        changed = draft.change(stream, dataclasses.replace(stream.partitions[0], **change))
+        assert changed.leaderships == counted, change
+        assert changed.last_leader == (change.get("leader") or "a")
+        assert changed.epoch == 14
+    assert len(refuse(pb.ControlResponse.INVALID, "x" * 10_000).response.detail) < 700
+
+
+def test_a_batch_takes_what_may_be_in_one_and_gives_each_number_once() -> None:
+    image = an_image(a_stream(a_partition(), a_partition(partition=1)))
+    requests = [
+        pb.BatchedRequest(
+            number=n,
+            request=pb.ControlRequest(leaveIsr=pb.LeaveIsr(stream="s", uid="u1", partition=n, node="b", incarnation=2)),
+        )
+        for n in range(2)
+    ] + [pb.BatchedRequest(number=7, request=pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")))]
+    after, records, response, failures = decide_batch(image, pb.Batch(requests=requests), 5, Rules(elections=True))
+    assert [(a.number, a.error) for a in response.batch.answers] == [(0, 0), (1, 0), (7, pb.ControlResponse.INVALID)]
+    assert failures == 0
+    assert "s" in after.streams
+    assert replay_all(image, records) == after, "who follows the records gets the same"
+    (moved,) = [record for record in records if isinstance(record, CountersMoved)]
+    assert moved.counters.next_epoch == 14 + sum(isinstance(record, PartitionStateChanged) for record in records)

@@ -1,0 +1,210 @@
+"""Who may be elected, how long a candidate is waited for, and whose accusations count."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from liftpy.cluster import election
+from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
+from liftpy.cluster.batches import SENT_TOGETHER
+from liftpy.cluster.draft import Draft, Rules
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.election_timers import ElectionTimers
+from liftpy.cluster.image import LeaderReport
+from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
+
+
+def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[str, ...]:
+    stream = a_stream(partition, **config)
+    return election.eligible(Draft(an_image(stream, fenced=fenced), 1, Rules()), stream, partition)
+
+
+@pytest.mark.parametrize(
+    ("more", "fenced", "able"),
+    [
+        ({}, "", "abc"),
+        ({"deposed": "a"}, "", "bc"),
+        ({"passed_over": ("b",)}, "", "ac"),
+        ({}, "c", "ab"),
+        ({"isr": ("a", "b")}, "", "ab"),
+        ({"isr": ("a", "b"), "complete": ("c",)}, "", "ab"),
+        ({"isr": ("a", "b"), "complete": ("c",)}, "ab", "c"),
+        ({"incomplete": ("b",)}, "", "ac"),
+        ({"deposed": "a", "passed_over": ("b",)}, "c", ""),
+    ],
+)
+def test_who_may_be_elected(more: dict[str, Any], fenced: str, able: str) -> None:
+    assert elect(a_partition(**more), fenced) == tuple(able)
+
+
+def chosen(
+    reports: dict[str, tuple[int, int]], *, replicas: str = "abc", incarnations: dict[str, int] | None = None, **config: Any
+) -> PartitionState:
+    """Who is proposed when an election ends on ``reports`` (last epoch, newest offset)."""
+    partition = a_partition(replicas=tuple(replicas), isr=tuple(replicas), leader="", status=PartitionStatus.ELECTION)
+    stream = a_stream(partition, **config)
+    image = an_image(stream, replicas)
+    told = tuple(
+        LeaderReport(
+            witness=node,
+            witness_incarnation=(incarnations or {}).get(node, replicas.index(node) + 1),
+            leader="a",
+            leader_epoch=5,
+            last_epoch=epoch,
+            newest_offset=offset,
+            high_watermark=0,
+            time_ns=0,
+        )
+        for node, (epoch, offset) in reports.items()
+    )
+    image = dataclasses.replace(image, reports=image.reports.set(("u1", 0), told))
+    return election.conclude(Draft(image, 1, Rules()), stream, partition)
+
+
+QUORUM: dict[str, Any] = {"commit_policy": CommitPolicy.QUORUM}
+
+
+@pytest.mark.parametrize(
+    ("reports", "leader"),
+    [
+        ({"b": (3, 9), "c": (3, 8)}, "b"),
+        ({"b": (3, 9), "c": (4, 1)}, "c"),
+        ({"a": (3, 7), "b": (3, 8), "c": (3, 8)}, "b"),
+        ({"c": (1, 1)}, "a"),
+    ],
+)
+def test_the_longest_log_of_the_latest_epoch_leads(reports: dict[str, tuple[int, int]], leader: str) -> None:
+    assert chosen(reports, **QUORUM).candidate == leader
+
+
+@pytest.mark.parametrize(
+    ("replicas", "count", "decided"),
+    [("abc", 1, False), ("abc", 2, True), ("abcd", 2, False), ("abcd", 3, True), ("abcde", 2, False)],
+)
+def test_a_quorum_has_to_be_heard(replicas: str, count: int, decided: bool) -> None:
+    heard = dict.fromkeys(replicas[-count:], (3, 9))
+    assert (chosen(heard, replicas=replicas, **QUORUM).candidate in heard) is decided
+
+
+def test_a_report_of_the_process_before_is_none() -> None:
+    assert chosen({"b": (9, 9), "c": (1, 1)}, incarnations={"b": 1}, **QUORUM).candidate == "a"
+
+
+def test_an_unclean_leader_begins_alone() -> None:
+    partition = a_partition(leader="", candidate="c", status=PartitionStatus.CANDIDATE_FOUND, incomplete=("c",), deposed="a")
+    found = election.finish(a_stream(partition), partition)
+    assert (found.isr, found.unclean_elected, found.incomplete) == (("c",), True, ())
+    clean = dataclasses.replace(partition, incomplete=())
+    found = election.finish(a_stream(clean), clean)
+    assert (found.isr, found.unclean_elected, found.leader) == (("b", "c"), False, "c")
+
+
+def timers(status: PartitionStatus = PartitionStatus.CANDIDATE_FOUND) -> tuple[ElectionTimers, ReplicationConfig]:
+    config = ReplicationConfig()
+    found = status is PartitionStatus.CANDIDATE_FOUND
+    partition = a_partition(leader="", candidate="b" if found else "", status=status, deposed="a")
+    made = ElectionTimers(config)
+    made.lead(an_image(a_stream(partition)), 0)
+    return made, config
+
+
+def test_a_candidate_that_gets_nowhere_is_passed_over() -> None:
+    made, _ = timers()
+
+    def progress(replayed: int, newest: int) -> bool:
+        report = pb.ReportPromotion(
+            stream="s", uid="u1", candidate="b", leaderEpoch=5, replayedEndOffset=replayed, newestOffset=newest
+        )
+        return made.progress(report, 1)
+
+    assert [progress(*at) for at in ((0, 5), (0, 5), (3, 5), (3, 5), (3, 6), (2, 6))] == [True, False, True, False, True, False]
+
+
+def test_patience_with_who_gets_on_elsewhere_has_an_end() -> None:
+    made, config = timers()
+    passed = []
+    for tenth in range(3000):
+        now_ns = tenth * S // 10
+        made._got_on_ns["b"] = now_ns
+        passed += [now_ns for proposal in made.due(now_ns) if isinstance(proposal, pb.PassOver)]
+    assert passed
+    assert passed[0] <= 16 * config.candidate_timeout_s * S
+
+
+def test_only_replicas_are_waited_for() -> None:
+    made, _ = timers(PartitionStatus.ELECTION)
+    for witness in ("b", "x"):
+        made.told(pb.ReportLeader(stream="s", uid="u1", witness=witness), 5)
+    assert set(made._got_on_ns) == {"b"}
+
+
+@pytest.mark.parametrize("count", [1, SENT_TOGETHER, SENT_TOGETHER + 1, 3 * SENT_TOGETHER])
+def test_all_that_is_due_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = MetadataDuties(ReplicationConfig())
+    messages = [pb.PassOver(stream="s", partition=n) for n in range(count)]
+    monkeypatch.setattr(duties._timers, "due", lambda now_ns: messages)
+    sent = duties.due(0)
+    flat: list[Any] = []
+    for request in sent:  # a last one alone is sent without a batch
+        flat += [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
+    assert [request.passOver.partition for request in flat] == list(range(count))
+
+
+def leading(now_ns: int = 0) -> MetadataDuties:
+    duties = MetadataDuties(ReplicationConfig(), Rules())
+    duties.lead(an_image(a_stream(), fenced="c"), now_ns, 4)
+    return duties
+
+
+def test_what_changes_nothing_is_told_on_a_majoritys_word_and_not_while_it_is_logged() -> None:
+    image = an_image(a_stream(), fenced="c")
+    request = pb.ControlRequest(operationId=bytes(16), deleteStream=pb.DeleteStream(name="none"))
+    assert leading().answer(request, image, 100, 100) is not None
+    assert leading().answer(request, image, S, 0) is None, "who knows who leads"
+    duties = leading()
+    duties.logged(bytes(16))
+    assert duties.answer(request, image, 100, 100) is None
+    duties.not_logged(bytes(16))
+    assert duties.answer(request, image, 100, 100) is not None
+
+
+def test_a_node_that_runs_is_not_removed_by_what_was_said_of_it() -> None:
+    duties = leading()
+    remove = pb.ControlRequest(operationId=bytes(16), removeNode=pb.RemoveNode(nodeId="c"))
+    duties.answer(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="c", incarnation=3)), duties._image, 10, 10)
+    found = duties.answer(remove, duties._image, 20, 20)
+    assert found is not None
+    assert found.error == pb.ControlResponse.INVALID
+
+
+@pytest.mark.parametrize(
+    ("said", "proven", "closed"),
+    [
+        ({"a": Said.SERVES}, 0, True),
+        ({"a": Said.DOES_NOT, "b": Said.DOES_NOT}, 1, True),
+        ({"a": Said.ABSENT, "b": Said.SERVES}, 1, True),
+        ({"b": Said.ABSENT}, 0, True),
+        ({"a": Said.DOES_NOT}, 0, False),
+        ({"b": Said.DOES_NOT}, 0, False),
+    ],
+)
+def test_an_accusation_needs_a_witness_and_an_accused(said: dict[str, Said], proven: int, closed: bool) -> None:
+    cases, image = Accusations(), an_image(a_stream(a_partition(isr=("a", "b"))))
+    cases.lead(7)
+    report = pb.ReportLeader(stream="s", uid="u1", witness="b", leader="a", leaderEpoch=5)
+    assert cases.reported(report, image, 100)
+    assert (report.stampNs, report.stampTerm) == (100, 7)
+    questions = {question.node: question for question in cases.questions()}
+    for node, word in said.items():
+        cases.testified(dataclasses.replace(questions[node], leader_epoch=4), Said.SERVES)
+        cases.testified(questions[node], word)
+    assert len(cases.due(101)) == proven
+    assert (not cases._cases) is closed
+    late = len(cases.due(100 + ANSWER_NS))
+    assert late == (1 if said == {"b": Said.DOES_NOT} else 0)

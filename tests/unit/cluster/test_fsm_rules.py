@@ -1,0 +1,96 @@
+"""The state machine of the cluster: each entry once, depositions, names, who comes back with everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.image import NodeImage
+from liftpy.partition import PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.cluster_driver import Driver
+from tests.unit.cluster.small_images import S
+
+
+def test_an_entry_is_applied_once_and_a_retry_is_told_the_same() -> None:
+    driver = Driver(("a", "b", "c"))
+    request = pb.ControlRequest(
+        operationId=b"o" * 16, timeNs=driver.now_ns, createStream=pb.CreateStream(name="s", subject="x")
+    )
+    first = driver.apply(request.SerializeToString())
+    image = driver.fsm.image
+    again = pb.ControlResponse.FromString(driver.fsm.apply(request.SerializeToString(), driver.index))
+    assert again.error == pb.ControlResponse.INVALID
+    assert driver.fsm.image == image
+    retried = driver.apply(request.SerializeToString())
+    assert (retried.error, retried.stream.uid) == (first.error, first.stream.uid)
+    before = driver.fsm.image.time_ns
+    driver.apply(pb.ControlRequest(operationId=b"p" * 16, barrier=pb.Barrier()).SerializeToString())
+    assert driver.fsm.image.time_ns == before, "a request without a time"
+
+
+@pytest.mark.parametrize("reporters", [1, 2, 3])
+@pytest.mark.parametrize("apart_s", [0, 3, 5])
+def test_a_leader_of_many_is_deposed_by_most_within_a_window(reporters: int, apart_s: int) -> None:
+    driver = Driver(("a", "b", "c", "d", "e"), elections=True)
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x", replicationFactor=5))
+    partition = driver.fsm.image.streams["s"].partitions[0]
+    witnesses = [node for node in partition.replicas if node != partition.leader]
+    for number, witness in enumerate(witnesses[:reporters]):
+        driver.ask(
+            reportLeader=pb.ReportLeader(
+                stream="s",
+                witness=witness,
+                witnessIncarnation=driver.fsm.image.nodes[witness].incarnation,
+                leader=partition.leader,
+                leaderEpoch=partition.leader_epoch,
+                stampNs=number * apart_s * S + 1,
+                stampTerm=1,
+            )
+        )
+    deposed = driver.fsm.image.streams["s"].partitions[0].status is not PartitionStatus.ONLINE
+    together = min(reporters, 1 + (4 // apart_s if apart_s else reporters))
+    assert deposed is (2 * together > 4)
+
+
+def test_a_leader_of_two_is_not_deposed_by_one_report() -> None:
+    driver = Driver(("a", "b"), elections=True)
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x", replicationFactor=2))
+    partition = driver.fsm.image.streams["s"].partitions[0]
+    (witness,) = [node for node in partition.replicas if node != partition.leader]
+    incarnation = driver.fsm.image.nodes[witness].incarnation
+    report = pb.ReportLeader(
+        stream="s", witness=witness, witnessIncarnation=incarnation, leader=partition.leader, leaderEpoch=partition.leader_epoch
+    )
+    driver.ask(reportLeader=report)
+    assert driver.fsm.image.streams["s"].partitions[0].leader == partition.leader
+
+
+def test_names_of_the_protocol_are_no_streams() -> None:
+    driver = Driver(("a",))
+    for name in ("info", "control", "feed", "raft", "status"):
+        assert driver.ask(createStream=pb.CreateStream(name=name, subject="x")).error == pb.ControlResponse.INVALID
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
+    assert driver.ask(deleteStream=pb.DeleteStream(name="s", uid="other")).error == pb.ControlResponse.NOT_FOUND
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="a")).error == pb.ControlResponse.INVALID
+
+
+def test_leaders_of_streams_made_one_after_another_are_spread() -> None:
+    driver = Driver(("a", "b", "c"))
+    for number in range(6):
+        driver.ask(createStream=pb.CreateStream(name=f"s{number}", subject=f"x{number}", replicationFactor=1))
+    leaders = [driver.fsm.image.streams[f"s{n}"].partitions[0].leader for n in range(6)]
+    assert sorted(leaders) == list("aabbcc")
+
+
+@pytest.mark.parametrize(
+    ("previous", "clean", "always", "complete"),
+    [(1, True, False, True), (1, False, True, True), (1, False, False, False), (0, True, True, False), (7, True, True, False)],
+)
+def test_who_comes_back_with_all_that_it_acknowledged(previous: int, clean: bool, always: bool, complete: bool) -> None:
+    from liftpy.cluster.decisions.nodes import holds_all_it_acknowledged
+
+    known = NodeImage(node_id="a", incarnation=1)
+    if previous == 7:
+        known = NodeImage(node_id="a", incarnation=9, previous_incarnation=5)
+    request = pb.RegisterNode(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
+    assert holds_all_it_acknowledged(known, request) is complete

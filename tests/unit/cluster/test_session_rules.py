@@ -1,0 +1,98 @@
+"""Windows of operations, pages, leases and sessions, and the process that a folder remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.image import NodeImage
+from liftpy.cluster.operations import MAX_STEP_NS, Operation, OperationWindow
+from liftpy.cluster.pages import MAX_PAGE_BYTES, page_bytes
+from liftpy.cluster.session import NodeSessions
+from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, FolderStarts, descent
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import S, an_image
+
+
+def test_a_window_of_operations_is_bounded_and_no_clock_empties_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.cluster.operations.MAX_SIZE_BYTES", 5000)
+    window = OperationWindow()
+    for number in range(40):
+        window = window.with_operation(Operation(number.to_bytes(16, "big"), number, b"x" * 100))
+        assert window.size_bytes == sum(len(o.response) + 400 for o in window) <= 5500
+        assert window.get(number.to_bytes(16, "big")) is not None
+    before = len(window)
+    window = window.with_operation(Operation(b"y" * 16, 10**18, b""))
+    assert len(window) >= before - 1, "a clock that leapt"
+    assert next(reversed(list(window))).age_ns <= 40 + MAX_STEP_NS
+
+
+@pytest.mark.parametrize(
+    ("asked", "payload", "size"),
+    [(0, 1 << 20, 128 << 10), (1 << 30, 1 << 21, MAX_PAGE_BYTES), (1 << 30, 100_000, 50_000), (1, 1 << 20, 512)],
+)
+def test_pages_fit_a_message(asked: int, payload: int, size: int) -> None:
+    assert page_bytes(asked, payload) == size
+
+
+def test_a_lease_is_shorter_than_a_session_and_ends_are_asked_for_now_and_then() -> None:
+    config = ReplicationConfig()
+    sessions = NodeSessions(config)
+    sessions.lead(an_image(fenced="c"), 0)
+    assert sessions.due(2 * S) == [], "everybody may be starting"
+    lease = sessions.heartbeat("a", 1, 3 * S, 3 * S)
+    assert (lease.granted, lease.duration_ns) == (True, round(config.lease_s * S))
+    assert not sessions.heartbeat("a", 2, 3 * S, 3 * S).granted
+    assert not sessions.heartbeat("a", 1, 3 * S, 0).granted, "no majority has confirmed"
+    now = 3 * S + round(config.session_s * S)
+    overdue = list(sessions.overdue(now + S))
+    assert "a" in overdue
+    assert "c" not in overdue, "a node that is fenced holds no session"
+    found = [now + ms * S // 100 for ms in range(300) if sessions.due(now + ms * S // 100)]
+    assert 2 <= len(found) <= 8, "again and again, but not with every tick"
+
+
+def test_a_node_that_is_gone_keeps_its_lease() -> None:
+    config = ReplicationConfig()
+    sessions = NodeSessions(config)
+    sessions.lead(an_image(), 0)
+    sessions.heartbeat("a", 1, 10 * S, 10 * S)
+    sessions.gone("a")
+    lease_ns = round(config.lease_s * S)
+    ended = [
+        now
+        for now in range(10 * S, 14 * S, S // 100)
+        if any(isinstance(p, pb.FenceNode) and p.nodeId == "a" for p in sessions.due(now))
+    ]
+    assert 10 * S + lease_ns <= ended[0] <= 10 * S + 2 * lease_ns
+
+
+def test_a_folder_remembers_the_process_that_registered_last() -> None:
+    starts = FolderStarts("f").next(100).taken()
+    for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
+        starts = starts.next(nonce)
+        assert len(starts.earlier) <= MAX_EARLIER_NONCES
+        request = pb.RegisterNode()
+        starts.tell(request)
+        known = NodeImage(node_id="a", incarnation=1, folder_id="f", start=1, nonce=100)
+        assert descent(known, request) is Descent.FOLLOWS, nonce
+
+
+@pytest.mark.parametrize(
+    ("request_", "how"),
+    [
+        ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, Descent.FOLLOWS),
+        ({"start": 5, "nonce": 50}, Descent.SAME),
+        ({"start": 4, "nonce": 40}, Descent.OUTLIVED),
+        ({"start": 4, "nonce": 41}, Descent.WENT_BACK),
+        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, Descent.WENT_BACK),
+        ({"start": 5, "nonce": 51}, Descent.WENT_BACK),
+        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, Descent.WENT_BACK),
+        ({"folderId": ""}, Descent.FOLLOWS),
+    ],
+)
+def test_whose_process_it_is(request_: dict[str, Any], how: Descent) -> None:
+    known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
+    assert descent(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

@@ -1,0 +1,120 @@
+"""Every field of every state of the cluster, and every setting, comes back from its bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from liftpy.cluster import codec
+from liftpy.cluster.image import Counters, LeaderReport, NodeImage
+from liftpy.cluster.operations import Operation
+from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.errors import CorruptionError
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+
+def test_every_field_of_every_state_comes_back() -> None:
+    node = NodeImage(
+        node_id="n",
+        incarnation=2,
+        rack="r",
+        weight=3.0,
+        version="v",
+        status_address="a",
+        fenced=True,
+        session_time_ns=4,
+        previous_incarnation=5,
+        folder_id="f",
+        start=6,
+        nonce=7,
+        earlier_nonces=(8, 9),
+        partition_budget=10,
+    )
+    state = a_partition(
+        unclean_elected=True,
+        passed_over=("b",),
+        incomplete=("c",),
+        deposed="b",
+        complete=("c",),
+        isr=("a", "b"),
+        leaderships=11,
+    )
+    report = LeaderReport(
+        witness="b",
+        witness_incarnation=1,
+        leader="a",
+        leader_epoch=2,
+        last_epoch=3,
+        newest_offset=4,
+        high_watermark=5,
+        time_ns=6,
+        stamp_ns=7,
+        stamp_term=8,
+    )
+    operation = Operation(b"0123456789abcdef", 5, b"answer", 6)
+    counters = Counters(1, 2, 3, 4, 5)
+    codecs: tuple[tuple[Any, Any, Any], ...] = (
+        (node, codec.node_to_pb, codec.node_from_pb),
+        (state, codec.partition_to_pb, codec.partition_from_pb),
+        (operation, codec.operation_to_pb, codec.operation_from_pb),
+        (counters, codec.counters_to_pb, codec.counters_from_pb),
+        (a_stream(state), codec.stream_to_pb, codec.stream_from_pb),
+    )
+    for value, there, back in codecs:
+        assert back(there(value)) == value
+        for field in dataclasses.fields(value):
+            if field.name not in ("partition", "candidate", "status"):
+                assert getattr(value, field.name), f"{field.name} has to be something, or it shows nothing"
+    assert codec.report_from_pb(codec.report_to_pb("u1", 3, report)) == report
+    image = an_image(a_stream(state))
+    image = dataclasses.replace(
+        image,
+        reports=image.reports.set(("u1", 0), (report, dataclasses.replace(report, witness="c"))),
+        operations=image.operations.with_operation(operation),
+    )
+    again = decode_snapshot(encode_snapshot(image))
+    assert (again, again.reports["u1", 0]) == (image, image.reports["u1", 0])
+    assert len(decode_snapshot(encode_snapshot(image, operations=False)).operations) == 0
+
+
+CONFIGS = [
+    StreamConfig(
+        ack_policy=AckPolicy.LEADER,
+        min_isr=3,
+        flush=FlushPolicy.parse("interval:70"),
+        commit_policy=CommitPolicy.QUORUM,
+        segment_bytes=5000,
+        segment_age_s=1.5,
+        retention_age_s=2.5,
+        retention_bytes=3,
+        retention_records=4,
+        compaction=True,
+        delete_retention_s=5.5,
+        codec=Codec.ZSTD,
+        failover_standby=False,
+        dedup_window_s=6.5,
+    ),
+    StreamConfig(delete_retention_s=0.0, dedup_window_s=0.0, segment_age_s=0.0),
+    StreamConfig(),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_setting_survives_the_way(config: StreamConfig) -> None:
+    assert config_from_pb(config_to_pb(config)) == config
+    assert config_from_pb(pb.StreamConfig()) == StreamConfig()
+
+
+@pytest.mark.parametrize("position", [4, 6, 8, 15, 16, 23, 24, 30, -1])
+def test_a_flip_anywhere_in_a_snapshot_is_found(position: int) -> None:
+    data = bytearray(encode_snapshot(an_image(a_stream())))
+    data[position] ^= 1
+    with pytest.raises(Exception, match="snapshot"):
+        decode_snapshot(bytes(data))
+    with pytest.raises(CorruptionError):
+        decode_snapshot(b"")

@@ -1,0 +1,115 @@
+"""Subjects that overlap, trails, wishes, and who is a preferred leader."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.batches import SENT_TOGETHER
+from liftpy.cluster.preferred import misplaced
+from liftpy.cluster.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
+from liftpy.cluster.replay import replay
+from liftpy.cluster.subject_index import SubjectIndex
+from liftpy.cluster.trail import Trail
+from liftpy.cluster.wishes import Wishes
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+
+def listens(subject: str, partitions: int) -> set[tuple[str, ...]]:
+    """Over an alphabet of tokens: all that a stream hears."""
+    heard: set[tuple[str, ...]] = set()
+    for own in [subject] + [f"{subject}.{n}" for n in range(1, partitions)]:
+        pattern = own.split(".")
+        for length in range(1, 5):
+            for tokens in itertools.product(("a", "b", "1", "2"), repeat=length):
+                fits = all(i < len(tokens) and (p in ("*", ">") or p == tokens[i]) for i, p in enumerate(pattern))
+                if fits and (len(pattern) == length or (pattern[-1] == ">" and length >= len(pattern))):
+                    heard.add(tokens)
+    return heard
+
+
+SUBJECTS = [
+    ("a", 1),
+    ("a", 3),
+    ("a.1", 1),
+    ("a.2", 1),
+    ("a.*", 1),
+    ("*.1", 1),
+    ("a.>", 1),
+    ("a.b", 3),
+    ("a.b.1", 1),
+    ("a.*.2", 1),
+    ("b", 2),
+    ("*.*", 2),
+    (">", 1),
+]
+
+
+@pytest.mark.parametrize("one", SUBJECTS)
+def test_two_streams_overlap_where_a_message_reaches_both(one: tuple[str, int]) -> None:
+    index = SubjectIndex().with_stream("one", *one)
+    for other in SUBJECTS:
+        assert bool(index.overlapping(*other)) is bool(listens(*one) & listens(*other)), other
+    assert index.without_stream("one", one[0]) == SubjectIndex()
+
+
+def test_a_trail_is_of_one_image() -> None:
+    trail = Trail()
+    later = trail.step("x").step("y")
+    assert later.since(trail) == {"x", "y"}
+    assert later.since(Trail()) is None
+    assert trail.since(later) is None
+
+
+def test_wishes_are_all_sent_answered_and_bounded() -> None:
+    wishes, told = Wishes(), list[Any]()
+    for number in range(3 * SENT_TOGETHER):
+        key = PartitionKey("s", "u", number)
+        wishes.put(key, pb.ControlRequest(leaveIsr=pb.LeaveIsr(partition=number, reason="x" * 700)), told.append)
+    wishes.put(PartitionKey("s", "u", 0), pb.ControlRequest(leaveIsr=pb.LeaveIsr(partition=0)), told.append)
+    assert told.pop().error == pb.ControlResponse.STALE, "who was superseded is told"
+    sent = []
+    while (batch := wishes.take()) is not None:
+        assert batch.ByteSize() <= 49 * 1024
+        assert len(batch.batch.requests) <= SENT_TOGETHER
+        sent += [item.request.leaveIsr.partition for item in batch.batch.requests]
+        errors = (pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.STALE)
+        answers = [pb.BatchedAnswer(number=item.number, error=errors[item.number % 3]) for item in batch.batch.requests]
+        told.clear()
+        wishes.answered(pb.ControlResponse(batch=pb.BatchAnswers(answers=answers)))
+        assert [given is None for given in told] == [n % 3 == 1 for n in range(len(told))]
+    assert sorted(sent) == list(range(3 * SENT_TOGETHER))
+
+
+@pytest.mark.parametrize(
+    ("more", "fenced", "count"),
+    [
+        ({"leader": "b"}, "", 1),
+        ({}, "", 0),
+        ({"leader": "b"}, "a", 0),
+        ({"leader": "b", "isr": ("b", "c")}, "", 0),
+        ({"leader": "b", "incomplete": ("a",)}, "", 0),
+    ],
+)
+def test_a_preferred_leader_is_there_and_has_all(more: dict[str, Any], fenced: str, count: int) -> None:
+    assert len(misplaced(an_image(a_stream(a_partition(**more)), fenced=fenced))) == count
+
+
+@pytest.mark.parametrize(
+    ("uid", "number", "there"), [("u1", 0, True), ("", 0, True), ("u2", 0, False), ("u1", 1, False), ("u1", -1, False)]
+)
+def test_a_partition_is_found_by_its_stream_and_number(uid: str, number: int, there: bool) -> None:
+    assert (an_image(a_stream()).find("s", uid, number) is not None) is there
+
+
+def test_counts_follow_streams_and_records_come_back() -> None:
+    image = an_image()
+    after = replay(image, StreamCreated(a_stream()))
+    assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}
+    assert dict(after.without_stream("s").replica_counts) == {}
+    record = PartitionStateChanged("s", "u1", a_partition())
+    assert record_from_pb(record_to_pb(record)) == record

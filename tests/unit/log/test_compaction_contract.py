@@ -1,0 +1,114 @@
+"""Compaction: what stays of each key, and for how long; files, flushes, horizons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.log.compaction import Compaction
+from liftpy.log.horizon import HORIZON_NAME, NEVER, CompactionHorizon, Horizon, decode_horizon
+from liftpy.log.log import Log
+from liftpy.wire.batch import build_batch, split_batches
+from tests.unit.log.small_logs import S, a_log, add, filled
+
+
+def keyed(
+    *batches: list[tuple[bytes | None, bytes | None]], config: dict[str, Any] | None = None, epochs: tuple[int, ...] = ()
+) -> Log:
+    log = a_log(compaction=True, **(config or {}))
+    for number, rows in enumerate(batches):
+        log.append(
+            build_batch(
+                [value for _, value in rows], keys=[key for key, _ in rows], base_offset=log.log_end_offset,
+                leader_epoch=epochs[number] if epochs else 1, timestamp_ns=number * S,
+            )
+        )  # fmt: skip
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def compacted(log: Log, now_ns: int = 0) -> list[tuple[int, bytes | None, bytes | None]]:
+    compaction = log.begin_compaction(now_ns)
+    assert compaction is not None
+    compaction.run()
+    log.complete_compaction(compaction)
+    rows, at = [], 0
+    while at <= log.high_watermark:
+        result = log.read(at, 1 << 20)
+        for chunk in result.chunks:
+            for batch in split_batches(chunk):
+                if batch.record_count:
+                    rows += list(zip(batch.offsets().tolist(), batch.keys(), batch.values(), strict=True))
+        at = result.next_offset
+    return rows
+
+
+def test_the_last_of_each_key_stays_and_all_without_a_key() -> None:
+    log = keyed([(b"a", b"1"), (None, b"x")], [(b"b", b"1"), (b"a", b"2")], [(None, b"y"), (b"b", b"2")])
+    assert compacted(log) == [(1, None, b"x"), (3, b"a", b"2"), (4, None, b"y"), (5, b"b", b"2")]
+    assert log.horizon == Horizon(6, 1)
+    assert decode_horizon(log.storage.load(HORIZON_NAME)) == Horizon(6, 1), "stored before it is told"
+
+
+@pytest.mark.parametrize(("age_s", "gone"), [(99, False), (101, True)])
+def test_a_tombstone_stays_as_long_as_it_is_to(age_s: int, gone: bool) -> None:
+    log = keyed([(b"a", None), (b"b", b"1")], [(b"c", b"1")], config={"delete_retention_s": 100.0})
+    kept = [key for _, key, _ in compacted(log, age_s * S)]
+    assert (b"a" not in kept) is gone
+
+
+def test_compaction_keeps_epochs_and_segments_as_they_are_to_be() -> None:
+    rows = [[(b"a", b"%d" % n)] for n in range(6)]
+    log = keyed(*rows, [(b"z", b"1")], epochs=(1, 1, 2, 2, 3, 3, 3))
+    before = log.epochs.entries
+    assert [offset for offset, *_ in compacted(log)] == [5, 6]
+    again = Log.open(log.storage.crash(), StreamConfig())[0]  # type: ignore[attr-defined]
+    assert again.epochs.entries == before
+    sizes = [len(build_batch([b"v" * 2000], keys=[b"k%d" % n])) for n in range(1)]
+    log = keyed(*([(b"k%d" % n, b"v" * 2000)] for n in range(9)), config={"segment_bytes": 3 * sizes[0] + 10})
+    assert len(compacted(log)) == 9
+    assert all(segment.size_bytes <= 3 * sizes[0] + 10 for segment in log.segments)
+    assert len(log.segments) == 4
+
+
+def test_what_a_compaction_writes_is_flushed_and_what_it_abandons_is_removed() -> None:
+    log = keyed([(b"a", b"1")], [(b"a", b"2")])
+    compaction = log.begin_compaction(0)
+    assert compaction is not None
+    compaction.run()
+    for output in compaction.outputs:
+        file: Any = output.segment.file
+        assert file.synced == file.size_bytes
+    compaction.abandon()
+    assert not [name for name in log.storage.names() if name.endswith(".tmp")]
+
+
+def test_compaction_looks_at_what_is_committed_and_flushed() -> None:
+    log = a_log(compaction=True)
+    for number in range(6):
+        add(log, keys=[b"k"])
+        log.roll()
+        if number == 3:
+            log.flush()
+    for hw, inputs in ((-1, 0), (0, 1), (1, 2), (3, 4), (5, 4)):
+        if hw >= 0:
+            log.raise_high_watermark(hw)
+        found = log.begin_compaction(0)
+        assert (len(found.inputs) if isinstance(found, Compaction) else 0) == inputs
+
+
+def test_a_horizon_rises_with_its_epoch_and_an_empty_log_has_none() -> None:
+    log = filled()
+    horizon = CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME))
+    assert horizon.rise(Horizon(5, 7))
+    assert horizon.rise(Horizon(6, 3))
+    assert horizon.value == Horizon(6, 7)
+    assert not horizon.rise(Horizon(6, 9))
+    assert CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME)).value == Horizon(6, 7)
+    empty = a_log()
+    empty.storage.replace(HORIZON_NAME, log.storage.load(HORIZON_NAME) or b"")
+    assert CompactionHorizon(empty.storage, empty.segments, empty.storage.load(HORIZON_NAME)).value == NEVER

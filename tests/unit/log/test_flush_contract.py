@@ -1,0 +1,165 @@
+"""What a flush proves, in which order it is made, where it runs, and the steps of a close [D5, D26, S1, S2]."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
+from liftpy.log import small_files
+from liftpy.log.flush import Flush, SealJob
+from liftpy.log.flush_place import LONG_S, PROBES, SHORT_S, FlushPlace
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.proving import FLUSH_FAILED_NAME
+from tests.unit.log.small_logs import a_log, add, filled, stored
+
+
+def test_a_flush_proves_what_had_been_appended_when_it_began() -> None:
+    log = a_log()
+    add(log, 3)
+    flush = log.begin_flush()
+    assert flush is not None
+    add(log, 2)
+    flush.run()
+    assert log.complete_flush(flush) == 3
+    assert (log.flushed_end_offset, log.durable_end_offset) == (3, 3)
+    assert log.flush() == 5
+
+
+@pytest.mark.parametrize("mode", ["always", "none", "interval:50"])
+def test_what_counts_as_flushed_is_the_streams_policy_and_what_is_durable_is_not(mode: str) -> None:
+    log = a_log(flush=FlushPolicy.parse(mode))
+    add(log, 3)
+    assert log.flushed_end_offset == (0 if mode == "always" else 3)
+    assert log.durable_end_offset == 0
+
+
+@pytest.mark.parametrize("kind", [StorageError, NoSpaceError])
+def test_a_flush_that_failed_closes_the_log_and_leaves_its_mark(kind: type[StorageError]) -> None:
+    storage = MemoryStorage()
+    log = a_log(storage)
+    add(log)
+
+    def fault(what: str) -> None:
+        if what == "sync":
+            raise kind("no")
+
+    storage.fault = fault
+    with pytest.raises(kind):
+        log.flush()
+    storage.fault = None
+    assert log.closed
+    assert storage.load(FLUSH_FAILED_NAME) == b"no"
+    for use in (
+        lambda: add(log),
+        lambda: log.read(0, 1),
+        log.checkpoint,
+        lambda: log.cut_to(0),
+        lambda: log.begin_compaction(0),
+    ):
+        with pytest.raises(LogClosedError):
+            use()
+
+
+def test_a_write_that_failed_closes_the_log() -> None:
+    storage = MemoryStorage(capacity_bytes=1000)
+    log = a_log(storage)
+    add(log)
+    with pytest.raises(NoSpaceError):
+        add(log, size=2000)
+    with pytest.raises(LogClosedError):
+        add(log)
+
+
+def test_a_flush_syncs_files_then_names_and_writes_indexes_last() -> None:
+    calls: list[str] = []
+
+    class File:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def sync(self) -> None:
+            calls.append(f"sync {self.name}")
+
+    class Folder:
+        def sync_folder(self) -> None:
+            calls.append("names")
+
+        def replace(self, name: str, data: bytes) -> None:
+            calls.append(name)
+
+    summary = filled().segments[0].summary()
+    seals = (SealJob(File("one"), "1.index", summary), SealJob(File("two"), "2.index", summary))  # type: ignore[arg-type]
+    Flush(Folder(), File("active"), seals, True, 5).run()  # type: ignore[arg-type]
+    assert calls == ["sync one", "sync two", "sync active", "names", "1.index", "2.index"]
+    calls.clear()
+    Flush(Folder(), File("active"), (), True, 5).run()  # type: ignore[arg-type]
+    assert calls == ["sync active", "names"]
+    calls.clear()
+    Flush(Folder(), File("active"), (), False, 5).run()  # type: ignore[arg-type]
+    assert calls == ["sync active"]
+
+
+def test_the_stored_hw_is_durable_records_alone() -> None:
+    log = a_log(flush=FlushPolicy.parse("none"))
+    add(log, 5)
+    log.raise_high_watermark(4)
+    log.checkpoint()
+    assert stored(log).high_watermark == -1
+    log.flush()
+    log.checkpoint()
+    assert stored(log).high_watermark == 4
+
+
+def test_a_promise_never_falls_and_goes_with_the_next_checkpoint() -> None:
+    log = a_log()
+    for number, (epoch, held) in enumerate(((5, 5), (3, 5), (7, 7))):
+        log.promised(epoch)
+        add(log, 1)
+        log.flush()
+        log.raise_high_watermark(number)
+        log.checkpoint()
+        assert (stored(log).persisted_epoch, log.persisted_epoch) == (held, held)
+    assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=6)[0].persisted_epoch == 7
+    assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=8)[0].persisted_epoch == 8
+
+
+def test_readers_are_woken_by_appends_hw_and_cuts_and_by_nothing_else() -> None:
+    log, woken = a_log(), []
+    log.on_advance = lambda: woken.append(1)
+    for step, wakes in (
+        (lambda: add(log, 3), 1), (log.flush, 0), (lambda: log.raise_high_watermark(1), 1), (lambda: log.raise_high_watermark(1), 0),
+        (lambda: log.raise_high_watermark(0), 0), (log.checkpoint, 0), (lambda: log.cut_to(2), 1),
+    ):  # fmt: skip
+        woken.clear()
+        step()
+        assert len(woken) == wakes
+    with pytest.raises(InvariantError):
+        log.raise_high_watermark(99)
+
+
+def test_flushes_move_to_the_loop_by_points_and_back_by_one_that_is_long() -> None:
+    place = FlushPlace()
+    place.tried_out([SHORT_S] * (PROBES - 1))
+    assert not place.on_loop
+    place.took_in_thread(SHORT_S * 2, 1)
+    for _ in range(3):
+        place.took_in_thread(SHORT_S, 1)
+    assert not place.on_loop, "a miss takes three points away"
+    place.took_in_thread(SHORT_S, 1)
+    assert place.on_loop
+    place.took_on_loop(LONG_S - 0.001)
+    assert place.on_loop
+    place.took_on_loop(LONG_S)
+    assert not place.on_loop
+
+
+def test_every_step_of_a_close_is_made() -> None:
+    log = filled()
+    add(log, 2, epoch=3)
+    log.close()
+    again, report = Log.open(log.storage, StreamConfig(), clean=True)
+    assert (again.high_watermark, again.log_end_offset) == (17, 20)
+    assert report.checkpoint_found
+    assert log.storage.load(small_files.EPOCHS_NAME) is not None

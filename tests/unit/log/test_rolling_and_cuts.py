@@ -1,0 +1,143 @@
+"""When a segment is rolled; what a cut, a fresh start and retention take along and leave [D13, S5]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.log.horizon import NEVER
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.retention import held_start, retained_start
+from liftpy.log.segment import index_name, log_name
+from liftpy.log.small_files import Checkpoint
+from liftpy.wire.batch import build_batch, split_batches
+from tests.unit.log.small_logs import S, a_log, add, filled, stored
+
+
+def offsets_of(log: Log, start: int = 0) -> list[int]:
+    found, at = [], start
+    while at < log.high_watermark + 1:
+        result = log.read(at, 1 << 20)
+        found += [offset for chunk in result.chunks for batch in split_batches(chunk) for offset in batch.offsets().tolist()]
+        at = result.next_offset
+    return found
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_segment_is_as_large_as_the_setting(over: int) -> None:
+    size = len(build_batch([b"x" * 1000]))
+    log = a_log(segment_bytes=4 * size - over)
+    for _ in range(8):
+        add(log, size=1000)
+    assert [segment.size_bytes // size for segment in log.segments] == ([4, 4] if not over else [3, 3, 2])
+
+
+@pytest.mark.parametrize(("age_ns", "rolled"), [(59 * S, False), (60 * S, True)])
+def test_a_segment_is_as_old_as_the_setting(age_ns: int, rolled: bool) -> None:
+    log = a_log(segment_age_s=60.0)
+    log.append(build_batch([b"a"], base_offset=0, leader_epoch=1), 1000 * S)
+    log.append(build_batch([b"b"], base_offset=1, leader_epoch=1), 1000 * S + age_ns)
+    assert len(log.segments) == 1 + rolled
+
+
+@pytest.mark.parametrize("end", [0, 2, 6, 7, 11, 12, 18])
+def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
+    storage = MemoryStorage()
+    log = filled(storage=storage)
+    whole = end // 2 * 2  # batches of two are atomic
+    epochs = [(epoch, start) for epoch, start in log.epochs.entries if start < whole]
+    log.checkpoint()
+    assert log.cut_to(end) == whole
+    assert (log.log_end_offset, log.durable_end_offset, log.high_watermark) == (whole, whole, whole - 1)
+    assert list(log.epochs.entries) == epochs
+    assert offsets_of(log) == list(range(whole))
+    assert stored(log).high_watermark == min(whole - 1, 17), "stored at once: an older one would say that records are lost"
+    sealed = {index_name(segment.base_offset) for segment in log.segments if segment.sealed}
+    assert {name for name in storage.names() if name.endswith(".index")} <= sealed, "an index of what was cut"
+    add(log, 2, epoch=9)
+    assert log.durable_end_offset == whole, "what comes now is not flushed"
+    again, report = Log.open(storage.crash(), StreamConfig())
+    assert again.log_end_offset == whole
+    assert not report.lost_committed
+
+
+def test_a_fresh_start_keeps_nothing() -> None:
+    log = filled()
+    log.promised(4)
+    log.start_afresh(100)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end_offset) == (100, 100, 99, 100)
+    assert log.epochs.entries == ()
+    assert log.horizon == NEVER
+    assert stored(log) == Checkpoint(99, 100, 4)
+    add(log, 1, epoch=1)
+    assert log.epochs.entries == ((1, 100),)
+    assert log.storage.names().count(log_name(100)) == 1
+    assert not [name for name in log.storage.names() if name.endswith(".log") and name != log_name(100)]
+
+
+def test_the_log_start_is_known_before_anything_is_removed() -> None:
+    storage = MemoryStorage()
+    log = filled(storage=storage)
+    seen: list[int] = []
+    really = storage.remove
+    storage.remove = lambda name: seen.append(stored(log).log_start_offset) or really(name)  # type: ignore[assignment,func-returns-value]
+    log.drop_prefix(13)
+    assert set(seen) == {12}, "an offset inside a batch is lowered to its first"
+    assert (log.log_start_offset, log.epochs.entries[0]) == (12, (2, 12))
+    log.drop_prefix(3)
+    assert log.log_start_offset == 12, "only ever forward"
+    assert offsets_of(log, 12) == list(range(12, 18))
+
+
+def test_retention_stops_at_hw() -> None:
+    log = a_log()
+    for _ in range(6):
+        add(log, 2)
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(5)
+    log.drop_prefix(100)
+    assert log.log_start_offset == 6
+    assert log.log_end_offset == 12
+
+
+class Held:
+    """A segment, as retention sees one."""
+
+    def __init__(self, base: int, records: int = 10, size: int = 100, newest_ns: int = 0) -> None:
+        self.base_offset, self.next_offset = base, base + records
+        self.size_bytes, self.record_count, self.max_timestamp_ns = size, records, newest_ns
+
+
+@pytest.mark.parametrize(
+    ("config", "start"),
+    [
+        ({}, 0),
+        ({"retention_records": 30}, 10), ({"retention_records": 31}, 0), ({"retention_records": 21}, 10),
+        ({"retention_records": 20}, 20),
+        ({"retention_bytes": 300}, 10), ({"retention_bytes": 301}, 0), ({"retention_bytes": 200}, 20), ({"retention_bytes": 1}, 30),
+        ({"retention_age_s": 100.0}, 0), ({"retention_age_s": 99.0}, 10), ({"retention_age_s": 79.0}, 30),
+        ({"retention_age_s": 1.0}, 30),
+    ],
+)  # fmt: skip
+def test_what_retention_leaves(config: dict[str, Any], start: int) -> None:
+    """Four segments of 10 records and 100 bytes, stamped 0, 10, 20 and 30 s; it is 100 s now."""
+    segments = [Held(10 * n, newest_ns=10 * n * S) for n in range(4)]
+    assert retained_start(segments, StreamConfig(**config), 39, 100 * S) == start
+    for hw in (-1, 8, 9, 19):
+        assert retained_start(segments, StreamConfig(**config), hw, 100 * S) == min(start, (hw + 1) // 10 * 10)
+
+
+@pytest.mark.parametrize(
+    ("held_from", "most_bytes", "start"),
+    [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
+     (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
+)  # fmt: skip
+def test_what_is_held_beyond_retention(held_from: int | None, most_bytes: int, start: int) -> None:
+    """The same four segments, of which retention wants to leave the last one."""
+    segments = [Held(10 * n) for n in range(4)]
+    assert held_start(segments, 30, held_from, most_bytes) == start
+    assert held_start(segments, 0, held_from, most_bytes) == 0

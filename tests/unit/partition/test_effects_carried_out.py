@@ -1,0 +1,106 @@
+"""The executor: each field of each effect arrives where it is carried out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from liftpy.log.horizon import Horizon
+from liftpy.log.rechecks import Recheck
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire.batch import build_batch
+from sidecar.partition.executor import Executor, Tools
+from tests.unit.partition.shell_parts import KEY, PARTS, filled
+
+
+class Recorded:
+    """Takes every call; ``calls`` has its name and what it was given."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], name: str, **more: Any) -> None:
+        self.__dict__.update(more, _calls=calls, _name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            self._calls.append((f"{self._name}.{name}", args, more))
+            return Recheck.SOUND if name == "complaint" else b"batch"
+
+        return call
+
+
+def executor(**replaced: Any) -> tuple[Executor, list[tuple[str, tuple[Any, ...], dict[str, Any]]], list[events.Event]]:
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+    fed: list[events.Event] = []
+    parts: dict[str, Any] = {name: Recorded(calls, name) for name in PARTS}
+    parts["fetches"] = Recorded(calls, "fetches", fetched={})
+    parts["log"] = Recorded(calls, "log", log_end_offset=5, log_start_offset=0)
+    parts |= {
+        "key": KEY, "incarnation": 41, "counters": Counter(), "feed": fed.append, "high_watermark": lambda: 42,
+        "leader": lambda: ("n9", 43), "step_aside": lambda key, leader_epoch, done: done(),
+    }  # fmt: skip
+    return Executor(Tools(**(parts | replaced))), calls, fed
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """All that is in it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield value
+        yield from flat([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        for item in value.items() if isinstance(value, dict) else value:
+            yield from flat(item)
+    else:
+        yield value
+
+
+SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
+
+
+@pytest.mark.parametrize("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE], ids=lambda kind: kind.__name__)
+async def test_every_field_of_an_effect_arrives_where_it_is_carried_out(kind: type[Any]) -> None:
+    runner, calls, _ = executor()
+    effect = filled(kind)
+    if kind is do.SetDeadline:
+        runner._deadlines = {effect.kind._name_: effect.kind}  # type: ignore[dict-item]
+    runner.execute(effect)
+    given = list(flat([(args, more) for _, args, more in calls]))
+    for field in dataclasses.fields(kind):
+        wanted = [value for value in flat(getattr(effect, field.name)) if value not in ("", True)]
+        missing = [value for value in wanted if value not in given and not any(callable(g) for g in given)]
+        assert not missing, f"{field.name} of {effect} is in none of {calls}"
+    assert calls, "nobody did anything"
+
+
+@pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
+def test_of_what_was_fetched_only_what_was_decided_is_appended(last_offset: int, taken: int) -> None:
+    runner, calls, _ = executor()
+    data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
+    from liftpy.wire.batch import split_batches
+
+    batches = split_batches(data)
+    runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=batches)
+    runner.execute(do.AppendFetched(token=1, last_offset=last_offset, leader_high_watermark=6, leader_epoch=4))
+    name, args, more = calls[0]
+    assert name == "log.append_batches"
+    assert [batch.base_offset for batch in args[1]] == [5, 7, 9][:taken]
+    assert len(args[0]) == sum(len(batch.view) for batch in batches[:taken])
+    assert more == {"compacted": Horizon(7, 4)}, "all that the leader's compaction can have seen: up to HW, inclusive"
+    assert calls[-1][0] == "flusher.appended"
+    assert runner._t.fetches.fetched == {}
+
+
+def test_pieces_of_a_batch_are_forgotten_with_the_role_that_asked_for_them() -> None:
+    runner, calls, _ = executor()
+    runner.execute(do.RoleChanged(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=3))
+    assert {"fetches.forget_pieces", "services.role_changed"} <= {name for name, *_ in calls}
+
+
+def test_a_subject_that_is_closed_takes_and_answers_nothing() -> None:
+    runner, calls, _ = executor()
+    runner.execute(do.CloseSubject())
+    assert [name for name, *_ in calls] == ["ingest.stop", "replication.stop"]

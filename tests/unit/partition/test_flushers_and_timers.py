@@ -1,0 +1,80 @@
+"""Intervals, late ends of flushes, and a close that waits for what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch
+from sidecar.partition.flushing import Flusher
+from tests.unit.partition.shell_parts import Clocked, until
+
+
+async def test_an_interval_is_as_long_as_it_says_and_begins_again(
+    pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.partition.flushing.clock.now_ns", lambda: 1_000)
+    syncs: list[str] = []
+    config = StreamConfig(flush=FlushPolicy.parse("interval:50"))
+    log, _ = Log.open(MemoryStorage(fault=lambda what: syncs.append(what) if what == "sync" else None), config)
+    timers, flushed = Clocked(), []
+    flusher = Flusher(log, config.flush, pool, timers, flushed.append, pytest.fail)
+    for turn in (1, 2, 3):
+        for _ in range(3):
+            log.append(build_batch([b"x"], base_offset=log.log_end_offset, leader_epoch=1))
+            flusher.appended()
+        assert flushed[-1] == log.log_end_offset, "it counts as flushed"
+        ((timer, at_ns),) = timers.armed
+        assert at_ns == 1_000 + 50_000_000
+        timers.armed.clear()
+        timer.fire()
+        await until(lambda n=turn: flusher.count == n)  # type: ignore[misc]
+        assert log.durable_end_offset == log.log_end_offset
+    await flusher.close()
+
+
+async def test_the_late_end_of_a_flush_that_a_cut_has_settled_completes_no_other(
+    pool: concurrent.futures.ThreadPoolExecutor,
+) -> None:
+    gate, config = threading.Event(), StreamConfig()
+    gate.set()
+    log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
+    flushed: list[int] = []
+    flusher = Flusher(log, config.flush, pool, Clocked(), flushed.append, pytest.fail)
+    log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    flusher.appended()
+    flusher.alone(lambda: None)  # the end of its thread is still on its way to the loop
+    gate.clear()
+    log.append(build_batch([b"y"], base_offset=1, leader_epoch=1))
+    flusher.appended()
+    began = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began < 5, "the loop stood still"
+    assert flushed == [1]
+    gate.set()
+    await until(lambda: flushed == [1, 2])
+    await flusher.close()
+
+
+async def test_a_close_waits_for_what_is_under_way(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    gate, config = threading.Event(), StreamConfig()
+    log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
+    flusher = Flusher(log, config.flush, pool, Clocked(), lambda _: None, pytest.fail)
+    log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    flusher.appended()
+    closing = asyncio.create_task(flusher.close())
+    turned = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    assert asyncio.get_running_loop().time() - turned < 5, "the loop turns while it waits"
+    gate.set()
+    await closing
+    assert log.durable_end_offset == 1

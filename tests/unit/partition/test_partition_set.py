@@ -1,0 +1,192 @@
+"""All partitions of a node: events to the right stream, ends, openings, leaders, stepping aside."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionStatus
+from liftpy.replica import events
+from liftpy.replica.events import MetadataHeard
+from liftpy.wire._pb import replication_pb2
+from sidecar.partition import set as partitions_module
+from sidecar.partition.deletions import Deletions
+from tests.unit.partition.shell_parts import KEY, until
+
+
+class Fed:
+    """A worker that remembers what it was fed and how it ended."""
+
+    def __init__(self, key: PartitionKey, *, leads: bool = False, clean: bool = True) -> None:
+        self.key, self.leads, self.clean = key, leads, clean
+        self.events: list[Any] = []
+        self.ends: list[bool] = []
+        self.leader_epoch, self.asked = 4, []
+        self.is_in_sync = True
+        self.executor = SimpleNamespace(storage_failed=False)
+        self.ingest = SimpleNamespace(
+            leave=lambda: self.asked.append("leave"), come_back=lambda: self.asked.append("back"), idle=True
+        )
+        self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
+        self.feed = self.events.append
+
+    def update(self, held: Any, live: Any) -> None:
+        self.events.append("told")
+
+    async def stop(self, *, delete: bool) -> bool:
+        self.ends.append(delete)
+        return self.clean
+
+
+def partitions(*workers: Fed, allowed: bool = True) -> Any:
+    async def may_go(key: PartitionKey) -> bool:
+        return allowed
+
+    links = SimpleNamespace(ingest=SimpleNamespace(settled=lambda timeout_s: asyncio.sleep(0)))
+    deletions = SimpleNamespace(allowed=may_go, close=lambda: None)
+    settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
+    made: Any = partitions_module.Partitions(
+        SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions, links=links)  # type: ignore[arg-type]
+    )
+    for one in workers:
+        made._workers[one.key] = made._by_name[one.key.stream, one.key.partition] = one
+    return made
+
+
+async def test_an_event_reaches_the_stream_that_it_is_about() -> None:
+    one = Fed(KEY)
+    node = partitions(one)
+    for uid in ("u1", "", "u2"):
+        node.deliver("orders", 3, uid, f"event {uid}")
+    node.deliver("orders", 4, "", "another partition's")
+    assert one.events == ["event u1", "event "]
+
+
+async def test_a_leader_is_vouched_for_in_its_own_stream_and_epoch() -> None:
+    node = partitions(Fed(KEY))
+    asked = {"stream": "orders", "streamUid": "u1", "partition": 3, "leaderEpoch": 4}
+    assert node.serves(replication_pb2.LeaderQuestion(**asked))
+    for wrong in ({"streamUid": "u2"}, {"partition": 2}, {"leaderEpoch": 5}, {"stream": "other"}):
+        assert not node.serves(replication_pb2.LeaderQuestion(**(asked | wrong)))
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("stopping", [True, False])
+async def test_data_goes_where_that_is_confirmed_and_never_in_a_stop(deleted: bool, allowed: bool, stopping: bool) -> None:
+    one = Fed(KEY)
+    node = partitions(one, allowed=allowed)
+    node._stopping = stopping
+    if deleted:
+        node._departures._deleted_uids.add("u1")
+    await node._end(one)
+    assert one.ends == [deleted and allowed and not stopping]
+    assert ("u1" in node._departures._deleted_uids) is (deleted and (allowed or stopping)), (
+        "it is asked again when it is said again"
+    )
+
+
+@pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])
+async def test_one_end_that_is_not_clean_is_enough(clean: tuple[bool, bool]) -> None:
+    node = partitions(*(Fed(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
+    assert await node.stop() is all(clean)
+
+
+@pytest.mark.parametrize("unclean_elected", [True, False])
+@pytest.mark.parametrize("in_sync", [True, False])
+async def test_who_has_everything(unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Fed(KEY)
+    one.is_in_sync = in_sync
+    node = partitions(one)
+    found = (SimpleNamespace(), SimpleNamespace(unclean_elected=unclean_elected))
+    monkeypatch.setattr(node, "_wanted", lambda key: found)
+    assert node.has_everything(one) is (in_sync and not unclean_elected)
+    monkeypatch.setattr(node, "_wanted", lambda key: None)
+    assert not node.has_everything(one)
+
+
+async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Fed(KEY, leads=True)
+    node = partitions(one)
+    held = SimpleNamespace(held=lambda partition: partition)
+    monkeypatch.setattr(node, "_wanted", lambda key: (held, SimpleNamespace()))
+    node.metadata_heard(7)
+    node._tell(one)
+    assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"
+    one.leads = False
+    node._tell(one)
+    assert one.events[2:] == ["told"]
+    assert one.key not in node._leading
+    node.metadata_heard(1 << 62)
+    await asyncio.sleep(0)
+    assert one.events[3:] == []
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_a_partition_that_is_opened_off_the_net_knows_it(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Fed(KEY)
+
+    async def opened(*_: Any) -> Fed:
+        return made
+
+    monkeypatch.setattr(partitions_module, "open_worker", opened)
+    node = partitions()
+    node.data_path_changed(is_up)
+    assert await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+    assert made.events == ([] if is_up else [events.DataPathChanged(is_up=False)])
+
+
+async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(*_: Any) -> Fed:
+        raise StorageError("not now")
+
+    monkeypatch.setattr(partitions_module, "open_worker", opened)
+    monkeypatch.setattr(partitions_module, "_RETRY_S", 0.01)
+    node = partitions()
+    seen: list[PartitionKey] = []
+    node._changed._work = seen.append
+    assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+    assert "not now" in node.failed[KEY]
+    await until(lambda: seen == [KEY])
+
+
+@pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
+async def test_stepping_aside_is_said_when_nothing_is_on_its_way_any_more(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
+    one = Fed(KEY, leads=True)
+    node, order = partitions(one), one.asked
+    one.ingest.idle = False
+    asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
+    node.step_aside(**asked, done=lambda: order.append("done"))
+    if wrong:
+        assert order == ["done"], "it is not about this leadership: who asks need not wait"
+        return
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert order == ["leave"], "publishers are still answered"
+    one.ingest.idle = True
+    await until(lambda: order == ["leave", "done", "back"])
+    await node.stop()
+
+
+async def test_the_image_that_a_node_begins_with_is_empty() -> None:
+    assert not ClusterImage().streams
+    assert PartitionStatus.ONLINE is PartitionStatus(1)
+
+
+def test_streams_that_are_gone_are_remembered_in_a_bound_the_newest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
+    group: Any = None
+    deletions = Deletions(group, "n1", decides=False)
+    for uid in "abcde":
+        deletions._remember(uid)
+    assert list(deletions._gone) == ["c", "d", "e"]

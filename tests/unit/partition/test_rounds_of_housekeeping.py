@@ -1,0 +1,128 @@
+"""Retention, compaction and checkpoints come round; recovered logs are given once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
+from sidecar.partition import housekeeping
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.recovery import RecoveredLogs
+from tests.unit.partition.shell_parts import until
+
+
+class Kept:
+    """A worker, as housekeeping sees one."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.done = key, []
+        self.high_watermark = 0
+        self.config = StreamConfig(retention_bytes=1, compaction=True)
+        self.set_aside: tuple[str, ...] = ("old",)
+        self.executor = SimpleNamespace(no_space=False)
+        self.flusher = SimpleNamespace(
+            checkpoint=lambda: self.done.append("checkpoint"), alone=lambda work: self.done.append("settle") or work()
+        )
+        self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
+        self.log = SimpleNamespace(
+            begin_compaction=lambda now, min_dirty_ratio: self.compaction,
+            complete_compaction=lambda compaction: self.done.append("complete") or 1,
+            met_damage=lambda error: self.done.append("damage"),
+        )
+
+    def apply_retention(self, now: int) -> None:
+        self.done.append("retention")
+
+    def drop_set_aside(self) -> None:
+        self.done.append("dropped")
+
+    def log_was_closed(self, error: StorageError) -> None:
+        self.done.append("closed")
+
+
+class Keeping(list[Any]):
+    everything = True
+
+    def has_everything(self, worker: Any) -> bool:
+        return self.everything
+
+
+@pytest.mark.parametrize("everything", [True, False])
+async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything: bool, tmp_path: Path) -> None:
+    workers = Keeping([Kept("a"), Kept("b")])
+    workers.everything = everything
+    workers[1].set_aside, workers[1].config = (), StreamConfig()
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    await keeping._retention()
+    assert workers[0].done == ["retention", "run", "settle", "complete", *(["dropped"] if everything else [])]
+    assert workers[1].done == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CorruptionError("a flip"), ["damage"]),
+        (StorageError("no"), ["closed"]),
+        (NoSpaceError("full"), ["closed"]),
+        (LiftError("x"), []),
+    ],
+)
+async def test_what_compaction_meets_is_told(error: LiftError, told: list[str], tmp_path: Path) -> None:
+    one = Kept("a")
+
+    def run() -> None:
+        raise error
+
+    one.compaction = SimpleNamespace(run=run)
+    await Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)._compact(one)  # type: ignore[arg-type]
+    assert one.done == told
+
+
+async def test_checkpoints_follow_hw_and_nobody_who_is_gone_is_remembered(tmp_path: Path) -> None:
+    workers = Keeping([Kept("a"), Kept("b")])
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    for _ in range(3):
+        await keeping._checkpoints()
+    assert [worker.done for worker in workers] == [["checkpoint"], ["checkpoint"]], "an idle one costs nothing"
+    workers[0].high_watermark = 5
+    await keeping._checkpoints()
+    assert [len(worker.done) for worker in workers] == [2, 1]
+    gone = workers.pop()
+    await keeping._checkpoints()
+    assert gone not in keeping._checkpointed
+    assert len(keeping._checkpointed) == 1
+
+
+async def test_retention_comes_round_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    one = Kept("a")
+    one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
+    keeping = Housekeeping(Keeping([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: one.done.count("retention") >= 4)
+    await keeping.close()
+
+
+def test_a_recovered_log_is_given_once_and_one_that_failed_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = RecoveredLogs()
+    found = SimpleNamespace(report=SimpleNamespace(flush_failed="", must_leave_isr=False), segments=[])
+    monkeypatch.setattr("sidecar.partition.recovery.recover", lambda storage, clean: found)
+    folder: Any = SimpleNamespace(storage=lambda path: path)
+    path = Path("streams/orders-u1/3")
+    logs._recover(path, folder, clean_stop=True)
+    assert logs.take(path) is found
+    assert logs.take(path) is None
+    assert logs.damaged == []
+
+    def fails(storage: Any, clean: bool) -> Any:
+        raise CorruptionError("all of it")
+
+    monkeypatch.setattr("sidecar.partition.recovery.recover", fails)
+    logs._recover(path, folder, clean_stop=True)
+    assert logs.damaged == ["orders-u1/3"]
+    assert logs.take(path) is None

@@ -1,0 +1,99 @@
+"""Proposals to the metadata group: said whole, answered, sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.partition.proposals import Proposals
+from tests.unit.partition.shell_parts import KEY, filled, until
+
+
+class Group:
+    """The metadata group: ``answers`` are given in turn."""
+
+    def __init__(self, *answers: pb.ControlResponse) -> None:
+        self.asked: list[pb.ControlRequest] = []
+        self.answers = list(answers)
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append(request)
+        return self.answers.pop(0) if self.answers else pb.ControlResponse()
+
+
+WISHES: dict[str, tuple[type[Any], Callable[[Proposals, Any], None], dict[str, str]]] = {
+    "changeIsr": (do.ProposeIsr, lambda p, e: p.propose_isr(KEY, e, lambda _: None), {}),
+    "reportLeader": (do.ReportLeader, lambda p, e: p.report_leader(KEY, e), {"witness": "n1", "witnessIncarnation": "7"}),
+    "leaveIsr": (do.LeaveIsr, lambda p, e: p.leave_isr(KEY, e), {"node": "n1", "incarnation": "7"}),
+    "giveUpLeadership": (do.GiveUpLeadership, lambda p, e: p.give_up_leadership(KEY, e), {"leader": "n1", "incarnation": "7"}),
+    "reportPromotion": (
+        do.ReportPromotion,
+        lambda p, e: p.report_promotion(KEY, e),
+        {"candidate": "n1", "candidateIncarnation": "7"},
+    ),
+}
+
+
+NAMES = {"replayed_end_offset": "replayedEndOffset", "newest_offset": "newestOffset", "high_watermark": "highWatermark",
+         "leader_epoch": "leaderEpoch", "last_epoch": "lastEpoch", "leader_lacks": "leaderLacks"}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WISHES)
+async def test_a_wish_says_all_that_was_decided_under_the_same_name(kind: str) -> None:
+    effect_kind, ask, ours = WISHES[kind]
+    group, effect = Group(), filled(effect_kind)
+    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    ask(proposals, effect)
+    await until(lambda: group.asked)
+    request = getattr(group.asked[0], kind)
+    assert (request.stream, request.uid, request.partition) == ("orders", "u1", 3)
+    for field in dataclasses.fields(effect_kind):
+        value = getattr(effect, field.name)
+        if field.name == "slow":
+            continue  # for the log and a counter
+        said = getattr(request, NAMES.get(field.name, field.name))
+        if isinstance(value, frozenset):
+            said = frozenset(said)
+        elif field.name == "incarnations":
+            said = tuple(said.items())
+        assert said == value, field.name
+    for name, value in ours.items():
+        assert str(getattr(request, name)) == value
+    await proposals.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "accepted"),
+    [
+        (pb.ControlResponse.OK, True), (pb.ControlResponse.STALE, False), (pb.ControlResponse.INVALID, False),
+        (pb.ControlResponse.FENCED, False), (pb.ControlResponse.UNAVAILABLE, None), (pb.ControlResponse.OUTCOME_UNKNOWN, None),
+        (pb.ControlResponse.UNKNOWN, None), (pb.ControlResponse.NOT_METADATA_LEADER, None),
+    ],
+)  # fmt: skip
+async def test_only_a_clear_no_is_a_refusal_of_an_isr_change(error: Any, accepted: bool | None) -> None:
+    fed: list[Any] = []
+    proposals = Proposals(Group(pb.ControlResponse(error=error)), "n1", 7)  # type: ignore[arg-type]
+    effect = filled(do.ProposeIsr)
+    proposals.propose_isr(KEY, effect, fed.append)
+    await until(lambda: fed)
+    assert fed == [events.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted)]
+    await proposals.close()
+
+
+async def test_wishes_go_on_being_sent() -> None:
+    group = Group()
+    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    for count in (1, 2, 3):
+        proposals.leave_isr(KEY, do.LeaveIsr(reason=f"reason {count}"))
+        await until(lambda n=count: len(group.asked) == n)  # type: ignore[misc]
+    await proposals.close()
+    proposals.leave_isr(KEY, do.LeaveIsr(reason="after the end"))
+    await asyncio.sleep(0)
+    assert len(group.asked) == 3

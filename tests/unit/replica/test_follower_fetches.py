@@ -1,0 +1,231 @@
+"""A follower fetches: checks, HW, the idle sleep, wake-ups, back-off."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.partition import PartitionStatus
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.events import Deadline
+from tests.unit.replica.stepping import S, Stepped, idle, state
+
+
+def test_it_fetches_appends_flushes_and_only_then_acknowledges() -> None:
+    follower = Stepped("b").follows()
+    assert follower.only(do.SendFetch).offset == -1
+    follower.answered([(0, 2, 1), (3, 4, 1)], 1)
+    assert follower.sent() == [do.AppendFetched(token=1, last_offset=4, leader_high_watermark=1, leader_epoch=1)]
+    assert follower.replica.high_watermark == -1, "HW waits for the flush"
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert not follower.has(do.SendFetch)
+    follower.step(ev.LogFlushed(end_offset=5))
+    assert follower.replica.high_watermark == 1
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch) == (4, 1)
+
+
+def test_the_watermark_is_never_above_its_own_log() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 100)
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.replica.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(1, 2, 1)],  # a gap in front
+        [(0, 2, 1), (4, 5, 1)],  # a gap inside
+        [(0, 2, 1), (2, 5, 1)],  # an overlap
+        [(0, 2, 2)],  # an epoch that the leader can't have
+        [(0, -1, 1)],
+    ],
+)
+def test_a_wrong_answer_is_dropped_and_asked_for_again_after_a_pause(spans: list) -> None:
+    follower = Stepped("b").follows()
+    follower.answered(spans, 5)
+    assert follower.has(do.DropFetched)
+    assert follower.replica.log.log_end_offset == 0
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+
+
+def test_an_answer_to_another_request_is_not_used() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([(0, 2, 1)], 5, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.AppendFetched)
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+
+
+def test_it_sleeps_when_caught_up_and_a_notification_ends_the_sleep() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    assert follower.only(do.SendFetch).offset == 2
+
+
+def test_while_it_sleeps_more_may_come_to_the_fetch_that_was_answered_with_nothing() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], -1, request=request)
+    assert not follower.sent(), "the empty answer twice says nothing"
+    follower.answered([(0, 2, 1)], -1, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.AppendFetched).last_offset == 2
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.only(do.SendFetch).offset == 2
+    follower.answered([(3, 4, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
+
+
+def test_a_second_answer_that_does_not_fit_ends_the_sleep_with_a_back_off() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    follower.answered([(1, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "gap"
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+
+
+def test_an_unreadable_second_answer_changes_nothing() -> None:
+    follower = idle()
+    follower.step(ev.RequestFailed(request_id=follower.replica._role._idle_request_id, reason="unreadable"))
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
+def test_a_second_answer_without_records_tells_of_hw_and_the_wait_goes_on() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(end_offset=3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], hw=1, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(high_watermark=1)], "nothing is asked for"
+    follower.answered([], hw=7, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(high_watermark=2)], "never above what is here"
+    follower.answered([], hw=0, request=request)
+    assert follower.sent() == [], "an old one"
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([(3, 3, 1)], hw=2, request=request)
+    assert follower.has(do.AppendFetched), "the fetch can still be answered with more"
+
+
+def test_a_second_answer_of_another_epoch_or_fetch_tells_nothing() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(end_offset=3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    follower.step(ev.FetchAnswered(token=90, request_id=request, leader_epoch=9, high_watermark=2, spans=()))
+    assert follower.sent() == []
+    follower.answered([], hw=2, request=request - 1)
+    assert follower.sent() == []
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
+def test_it_fetches_after_every_idle_wait() -> None:
+    follower = idle()
+    before = follower.now_ns
+    follower.fire(Deadline.FETCH)
+    assert follower.now_ns - before == S
+    assert follower.has(do.SendFetch)
+
+
+def test_a_wake_up_that_overtakes_its_empty_answer_is_not_lost() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.step(ev.WokenUp())
+    assert not follower.has(do.SendFetch)
+    follower.answered([], -1, request=request)
+    assert follower.has(do.SendFetch)
+    follower.answered([], -1)
+    assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
+
+
+def test_a_wake_up_during_a_flush_is_not_lost() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 0)
+    follower.step(ev.WokenUp())
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.has(do.SendFetch)
+
+
+def test_errors_back_off_and_never_lead_into_the_idle_sleep() -> None:
+    follower = Stepped("b").follows()
+    waits = []
+    for _ in range(6):
+        follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="no responders"))
+        before = follower.now_ns
+        follower.fire(Deadline.FETCH)
+        waits.append((follower.now_ns - before) / S)
+    assert waits[0] <= 0.05
+    assert waits == sorted(waits) or waits[-1] > waits[0]
+    assert max(waits) <= 1.0
+
+
+def test_no_answer_is_a_failure_and_a_late_answer_is_not_used() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.fire(Deadline.REQUEST)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.DropFetched)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_connection_that_is_back_has_lost_what_was_asked_so_it_asks_again_without_waiting_for_a_time_out(waits: bool) -> None:
+    follower = idle() if waits else Stepped("b").follows()
+    follower.step(ev.DataPathChanged(is_up=False))
+    follower.step(ev.DataPathChanged(is_up=True), 0.2)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+    answered = Stepped("b").follows()
+    answered.answered([(0, 2, 1)], -1)
+    phase = answered.replica.phase
+    answered.step(ev.DataPathChanged(is_up=True))
+    assert answered.replica.phase == phase, "it asked for nothing that could be lost"
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_follower_asks_a_candidate_only_after_a_while(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+    follower.fire(Deadline.FETCH)  # its replay may take long: what it holds is fetched meanwhile
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch)
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+
+
+def test_a_change_of_the_isr_does_not_shorten_a_back_off() -> None:
+    follower = idle()
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    follower.step(ev.RequestFailed(request_id=follower.only(do.SendEpochQuery).request_id, reason="nobody listens"))
+    follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_notice_of_the_new_leader_ends_the_wait_as_its_leadership_does(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.step(
+        ev.NoticeReceived(leader="c", leader_epoch=3, epoch=4, epoch_start_offset=end, high_watermark=-1, log_start_offset=0)
+    )
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch), "an empty log has nothing to reconcile"
+    assert not follower.has(do.SendFetch if end else do.SendEpochQuery)

@@ -1,0 +1,134 @@
+"""What a follower does about notices, a silent leader, a new one, an election."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.partition import PartitionStatus
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.events import Deadline
+from tests.unit.replica.stepping import Stepped, idle, state
+
+
+@pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
+def test_a_notice_wakes_and_changes_neither_the_log_nor_what_readers_see(high_watermark: int, log_start: int) -> None:
+    """Nobody asked for it: it may be anybody's. What it says is asked for, and believed when the leader answers."""
+    follower = Stepped("b").follows()
+    follower.answered([(0, 9, 1)], -1)
+    follower.step(ev.LogFlushed(end_offset=10))
+    follower.answered([], 3)
+    before = follower.replica.snapshot(follower.now_ns)
+    follower.step(
+        ev.NoticeReceived(
+            leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=high_watermark, log_start_offset=log_start
+        )
+    )
+    fetch = follower.only(do.SendFetch)
+    assert [type(effect) for effect in follower.sent()] == [do.SendFetch]
+    after = follower.replica.snapshot(follower.now_ns)
+    assert (after.high_watermark, after.log_start_offset) == (before.high_watermark, before.log_start_offset) == (3, 0)
+    follower.answered([], 7, request=fetch.request_id)
+    assert follower.replica.high_watermark == 7
+
+
+@pytest.mark.parametrize("high_watermark", [3, 2, -1])
+def test_a_notice_without_news_is_no_reason_to_fetch(high_watermark: int) -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 9, 1)], -1)
+    follower.step(ev.LogFlushed(end_offset=10))
+    follower.answered([], 3)
+    follower.out.clear()
+    follower.step(
+        ev.NoticeReceived(
+            leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=high_watermark, log_start_offset=3
+        )
+    )
+    assert follower.out == []
+
+
+def test_the_first_sign_of_a_leader_makes_the_follower_ask_anew_and_only_the_first() -> None:
+    follower = Stepped("b").follows()
+    lost = follower.only(do.SendFetch)
+    follower.step(
+        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+    )
+    again = follower.only(do.SendFetch)
+    assert again.request_id > lost.request_id
+    follower.step(
+        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+    )
+    assert not follower.has(do.SendFetch), "the second one may be on its way"
+    follower.fire(Deadline.REQUEST)
+    follower.step(
+        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+    )
+    assert not follower.has(do.SendFetch)
+
+
+def test_a_question_that_reached_only_the_leader_before_is_asked_again_when_the_new_one_speaks() -> None:
+    follower = Stepped("b").opened(10, 5, ((1, 0),))
+    follower.told(state(leader="c", leader_epoch=2))
+    lost = follower.only(do.SendEpochQuery)
+    follower.step(
+        ev.NoticeReceived(leader="c", leader_epoch=2, epoch=1, epoch_start_offset=10, high_watermark=9, log_start_offset=0)
+    )
+    assert follower.only(do.SendEpochQuery).request_id > lost.request_id
+    assert follower.replica.high_watermark == 5
+
+
+def test_a_notice_of_another_epoch_is_ignored() -> None:
+    follower = idle()
+    follower.step(
+        ev.NoticeReceived(leader="a", leader_epoch=2, epoch=9, epoch_start_offset=0, high_watermark=9, log_start_offset=5)
+    )
+    assert follower.out == []
+
+
+def test_a_silent_leader_is_reported_again_and_again() -> None:
+    follower = idle()
+    follower.fire(Deadline.LEADER)
+    report = follower.only(do.ReportLeader)
+    assert report == do.ReportLeader(leader="a", leader_epoch=1, last_epoch=1, newest_offset=2, high_watermark=2)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader)
+
+
+def test_a_leader_that_answers_is_not_reported() -> None:
+    follower = idle(config=ReplicationConfig(quiet_rounds=3))
+    follower.fire(Deadline.FETCH)
+    follower.answered([], 2)
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+
+
+def test_a_follower_that_stood_still_does_not_blame_the_leader() -> None:
+    follower = idle()
+    follower.fire(Deadline.LEADER, late_s=20)
+    assert not follower.has(do.ReportLeader)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader)
+
+
+def test_a_follower_outside_the_isr_reports_nobody() -> None:
+    follower = Stepped("b").follows(state(isr="ac"))
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+
+
+def test_a_new_epoch_of_the_same_leader_is_followed_anew() -> None:
+    follower = idle()
+    follower.told(state(leader_epoch=2, epoch=2))
+    assert follower.has(do.SendEpochQuery)
+    follower.told(state(leader_epoch=2, epoch=3, isr="ab"))
+    assert follower.sent() == [], "another ISR is no reason to begin again"
+
+
+def test_in_an_election_it_stops_fetching_and_tells_its_position() -> None:
+    follower = idle()
+    follower.told(state(leader="", status=PartitionStatus.ELECTION, epoch=2))
+    assert follower.replica.role == "WAITING"
+    assert follower.only(do.ReportLeader).newest_offset == 2
+    follower.step(ev.WokenUp())
+    assert follower.out == []

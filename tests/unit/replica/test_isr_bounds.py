@@ -1,0 +1,169 @@
+"""Who leaves and joins the ISR, how progress is counted, leases and waits, at each bound and one beside [D8, D15]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.replica import events as ev
+from liftpy.replica import lag
+from liftpy.replica.backoff import Backoff
+from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.lease import Lease
+from liftpy.replica.progress import DOUBT_NS, REACH_NS, FollowerProgress
+from liftpy.replica.succession import Succession
+from liftpy.replica.waiters import Waiter, Waiters
+from tests.unit.replica.stepping import Stepped, state
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
+def test_lag_in_records(behind: int, lags: bool) -> None:
+    progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
+    assert lag.is_lagging(progress, 100, 5, 5, 10) is lags
+    assert not lag.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
+    assert lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 6, 5, 0), "by time"
+    assert not lag.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
+
+
+def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str]:
+    given: dict[str, Any] = {
+        "high_watermark": 5, "epoch_start_offset": 0, "log_end_offset": 6, "now_ns": 10, "max_lag_ns": 100, "max_lag_records": 0,
+        "min_isr": 2, "replica_count": 4,
+    }  # fmt: skip
+    live = dict.fromkeys("abcd", 1)
+    return lag.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
+
+
+@pytest.mark.parametrize(
+    ("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)]
+)
+@pytest.mark.parametrize("absences", [1, 2])
+def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, leave: bool, absences: int) -> None:
+    followers = {node: FollowerProgress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
+    for node in "bcd"[:silent]:
+        followers[node].probed, followers[node].absences = True, absences
+    staying = frozenset("abcd") - frozenset("bcd"[:silent]) if leave and absences == 2 else frozenset("abcd")
+    assert wanted(followers, min_isr=min_isr) == staying
+
+
+@pytest.mark.parametrize(
+    ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
+)
+def test_who_joins_holds_what_is_committed_and_where_the_epoch_began(position: int, hw: int, start: int, joins: bool) -> None:
+    progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
+    assert lag.may_join(progress, 3, hw, start) is joins
+    assert not lag.may_join(progress, 4, hw, start), "of the process before"
+    assert not lag.may_join(progress, 0, hw, start), "fenced"
+    assert not lag.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
+
+
+def test_an_unknown_outcome_keeps_all_that_may_be_members() -> None:
+    change = IsrChange()
+    change.proposed(frozenset("abc"))
+    assert change.maximal(frozenset("ab")) == frozenset("abc")
+    change.unanswered(5)
+    change.proposed(frozenset("ab"))
+    change.refused(6)
+    assert change.maximal(frozenset("ab")) == frozenset("abc"), "the first one may still be made"
+    change.settled()
+    assert change.maximal(frozenset("ab")) == frozenset("ab")
+    change.proposed(frozenset("abc"))
+    change.refused(7)
+    assert change.maximal(frozenset("ab")) == frozenset("ab")
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_an_answer_is_to_the_change_of_this_epoch(epoch: int) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
+    role: Any = leader.replica._role
+    role.isr_change.proposed(frozenset("abc"))
+    leader.step(ev.IsrChangeAnswered(epoch=epoch, accepted=False))
+    assert role.isr_change.in_flight is (epoch != 2)
+
+
+def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
+    progress = FollowerProgress(caught_up_ns=0)
+    for number, request_id in enumerate(ids):
+        progress.fetched(number, request_id, 100, now_ns)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("request_id", "believed"), [(99, False), (100, False), (101, True), (100 + REACH_NS, True), (101 + REACH_NS, False)]
+)
+def test_only_the_next_request_ids_are_believed(request_id: int, believed: bool) -> None:
+    assert fetched(100).believes(request_id, 0) is believed
+
+
+def test_doubts_last_and_end() -> None:
+    progress = fetched(100)
+    for now_ns, believed in ((0, False), (1, False), (DOUBT_NS, False), (DOUBT_NS + 1, True)):
+        assert progress.believes(50, now_ns) is believed
+    progress.fetched(1, 101, 100, 0)
+    assert not progress.believes(50, DOUBT_NS + 2), "a fetch that fits ends the doubt"
+
+
+def test_a_fetch_and_a_wait_end_what_was_said_of_absence() -> None:
+    for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
+        progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
+        sign(progress)
+        assert (progress.absences, progress.probed) == (0, False)
+
+
+def test_another_process_has_to_show_everything_anew() -> None:
+    progress = fetched(5, 6)
+    progress.live_is(1, 0)
+    assert progress.position is None
+    progress.fetched(9, 7, 10, 0)
+    progress.live_is(1, 1)
+    assert (progress.position, progress.was_caught_up) == (9, True), "the same"
+    progress.live_is(2, 1)
+    assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
+
+
+def test_a_lease_runs_from_when_it_was_asked_for_and_only_grows() -> None:
+    lease = Lease(100)
+    assert not lease.is_current(0)
+    lease.heard(50)
+    lease.heard(20)
+    assert [lease.is_current(now) for now in (149, 150)] == [True, False]
+    assert (lease.until_ns(10), lease.until_ns(150), lease.until_ns(200)) == (150, 150, 200)
+
+
+def test_waits_grow_to_their_bound_and_differ() -> None:
+    waits = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
+    assert len(set(waits.values())) > 40
+    assert all(50 * MS <= wait <= 100 * MS for wait in waits.values())
+    backoff = Backoff(100 * MS, 800 * MS, 1)
+    for base in (100, 200, 400, 800, 800, 800):
+        assert base * MS // 2 <= backoff.next_ns() <= base * MS
+    backoff.succeeded()
+    assert backoff.next_ns() <= 100 * MS
+
+
+def test_who_may_still_speak_is_waited_for_as_long_as_a_lease() -> None:
+    live = {"a": 1, "b": 1, "c": 1}
+    succession = Succession("c", 100)
+    succession.partition_changed(state("a", leaderships=1).state, live, 0)
+    assert succession.is_over(0)
+    succession.partition_changed(state("b", epoch=2, leader_epoch=2, leaderships=2).state, live, 10)
+    assert [succession.is_over(now) for now in (10, 109, 110)] == [False, False, True]
+    assert succession.until_ns() == 110
+    succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
+    assert set(succession._suspects) == {"a", "b"}, "whoever it was"
+    succession.asked_by("a")
+    assert not succession.is_over(20)
+    succession.asked_by("b")
+    assert succession.is_over(20)
+
+
+def test_a_waiter_is_told_of_what_is_past_its_end() -> None:
+    waiters = Waiters()
+    for name, end in (("a", 5), ("b", 6), ("c", 7)):
+        waiters.register(Waiter(name, end, 1))
+    assert [w.replica for w in waiters.signal(6)] == ["a"]
+    assert [w.replica for w in waiters.signal(6)] == []
+    assert [w.replica for w in waiters.signal(8)] == ["b", "c"]

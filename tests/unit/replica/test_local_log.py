@@ -1,0 +1,81 @@
+"""What a replica knows of its own log: end, flushed, HW, lineage; and reads of it [D7]."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import InvariantError
+from liftpy.log.epochs import EpochCache
+from liftpy.log.horizon import NEVER, Horizon
+from liftpy.replica.lineage import Lineage, judge
+from liftpy.replica.local_log import LocalLog
+from tests.unit.replica.stepping import KEY
+
+
+def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LocalLog:
+    return LocalLog(0, end, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+
+
+def test_a_flush_that_ran_before_a_cut_says_nothing_of_what_comes_after() -> None:
+    log = mirror(flushed=4)
+    log.was_cut(6)
+    log.flushed(10)
+    assert log.flushed_end_offset == 6
+    log.append(3, 4)
+    assert (log.flushed_end_offset, log.is_flushed) == (6, False)
+    log.flushed(5)
+    assert log.flushed_end_offset == 6, "it never falls"
+
+
+def test_an_emptied_log_lacks_nothing() -> None:
+    for cut in (lambda log: log.was_cut(0), lambda log: log.start_afresh(20)):
+        log = mirror()
+        log.compacted(Horizon(8, 3))
+        cut(log)
+        assert log.is_empty
+        assert log.horizon == NEVER
+    log = mirror()
+    log.compacted(Horizon(8, 3))
+    log.was_cut(9)
+    assert log.horizon == Horizon(8, 3)
+    with pytest.raises(InvariantError):
+        log.was_cut(10)
+
+
+@pytest.mark.parametrize(
+    ("last_offset", "last_epoch", "lineage", "end"),
+    [
+        (5, 1, Lineage.SAME, 0),
+        (6, 3, Lineage.SAME, 0),
+        (6, 1, Lineage.CUT, 6),
+        (8, 2, Lineage.CUT, 6),
+        (12, 3, Lineage.CUT, 10),
+        (3, 3, Lineage.CUT, 3),
+    ],
+)
+def test_where_a_reader_parted_from_this_log(last_offset: int, last_epoch: int, lineage: Lineage, end: int) -> None:
+    found = judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=True)
+    assert (found.lineage, found.end_offset) == (lineage, end)
+    if lineage is Lineage.CUT:
+        assert judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=False).lineage is Lineage.BEHIND
+
+
+@pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])
+def test_a_read_is_of_the_stream_that_it_names(uid: str, refused: bool) -> None:
+    from liftpy.replica.reads import Reads
+    from liftpy.wire._pb import client_pb2 as pb
+
+    source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)
+    reads: Any = Reads(type(KEY)("s", "u1", 0), "n1", source, SimpleNamespace(now_ns=lambda: 0), None)  # type: ignore[arg-type]
+    assert (reads._why_not(pb.ReadRequest(streamUid=uid)) is not None) is refused
+
+
+@pytest.mark.parametrize("end", [8, 9, 10])
+@pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
+def test_nothing_that_was_cut_is_flushed_or_committed(end: int, flushed: int, hw: int) -> None:
+    log = LocalLog(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+    log.cut(end)
+    assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))
