@@ -9,6 +9,8 @@ its own; when as many do, somebody has, and both are told so.
 
 Worked example: n1 and n2 say (100, aa), n3 says (100, bb): n3's service stops, and never begins from that snapshot again. With n1 and
 n3 alone, both say in their status that they differ at 100.
+
+What a service is made with (``liftpy.service.rules``) is told as its digest at position 0: the state before any record.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from dataclasses import dataclass, field
 MAX_POSITIONS = 16
 """Remembered of each service beside each node."""
 MAX_NODES = 16
+BEGINNING = 0
+"""The position at which the digest is of the service's parameters."""
 DIGEST_SIZE_BYTES = 16
 
 
@@ -33,6 +37,9 @@ class Difference:
 
     def __str__(self) -> str:
         whose = ", ".join(self.nodes)
+        if self.position == BEGINNING:
+            how = "this one stops: start it with theirs" if self.diverged else "give all nodes the same"
+            return f"the service's parameters are not those beside {whose}; {how}"
         if self.diverged:
             return f"the state at {self.position} is not the one beside {whose}: this service has diverged"
         return f"the state at {self.position} is not the one beside {whose}: one of them is not deterministic"
@@ -54,7 +61,9 @@ class Agreement:
             return
         self._lives[node] = life
         known = self._told.setdefault(node, {}) | {p: d for p, d in snapshots.items() if len(d) == DIGEST_SIZE_BYTES}
-        self._told[node] = {position: known[position] for position in sorted(known)[-MAX_POSITIONS:]}
+        self._told[node] = {
+            position: known[position] for position in sorted({*sorted(known)[-MAX_POSITIONS:], *(known.keys() & {BEGINNING})})
+        }
 
     def difference(self, own: str) -> Difference | None:
         """The first position at which ``own``'s snapshot differs from others', None: at none that is known."""

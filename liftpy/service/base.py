@@ -57,11 +57,15 @@ class Surroundings(Protocol):
 
 
 class Service:
-    """Extend it; make it without arguments (or give the host a factory). All callbacks are synchronous and in log order."""
+    """Extend it. All callbacks are synchronous and in log order. What ``__init__`` takes comes from ``--set`` and ``--settings``, by
+    keyword, the same on all nodes."""
 
     on_error: ClassVar[str] = "stop"
     """What happens when ``on_record`` or ``on_timer`` raises. "stop": the service ends on this node, until an operator passes over the
     record (``liftpy service skip``). "skip": the record is undone, given to the dead-letter stream, and all nodes go on without it."""
+
+    emits: ClassVar[bool | None] = None
+    """Whether it has outputs, and so needs an output stream. None: it has if its code names ``emit`` (``liftpy.service.rules``)."""
 
     surroundings: Surroundings
     """Set by the driver before ``on_start``."""

@@ -143,7 +143,11 @@ class Feeder:
                 f"snapshot{f' {position}' if snapshot else ''} would lack records: copy the snapshot of another node's service"
             )
         machine = ServiceMachine(
-            self._factory(), self._identity, snapshot_every=self._settings.snapshot_every, outbox=self._outbox
+            self._factory(),
+            self._identity,
+            snapshot_every=self._settings.snapshot_every,
+            outbox=self._outbox,
+            parameters_digest=self._settings.parameters_digest,
         )
         machine.start(snapshot)
         for unit in self._decided:

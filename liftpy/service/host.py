@@ -20,6 +20,7 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.service.agreement import BEGINNING
 from liftpy.service.answering import QueryServer
 from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.decisions import DecisionWriter
@@ -29,6 +30,7 @@ from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
 from liftpy.service.poison import Failing, SkipDecision
+from liftpy.service.rules import NO_PARAMETERS, check_outputs
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.service.store import ServiceLock, SnapshotStore
@@ -50,6 +52,8 @@ class ServiceHost:
     def __init__(
         self, factory: Callable[[], Service], settings: ServiceSettings, transport: Transport, namespace: str = "liftpy"
     ) -> None:
+        if isinstance(factory, type):
+            check_outputs(factory, settings.output_stream)
         self._factory = factory
         self._settings = settings
         self._transport = transport
@@ -218,6 +222,8 @@ class ServiceHost:
             raise ProtocolError(f"{refusal.node}: {refusal.detail}")
         if refusal.reason == _Reason.COMPACTED:
             raise ConfigError(f"{refusal.node}: {refusal.detail}")
+        if refusal.reason == _Reason.DIVERGED and refusal.position == BEGINNING:
+            raise ConfigError(f"{refusal.node}: {refusal.detail}")
         if refusal.reason == _Reason.DIVERGED:
             self._diverged_at = refusal.position
             raise DivergedError(f"{refusal.node}: {refusal.detail}")
@@ -326,7 +332,11 @@ class ServiceHost:
             problem=self.problem,
             life=self._keeper.life if self._keeper is not None else 0,
             snapshots=[
-                pb.SnapshotDigest(position=at, digest=digest) for at, digest in (self._keeper.digests if self._keeper else ())
+                pb.SnapshotDigest(position=BEGINNING, digest=settings.parameters_digest or NO_PARAMETERS),
+                *(
+                    pb.SnapshotDigest(position=at, digest=digest)
+                    for at, digest in (self._keeper.digests if self._keeper else ())
+                ),
             ],
             failing=self._feeder is not None and self._feeder.failing is not None,
             snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,

@@ -7,16 +7,18 @@ past it brings about. A snapshot is a function of the log alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any
 
-from liftpy.errors import LiftError
+from liftpy.errors import ConfigError, LiftError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.log_timers import LogTimers
 from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.poison import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
-from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.service.rules import check_class
+from liftpy.service.snapshot import Identity, Section, Snapshot
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
 
@@ -47,9 +49,18 @@ class Applied:
 class ServiceMachine:
     """Make it with a new Service, ``start`` it once, then ``apply`` records. ``outbox`` None: the service may not emit."""
 
-    def __init__(self, service: Service, identity: Identity, *, snapshot_every: int, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity,
+        *,
+        snapshot_every: int,
+        outbox: Outbox | None = None,
+        parameters_digest: bytes = b"",
+    ) -> None:
         self.identity = identity
         self.outbox = outbox
+        self._parameters_digest = parameters_digest
         self.position = 0
         """Offset of the next record: all below it are in the state."""
         self.last_epoch = 0
@@ -59,10 +70,8 @@ class ServiceMachine:
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
         """In which the role was given."""
-        try:
-            self.on_error = OnError(service.on_error)
-        except ValueError:
-            raise ServiceFailedError(f"on_error = {service.on_error!r} is neither 'stop' nor 'skip'") from None
+        check_class(type(service))
+        self.on_error = OnError(service.on_error)
         self._service = service
         self._snapshot_every = snapshot_every
         self._snapshot_position = 0
@@ -79,6 +88,11 @@ class ServiceMachine:
     def start(self, snapshot: Snapshot | None) -> None:
         """Begin with a snapshot's state or with none, as FOLLOWER."""
         if snapshot is not None:
+            if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
+                raise ConfigError(
+                    f"{self.identity}: the snapshot at {snapshot.position} was made with other parameters, and so were the outputs. "
+                    "Start the service with those; with others it is another service: give it a name of its own (--name)"
+                )
             self.position = self._snapshot_position = snapshot.position
             self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
             for at_ns, name in snapshot.timers:
@@ -188,12 +202,15 @@ class ServiceMachine:
             if unit not in self._skips:
                 self._call(name, record, self._service.on_timer, name)
 
-    def _call(self, timer: str | None, record: Record, callback: Callable[[Any], None], argument: object) -> None:
+    def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
         """One callback, ``on_record`` or that of ``timer``: what it has emitted counts once it has returned."""
         source = self._source
         assert source is not None
         try:
-            callback(argument)
+            returned = callback(argument)
+            if returned is not None and isawaitable(returned):
+                getattr(returned, "close", bool)()
+                raise ServiceFailedError("it returned something to be awaited, and nobody does")
         except Exception as error:
             self.failed = True
             unit = Unit(record.offset, timer or "")
@@ -235,7 +252,11 @@ class ServiceMachine:
             state=state,
             output_digest=self.outbox.digest if self.outbox is not None else b"",
             skips=tuple(unit for unit in self._skips if unit.offset < self.position),
+            sections=tuple((kind, content) for kind, content in self._sections() if content),
         )
+
+    def _sections(self) -> Iterator[tuple[Section, bytes]]:
+        yield Section.PARAMETERS, self._parameters_digest
 
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
@@ -258,6 +279,8 @@ class ServiceMachine:
     def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
         """One more output of the record that is being applied."""
         source = self._changing("emit")
+        if self._service.emits is False:
+            raise ServiceFailedError("the class says emits = False")
         if self.outbox is None:
             raise ServiceFailedError("emit needs an output stream: name one where the service is run")
         count = len(source.emitted)

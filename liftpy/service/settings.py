@@ -20,6 +20,7 @@ class ServiceSettings:
     ``heartbeat_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written yet; a
     LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
+    ``parameters_digest``: of what the service is made with (``liftpy.service.rules``), b"" for nothing.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn.
     """
@@ -45,6 +46,7 @@ class ServiceSettings:
     read_wait_s: float = 1.0
     read_max_bytes: int = 1024 * 1024
     max_snapshot_bytes: int = 1 << 30
+    parameters_digest: bytes = b""
 
     def __post_init__(self) -> None:
         check_name(self.service, "service")

@@ -10,6 +10,10 @@ Layout, little endian::
     88 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), skips (i64 offset, u16 size, name of
        the timer each: what was passed over below the position, the newest of it), application
 
+Version 4 is version 3 with sections, which stand before the application's bytes; what has no sections is written as version 3::
+
+    88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each; kinds rise), application
+
 Version 2 has no skips: 80 identity, timers, application.
 
 All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
@@ -20,6 +24,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import crc32c
 
@@ -28,15 +33,25 @@ from liftpy.ids import check_name
 from liftpy.service.poison import Unit
 
 MAGIC = b"LIFTSNAP"
-VERSION = 3
+VERSION = 4
+_WITHOUT_SECTIONS = 3
 _WITHOUT_SKIPS = 2
 """Is read too. Version 1 had no digest of the outputs, so that nothing could be proven by it: it is not read any more."""
 _HEAD = struct.Struct("<8sHHI")
-_FIELDS = struct.Struct("<QQqQIIQ16sII")
+_FIELDS = struct.Struct("<QQqQIIQ16sIII")
+_FIELDS_3 = struct.Struct("<QQqQIIQ16sII")
 _FIELDS_2 = struct.Struct("<QQqQIIQ16s")
 _NO_DIGEST = bytes(16)
 _TIMER = struct.Struct("<qH")
+_SECTION = struct.Struct("<HI")
 HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_2.size
+
+
+class Section(IntEnum):
+    """What the framework keeps beside timers and skips: only where a service uses it, so that other services' files are as before."""
+
+    PARAMETERS = 1
+    """Digest of what the service is made with (``liftpy.service.rules``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ class Snapshot:
     ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
     ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
     (``liftpy.service.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
-    (``liftpy.service.poison``).
+    (``liftpy.service.poison``). ``sections``: (kind, bytes), kinds rising, none of them empty.
     """
 
     identity: Identity
@@ -76,13 +91,19 @@ class Snapshot:
     state: bytes
     output_digest: bytes = b""
     skips: tuple[Unit, ...] = ()
+    sections: tuple[tuple[Section, bytes], ...] = ()
+
+    def section(self, kind: Section) -> bytes:
+        """Its bytes, b"" where there are none."""
+        return dict(self.sections).get(kind, b"")
 
     def encode(self) -> bytes:
         """The bytes of the snapshot's file."""
         identity = str(self.identity).encode()
         timers = _named(self.timers)
         skips = _named((unit.offset, unit.timer) for unit in self.skips)
-        fields = _FIELDS.pack(
+        sections = b"".join(_SECTION.pack(kind, len(content)) + content for kind, content in self.sections)
+        fields: tuple[object, ...] = (
             self.position,
             self.last_epoch,
             self.now_ns,
@@ -94,8 +115,10 @@ class Snapshot:
             len(self.skips),
             len(skips),
         )
-        body = fields + identity + timers + skips + self.state
-        return _HEAD.pack(MAGIC, VERSION, len(identity), crc32c.crc32c(body)) + body
+        version = VERSION if sections else _WITHOUT_SECTIONS
+        head = _FIELDS.pack(*fields, len(sections)) if sections else _FIELDS_3.pack(*fields)
+        body = head + identity + timers + skips + sections + self.state
+        return _HEAD.pack(MAGIC, version, len(identity), crc32c.crc32c(body)) + body
 
 
 def decode(data: bytes, identity: Identity) -> Snapshot:
@@ -112,21 +135,22 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         raise CorruptionError(f"the snapshot has format version {version}, which is not read any more: the state is replayed")
     if version > VERSION:
         raise UnknownFormatError(f"the snapshot has format version {version}, this version reads {VERSION}")
-    layout = _FIELDS_2 if version == _WITHOUT_SKIPS else _FIELDS
-    if len(body) < layout.size:
+    layout = {_WITHOUT_SKIPS: _FIELDS_2, _WITHOUT_SECTIONS: _FIELDS_3}.get(version, _FIELDS)
+    if len(body) < layout.size or (version == VERSION and not layout.unpack_from(body)[-1]):
         raise CorruptionError("the snapshot ends within its header")
     fields = layout.unpack_from(body)
     position, last_epoch, now_ns, output_count, timer_count, timers_size, state_size, digest = fields[:8]
-    skip_count, skips_size = fields[8:] if version == VERSION else (0, 0)
+    skip_count, skips_size, sections_size = (*fields[8:], 0, 0, 0)[:3]
     rest = bytes(body[layout.size :])
-    if len(rest) != identity_size_bytes + timers_size + skips_size + state_size:
+    if len(rest) != identity_size_bytes + timers_size + skips_size + sections_size + state_size:
         raise CorruptionError("the snapshot's parts do not add up to its size")
     whose = rest[:identity_size_bytes].decode(errors="replace")
     if whose != str(identity):
         raise CorruptionError(f"the snapshot is of {whose}, not of {identity}")
-    state_at = identity_size_bytes + timers_size + skips_size
+    sections_at = identity_size_bytes + timers_size + skips_size
+    state_at = sections_at + sections_size
     timers = _timers(rest[identity_size_bytes : identity_size_bytes + timers_size], timer_count)
-    skips = tuple(Unit(*entry) for entry in _timers(rest[identity_size_bytes + timers_size : state_at], skip_count))
+    skips = tuple(Unit(*entry) for entry in _timers(rest[identity_size_bytes + timers_size : sections_at], skip_count))
     digest = digest if any(digest) else b""
     return Snapshot(
         identity=identity,
@@ -138,12 +162,31 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
         state=rest[state_at:],
         output_digest=digest,
         skips=skips,
+        sections=_sections(rest[sections_at:state_at]),
     )
 
 
 def _named(entries: Iterable[tuple[int, str]]) -> bytes:
     names = [(number, name.encode()) for number, name in entries]
     return b"".join(_TIMER.pack(number, len(name)) + name for number, name in names)
+
+
+def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
+    sections: list[tuple[Section, bytes]] = []
+    place = newest = 0
+    while place < len(data):
+        try:
+            kind, size_bytes = _SECTION.unpack_from(data, place)
+        except struct.error:
+            raise CorruptionError("the snapshot's sections can't be read") from None
+        if kind not in list(Section):
+            raise UnknownFormatError(f"the snapshot holds a section of kind {kind}, which a newer version has written")
+        place += _SECTION.size + size_bytes
+        if not size_bytes or place > len(data) or kind <= newest:
+            raise CorruptionError("the snapshot's sections do not add up")
+        newest = kind
+        sections.append((Section(kind), data[place - size_bytes : place]))
+    return tuple(sections)
 
 
 def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:

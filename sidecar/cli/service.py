@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import json
 import logging
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ import uvloop
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.transport import Transport, open_connection
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
-from liftpy.service.poison import OnError
+from liftpy.service.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.options import connection_options
+from sidecar.cli.service_endings import exit_code, restart_helps, table
 from sidecar.cli.service_orders import skip, snapshot
 from sidecar.cli.service_query import query
 from sidecar.ending import end_tasks
@@ -32,7 +36,6 @@ from sidecar.tasks import attended
 logger = logging.getLogger("liftpy.service")
 
 _CONNECT_AGAIN_S = 0.5
-_CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "on_query", "take_snapshot")
 
 
 class _RunGroup(click.Group):
@@ -54,7 +57,7 @@ service.add_command(snapshot)
 service.add_command(query)
 
 
-@service.command()
+@service.command(epilog=table())
 @click.argument("service_class", metavar="MODULE:CLASS")
 @click.option("--name", default=None, help="The service's name: the same on all nodes.  [default: the class's, in lower case]")
 @click.option("--stream", required=True, help="The stream whose committed records it is fed.")
@@ -66,9 +69,35 @@ service.add_command(query)
     "--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
 )
 @click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
+@click.option(
+    "--set",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Given to the class's __init__ as a keyword; JSON or text. The same on all nodes.",
+)
+@click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.json",
+    help="An object of such names and values; --set wins.",
+)
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
 @connection_options
-def run(service_class: str, name: str | None, log_level: str, target: Target, output: str, **flags: Any) -> None:
+@click.pass_context
+def run(
+    context: click.Context,
+    /,
+    service_class: str,
+    name: str | None,
+    log_level: str,
+    target: Target,
+    output: str,
+    given: tuple[str, ...],
+    settings_file: Path | None,
+    **flags: Any,
+) -> None:
     """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
     logging.basicConfig(
         stream=sys.stderr,
@@ -78,10 +107,22 @@ def run(service_class: str, name: str | None, log_level: str, target: Target, ou
         force=True,
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
-    factory = load_service(service_class)
-    settings = ServiceSettings(service=name or factory.__name__.lower(), output_stream=output, **flags)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(factory, settings, target))
+    found = load_service(service_class)
+    check_outputs(found, output)
+    parameters = read_parameters(found, given, settings_file)
+    settings = ServiceSettings(
+        service=name or found.__name__.lower(),
+        output_stream=output,
+        parameters_digest=parameters_digest(found, parameters),
+        **flags,
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(partial(found, **parameters), settings, target))
+    except LiftError as error:
+        again = "a new start may help" if restart_helps(error) else "a new start does not help"
+        click.echo(f"Error: {error.code}: {error} ({again})", err=True)
+        context.exit(exit_code(error))
 
 
 def load_service(service_class: str) -> type[Service]:
@@ -95,15 +136,27 @@ def load_service(service_class: str) -> type[Service]:
         raise ConfigError(f"{service_class} can't be loaded: {error}") from None
     if not (inspect.isclass(found) and issubclass(found, Service)):
         raise ConfigError(f"{service_class} is not a class that extends liftpy.service.Service")
-    for name in _CALLBACKS:
-        if inspect.iscoroutinefunction(getattr(found, name)) or inspect.isasyncgenfunction(getattr(found, name)):
-            raise ConfigError(f"{service_class}.{name} is asynchronous: it would never run. A state machine waits for nobody")
-    if found.on_error not in [policy.value for policy in OnError]:
-        raise ConfigError(f"{service_class}.on_error = {found.on_error!r} is neither 'stop' nor 'skip'")
+    check_class(found)
     return found
 
 
-async def _run(factory: type[Service], settings: ServiceSettings, target: Target) -> None:
+def read_parameters(service: type[Service], given: Sequence[str], file: Path | None) -> dict[str, Any]:
+    """What ``--settings`` and ``--set`` give the class's ``__init__``; raise ConfigError unless it takes just that."""
+    parameters: dict[str, Any] = {}
+    if file is not None:
+        try:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} can't be read as JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{file} holds no object of names and values")
+        parameters.update(found)
+    parameters.update(parameter_in(service, text) for text in given)
+    check_parameters(service, parameters)
+    return parameters
+
+
+async def _run(factory: Callable[[], Service], settings: ServiceSettings, target: Target) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,7 @@ _INDEX = small_files.SegmentSummary(
 )
 _IDENTITY = service_snapshot.Identity("bank", "orders", "u1", 0)
 _SNAPSHOT = service_snapshot.Snapshot(_IDENTITY, 9, 3, 5, 2, ((1, "t"), (7, "long name")), b"state" * 9)
+_WITH_SECTIONS = replace(_SNAPSHOT, sections=((service_snapshot.Section.PARAMETERS, bytes(range(16))),))
 
 
 def decoders() -> list[Decoder]:
@@ -240,12 +241,12 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "service snapshot",
-            [_SNAPSHOT.encode()],
+            [_SNAPSHOT.encode(), _WITH_SECTIONS.encode()],
             lambda d: service_snapshot.decode(d, _IDENTITY),
             s,
             lambda f: f.encode(),
             _mend_service,
-            covers=("liftpy.service.snapshot:decode", "liftpy.service.snapshot:_timers"),
+            covers=("liftpy.service.snapshot:decode", "liftpy.service.snapshot:_timers", "liftpy.service.snapshot:_sections"),
         ),
         Decoder(
             "node file",

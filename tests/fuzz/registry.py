@@ -16,6 +16,8 @@ def all_decoders() -> list[Decoder]:
 
 
 ELSEWHERE = {
+    "liftpy.service.rules:parameter_in": "reads a word of a command line",
+    "sidecar.cli.service:read_parameters": "reads an operator's file for json.loads",
     "sidecar.cli.service:_RunGroup.parse_args": "reads a command line",
     "liftpy.strict_json:load_json": "what reads JSON calls it",
     "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",

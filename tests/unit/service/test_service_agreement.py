@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.service.agreement import MAX_NODES, MAX_POSITIONS, Agreement, Difference
+from liftpy.service.agreement import BEGINNING, MAX_NODES, MAX_POSITIONS, Agreement, Difference
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -52,4 +52,15 @@ def test_what_is_remembered_is_bounded_and_a_digest_has_its_size() -> None:
     for number in range(100):
         made.told(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
     assert len(made._told) == len(made._lives) == MAX_NODES
-    assert sorted(made._told["n0"]) == list(range(100 - MAX_POSITIONS, 100))
+    assert sorted(made._told["n0"]) == [BEGINNING, *range(100 - MAX_POSITIONS, 100)]
+
+
+def test_other_parameters_are_a_difference_from_the_beginning_on() -> None:
+    """However many snapshots came since."""
+    same = dict.fromkeys(range(1, 50), A)
+    made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
+    found = made.difference("n3")
+    assert found == Difference(BEGINNING, ("n1", "n2"), diverged=True)
+    assert str(found) == "the service's parameters are not those beside n1, n2; this one stops: start it with theirs"
+    assert made.difference("n1") is None
+    assert "give all nodes the same" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))

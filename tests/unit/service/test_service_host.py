@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.progress import NotServedError
-from liftpy.errors import FencedError, FolderLockedError, UnavailableError
+from liftpy.errors import ConfigError, FencedError, FolderLockedError, UnavailableError
 from liftpy.service import DivergedError, Outbox, Role, feeding, host
 from liftpy.service.emitter import Emitter
 from liftpy.service.host import ServiceHost
@@ -177,8 +177,9 @@ async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(
     assert stored() == []
     await bus.tell(order(bus, 1, snapshotRequest=1))
     await bus.until(lambda: stored() == [3])
-    hello = await bus.until(lambda: bus.hellos[-1].snapshots and bus.hellos[-1])
-    assert (hello.snapshots[0].position, len(hello.snapshots[0].digest), hello.snapshotPosition) == (3, 16, 3)
+    hello = await bus.until(lambda: len(bus.hellos[-1].snapshots) > 1 and bus.hellos[-1])
+    assert [told.position for told in hello.snapshots] == [0, 3], "at 0 it tells its parameters"
+    assert (len(hello.snapshots[1].digest), hello.snapshotPosition) == (16, 3)
     assert hello.life
     log.append(2)
     await bus.until(lambda: bus.hellos[-1].position == 5)
@@ -206,6 +207,25 @@ async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_
         await task
     assert stored("snapshot") == [EVERY]
     assert stored("diverged") == [EVERY * 2]
+
+
+async def test_one_whose_parameters_are_not_those_of_the_others_ends_and_keeps_its_snapshots(
+    running: Any, tmp_path: Path
+) -> None:
+    bus, _, task, log = running
+
+    def files(kind: str) -> list[Path]:
+        return list(tmp_path.glob(f"**/*.{kind}"))
+
+    log.append(EVERY)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: files("snapshot"))
+    diverged = pb.ServiceRefusal.DIVERGED
+    await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=diverged, node="n1", detail="the parameters"))
+    with pytest.raises(ConfigError, match="the parameters"):
+        await task
+    assert files("snapshot")
+    assert not files("diverged")
 
 
 async def test_only_who_is_beside_the_leader_and_heard_it_lately_may_decide(running: Any) -> None:

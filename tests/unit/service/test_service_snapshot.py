@@ -10,19 +10,22 @@ import pytest
 
 from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
 from liftpy.service.poison import Unit
-from liftpy.service.snapshot import Identity, Snapshot, decode
+from liftpy.service.snapshot import Identity, Section, Snapshot, decode
 
 WHO = Identity("bank", "orders", "u7", 2)
 WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)), (Unit(7), Unit(8, "ü")))
 
+WITH_SECTIONS = replace(WHOLE, sections=((Section.PARAMETERS, b"of sixteen bytes"),))
 
-@pytest.mark.parametrize("snapshot", [WHOLE, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
+
+@pytest.mark.parametrize("snapshot", [WHOLE, WITH_SECTIONS, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
 def test_what_is_encoded_is_decoded(snapshot: Snapshot) -> None:
     assert decode(snapshot.encode(), WHO) == snapshot
 
 
-def test_every_cut_and_every_flipped_byte_is_refused() -> None:
-    data = WHOLE.encode()
+@pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
+def test_every_cut_and_every_flipped_byte_is_refused(whole: Snapshot) -> None:
+    data = whole.encode()
     for end in range(len(data)):
         with pytest.raises(LiftError):
             decode(data[:end], WHO)
@@ -37,7 +40,7 @@ def test_every_cut_and_every_flipped_byte_is_refused() -> None:
 
 def test_another_version_and_another_owner_are_refused() -> None:
     newer = bytearray(WHOLE.encode())
-    newer[8] = 4
+    newer[8] = 5
     with pytest.raises(UnknownFormatError):
         decode(bytes(newer), WHO)
     newer[8] = 1  # had no digest: nothing could be proven by it
@@ -55,6 +58,37 @@ def test_what_the_version_before_wrote_is_read() -> None:
     who = str(WHO).encode()
     head = struct.pack("<8sHHI", b"LIFTSNAP", 2, len(who), crc32c.crc32c(body))
     assert decode(head + body, WHO) == whole
+
+
+def sealed(version: int, body: bytes) -> bytes:
+    return struct.pack("<8sHHI", b"LIFTSNAP", version, len(str(WHO)), crc32c.crc32c(body)) + body
+
+
+def test_what_has_no_sections_is_as_the_version_before_wrote_it() -> None:
+    """While a cluster runs two versions, their snapshots are compared."""
+    assert WHOLE.encode()[8] == 3
+    assert WITH_SECTIONS.encode()[8] == 4
+    assert WITH_SECTIONS.section(Section.PARAMETERS) == b"of sixteen bytes"
+    assert WHOLE.section(Section.PARAMETERS) == b""
+
+
+@pytest.mark.parametrize(
+    ("sections", "error"),
+    [
+        (struct.pack("<HI", 999, 1) + b"x", UnknownFormatError),
+        (struct.pack("<HI", 1, 0), CorruptionError),
+        (struct.pack("<HI", 1, 9) + b"x", CorruptionError),
+        ((struct.pack("<HI", 1, 1) + b"x") * 2, CorruptionError),
+        (b"short", CorruptionError),
+        (b"", CorruptionError),
+    ],
+)
+def test_sections_that_do_not_add_up_are_refused(sections: bytes, error: type[Exception]) -> None:
+    whole = replace(WHOLE, sections=(), skips=(), timers=(), state=b"")
+    body = whole.encode()[16:]
+    body = body[:72] + struct.pack("<I", len(sections)) + body[72:] + sections
+    with pytest.raises(error):
+        decode(sealed(4, body), WHO)
 
 
 def test_names_are_checked_before_they_become_paths() -> None:

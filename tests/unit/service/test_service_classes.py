@@ -1,0 +1,284 @@
+"""What is seen in a service's class before its first record: async callbacks, outputs without a stream, parameters."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    DataLossError,
+    FencedError,
+    FolderLockedError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    StorageError,
+    UnavailableError,
+    UnknownFormatError,
+)
+from liftpy.service import DivergedError, Identity, OutputConflictError, Record, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.rules import check_class, check_outputs, check_parameters, names_emit, parameter_in, parameters_digest
+from liftpy.testing import ServiceTest
+from sidecar.cli.service import read_parameters
+from sidecar.cli.service_endings import DO_NOT_RESTART, TABLE, exit_code, restart_helps
+
+
+class Still(Service):
+    """Emits nothing."""
+
+    def __init__(self, limit: int = 5, name: str = "x", *, words: tuple[str, ...] = ()) -> None:
+        self.limit, self.name, self.words = limit, name, words
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.count = int(snapshot or 0)
+
+    def on_record(self, record: Record) -> None:
+        self.count += 1
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.count
+
+
+class Loud(Still):
+    def on_record(self, record: Record) -> None:
+        self.emit(b"x")
+
+
+class Louder(Loud):
+    """What it inherits emits."""
+
+
+class Quietened(Loud):
+    def on_record(self, record: Record) -> None:
+        self.count += 1
+
+
+class Calling(Loud):
+    def on_record(self, record: Record) -> None:
+        super().on_record(record)
+
+
+class Within(Still):
+    def on_timer(self, name: str) -> None:
+        for word in (lambda: [self.emit(b"x") for _ in range(1)],):
+            word()
+
+
+class OtherObject(Still):
+    emits = False
+
+    def on_record(self, record: Record) -> None:
+        getattr(self, "handler").emit(b"x")  # noqa: B009
+
+
+class Said(Still):
+    emits = True
+
+
+def plain(callback: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(callback)
+    def wrapper(*given: Any) -> Any:
+        return callback(*given)
+
+    return wrapper
+
+
+class Wrapped(Still):
+    @plain
+    def on_record(self, record: Record) -> None:
+        self.emit(b"x")
+
+
+class Property(Still):
+    @property
+    def told(self) -> None:
+        self.emit(b"x")
+
+
+@pytest.mark.parametrize("service", [Loud, Louder, Calling, Within, Wrapped, Property, Said])
+def test_outputs_without_a_stream_are_refused_before_the_start(service: type[Service]) -> None:
+    with pytest.raises(ConfigError, match="emits = False"):
+        check_outputs(service, "")
+    check_outputs(service, "outputs")
+
+
+@pytest.mark.parametrize("service", [Still, Quietened, OtherObject])
+def test_who_emits_nothing_needs_no_stream(service: type[Service]) -> None:
+    check_outputs(service, "")
+
+
+def test_a_class_that_says_that_it_emits_nothing_is_held_to_it() -> None:
+    class Lying(Loud):
+        emits = False
+
+    assert names_emit(Lying)
+    check_outputs(Lying, "")
+    with pytest.raises(ServiceFailedError, match="emits = False"):
+        ServiceTest(Lying).send(b"x")
+
+
+async def later(*_: object) -> None:
+    raise NotImplementedError
+
+
+def generated(*_: object) -> Any:
+    yield
+
+
+@pytest.mark.parametrize("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
+@pytest.mark.parametrize("callback", [later, generated])
+def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback: object) -> None:
+    wrong = type("Wrong", (Still,), {name: callback})
+    with pytest.raises(ConfigError, match=rf"Wrong\.{name} is asynchronous.*plain function"):
+        check_class(wrong)
+    with pytest.raises(ConfigError, match="asynchronous"):
+        ServiceTest(wrong)
+
+
+def test_one_that_hides_it_fails_at_its_first_record() -> None:
+    class Hidden(Still):
+        def on_record(self, record: Record) -> Any:  # type: ignore[override]
+            return later()
+
+    with pytest.raises(ServiceFailedError, match="to be awaited"):
+        ServiceTest(Hidden).send(b"x")
+
+
+@pytest.mark.parametrize("wrong", [{"on_error": "go on"}, {"emits": "sometimes"}])
+def test_what_a_class_says_of_itself_is_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        check_class(type("Wrong", (Still,), wrong))
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------------------
+def test_parameters_come_from_a_file_and_from_flags(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    file.write_text('{"limit": 1, "words": ["a"]}')
+    assert read_parameters(Still, ["limit=7", "name=7"], file) == {"limit": 7, "name": "7", "words": ["a"]}
+    assert read_parameters(Still, [], None) == {}
+    assert parameter_in(Still, 'words=["a", "b"]') == ("words", ["a", "b"])
+    assert parameter_in(Still, "words=a=b") == ("words", "a=b")
+
+
+@pytest.mark.parametrize("text", ["limit", "=1", "a b=1"])
+def test_what_is_no_parameter_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parameter_in(Still, text)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"nobody": 1}'])
+def test_a_file_that_holds_no_parameters_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "s.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError):
+        read_parameters(Still, [], file)
+
+
+def test_a_class_gets_what_its_init_takes_and_nothing_else() -> None:
+    class Needs(Still):
+        def __init__(self, must: int) -> None:
+            super().__init__()
+
+    check_parameters(Still, {"limit": 3})
+    with pytest.raises(ConfigError, match=r"limit: 'int' = 5.*nobody"):
+        check_parameters(Still, {"nobody": 1})
+    with pytest.raises(ConfigError, match="must"):
+        check_parameters(Needs, {})
+
+
+def test_the_digest_is_of_what_differs_from_the_defaults() -> None:
+    assert parameters_digest(Still, {}) == parameters_digest(Still, {"limit": 5}) == b""
+    one = parameters_digest(Still, {"limit": 6, "name": "y"})
+    assert len(one) == 16
+    assert one == parameters_digest(Still, {"name": "y", "limit": 6})
+    assert one != parameters_digest(Still, {"limit": 6})
+    for wrong in ({"limit": float("nan")}, {"limit": object()}, {"name": "x" * 100_000}):
+        with pytest.raises(ConfigError):
+            parameters_digest(Still, wrong)
+
+
+def test_a_state_made_with_other_parameters_is_not_gone_on_with() -> None:
+    who = Identity("s", "in", "u", 0)
+
+    def machine(digest: bytes) -> ServiceMachine:
+        return ServiceMachine(Still(), who, snapshot_every=100, parameters_digest=digest)
+
+    made = machine(b"a" * 16)
+    made.start(None)
+    made.apply([Record(0, 1, None, b"x", (), "", None, 1)])
+    machine(b"a" * 16).start(made.snapshot())
+    for other in (b"b" * 16, b""):
+        with pytest.raises(ConfigError, match="other parameters"):
+            machine(other).start(made.snapshot())
+
+
+# ---- how it ends -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (ServiceFailedError("x"), 65),
+        (OutputConflictError("x"), 65),
+        (DataLossError("x"), 65),
+        (UnknownFormatError("x"), 65),
+        (CorruptionError("x"), 65),
+        (FencedError("x"), 69),
+        (FolderLockedError("x"), 69),
+        (DivergedError("x"), 70),
+        (NotAllowedError("x"), 77),
+        (UnavailableError("x"), 3),
+        (NotFoundError("x"), 75),
+        (StorageError("x"), 75),
+        (LiftError("x"), 1),
+    ],
+)
+def test_the_exit_code_says_whether_a_new_start_helps(error: LiftError, code: int) -> None:
+    assert exit_code(error) == code
+    assert restart_helps(error) == (code not in DO_NOT_RESTART)
+    assert {number: again for number, again, _ in TABLE}[code] == ("no" if code in DO_NOT_RESTART else "yes")
+
+
+def test_the_table_is_shown_and_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    from sidecar.cli import main
+
+    with pytest.raises(SystemExit):
+        main.main(["service", "run", "--help"])
+    said = capsys.readouterr().out
+    assert "RestartPreventExitStatus=2 65 69 70 77" in said.replace("\n", " ").replace("  ", " ")
+    assert all(f"{code}  " in said for code, _, _ in TABLE)
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    for code, again, _ in TABLE:
+        assert f"| {code} | {again} |" in readme
+
+
+def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sidecar.cli import main, service
+
+    flags = ["--stream", "in", "--node", "n1", "--data", str(tmp_path)]
+    with pytest.raises(SystemExit) as left:
+        main.main(["service", f"{__name__}:Loud", *flags])
+    assert left.value.code == 2
+    assert "--output STREAM" in capsys.readouterr().err
+
+    made: list[Any] = []
+
+    async def run(factory: Callable[[], Still], settings: Any, target: Any) -> None:
+        made.append((factory(), settings))
+        raise DivergedError("alone")
+
+    monkeypatch.setattr(service, "_run", run)
+    with pytest.raises(SystemExit) as left:
+        main.main(["service", f"{__name__}:Still", *flags, "--set", "limit=7"])
+    assert left.value.code == 70
+    assert "a new start does not help" in capsys.readouterr().err
+    assert made[0][0].limit == 7
+    assert made[0][1].parameters_digest == parameters_digest(Still, json.loads('{"limit": 7}'))
