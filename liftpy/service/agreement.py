@@ -80,3 +80,13 @@ class Agreement:
             if votes[digest] == max(votes[said[node]] for node in others):
                 undecided = undecided or found
         return undecided
+
+    def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
+        """Position -> (digest, nodes that have it) of the nodes beside ``own``; without positions at which as many have another."""
+        told = [digests for node, digests in self._told.items() if node != own]
+        found = {}
+        for position in sorted({position for digests in told for position in digests} - {BEGINNING}):
+            votes = Counter(digests[position] for digests in told if position in digests).most_common(2)
+            if len(votes) == 1 or votes[0][1] > votes[1][1]:
+                found[position] = votes[0]
+        return dict(list(found.items())[-MAX_POSITIONS:])

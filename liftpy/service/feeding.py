@@ -133,15 +133,18 @@ class Feeder:
 
     # ---- state ---------------------------------------------------------------------------------------------------------------
     async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
-        """Make the machine anew, from the newest snapshot that is ``wanted``; raises DataLossError when the log begins later."""
+        """Make the machine anew, from the newest snapshot that is ``wanted``; one of another node's service where the log begins above
+        the own ones. Raises DataLossError when there is none."""
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
-        position = snapshot.position if snapshot is not None else 0
-        if position < self._log_start_offset:
-            raise DataLossError(
-                f"{self._identity}: the log begins at {self._log_start_offset}, the state {'at' if snapshot else 'without a'} "
-                f"snapshot{f' {position}' if snapshot else ''} would lack records: copy the snapshot of another node's service"
-            )
+        if _position(snapshot) < self._log_start_offset:
+            own = f"at snapshot {snapshot.position}" if snapshot is not None else "without a snapshot"
+            snapshot, tried = await self._keeper.later(self._log_start_offset, wanted)
+            if _position(snapshot) < self._log_start_offset:
+                raise DataLossError(
+                    f"{self._identity}: the log begins at {self._log_start_offset}, the state {own} would lack records, and no other "
+                    f"node's service gave a later one: {tried}. Start the service beside a node where it has one, or copy that"
+                )
         machine = ServiceMachine(
             self._factory(),
             self._identity,
@@ -157,6 +160,8 @@ class Feeder:
         if self._failing is not None:
             self._failing.undone = False
         self._verifying = machine.position > self._log_start_offset
+        if not self._verifying:
+            self._keeper.agrees_with_the_log()
         self._align()
         self._started(machine, snapshot)
 
@@ -176,6 +181,11 @@ class Feeder:
             await self.restart(0)
             if outbox is not None:
                 outbox.compare_again()
+            if self._emitter is not None:
+                self._emitter.look_again()
+            return True
+        if self._machine.position < self._log_start_offset:  # retention was faster: begin from a later snapshot
+            await self.restart(0)
             if self._emitter is not None:
                 self._emitter.look_again()
             return True
@@ -266,8 +276,11 @@ class Feeder:
         except OffsetOutOfRangeError as error:
             if self._verifying and self._progress.next_offset < self._machine.position:
                 self._verifying = False  # retention took the record before the state's position: nothing to compare
+                self._keeper.agrees_with_the_log()
                 return None
-            raise DataLossError(f"{self._identity} is at {self._machine.position}: {error}") from None
+            logger.warning("%s is at %d: %s", self._identity, self._machine.position, error)
+            self._log_start_offset = max(self._log_start_offset, self._machine.position + 1)
+            return None
         except NotFoundError:
             raise
         except LogTruncatedError as error:
@@ -445,8 +458,14 @@ class Feeder:
             if record.offset == machine.position - 1 and record.leader_epoch != machine.last_epoch:
                 self.cut_at(machine.position - 1)
                 return
+            if record.offset == machine.position - 1:
+                self._keeper.agrees_with_the_log()
             if record.offset >= machine.position:
                 yield record
+
+
+def _position(snapshot: Snapshot | None) -> int:
+    return snapshot.position if snapshot is not None else 0
 
 
 def _cancel(task: asyncio.Task[list[BatchSlice]] | None) -> None:

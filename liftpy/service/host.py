@@ -26,6 +26,8 @@ from liftpy.service.base import DivergedError, Role, Service
 from liftpy.service.decisions import DecisionWriter
 from liftpy.service.emitter import Emitter
 from liftpy.service.feeding import Decider, Feeder
+from liftpy.service.fetching import SnapshotFetcher
+from liftpy.service.giving import SnapshotGiver
 from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
@@ -69,6 +71,8 @@ class ServiceHost:
         self._emitter: Emitter | None = None
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
+        self._fetcher: SnapshotFetcher | None = None
+        self._giver: SnapshotGiver | None = None
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -155,7 +159,9 @@ class ServiceHost:
             patience_s=_READ_PATIENCE_S,
             max_bytes=settings.read_max_bytes,
         )
-        self._keeper = SnapshotKeeper(store, settings, outbox)
+        peers = (self._transport, self._subjects, settings, identity, store)
+        self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
+        self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
         reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
             reader=reader,
@@ -170,6 +176,8 @@ class ServiceHost:
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
+        self._giver = SnapshotGiver(*peers, self._keeper)
+        self._spawn(self._giver.run())
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
@@ -318,6 +326,7 @@ class ServiceHost:
     def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
         settings, machine = self._settings, self.machine
         outbox = machine.outbox if machine is not None else None
+        fetching = self._fetcher is not None and bool(self._fetcher.problem)
         return pb.ServiceHello(
             service=settings.service,
             stream=settings.stream,
@@ -338,14 +347,17 @@ class ServiceHost:
                     for at, digest in (self._keeper.digests if self._keeper else ())
                 ),
             ],
-            failing=self._feeder is not None and self._feeder.failing is not None,
+            failing=fetching or (machine is not None and self._feeder is not None and self._feeder.failing is not None),
+            fetching=fetching,
+            fetchedBytes=self._fetcher.fetched_bytes if self._fetcher is not None else 0,
+            givenBytes=self._giver.given_bytes if self._giver is not None else 0,
             snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
         )
 
     @property
     def problem(self) -> str:
         """Why it does not go on, '' when it does."""
-        feeding = self._feeder.problem if self._feeder is not None else ""
+        feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         snapshot = self._keeper.problem if self._keeper is not None else ""
         return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
 

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 
 from liftpy.errors import StorageError
+from liftpy.service.fetching import SnapshotFetcher
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Snapshot
-from liftpy.service.store import SnapshotStore
+from liftpy.service.store import Kept, SnapshotStore
 
 logger = logging.getLogger("liftpy.service")
 
@@ -29,30 +30,49 @@ _TOLD = 4
 class SnapshotKeeper:
     """Stores the snapshots of one service in threads."""
 
-    def __init__(self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None) -> None:
+    def __init__(
+        self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
+    ) -> None:
         self._store = store
         self._settings = settings
         self._outbox = outbox
-        self._stored: list[tuple[int, int]] = []
-        """Position and output count of the newest snapshots, ascending."""
+        self._fetcher = fetcher
+        self._stored: list[Kept] = []
+        """The newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
         """Of the log, since the newest snapshot."""
         self._soon = False
         self.life = secrets.randbits(62)
         """Another one whenever the state begins anew."""
+        self._began: Kept | None = None
+        """What the state began from, until the log has shown that it is one of its own."""
         self.digests: list[tuple[int, bytes]] = []
-        """Position and digest of the last few that were stored in this life: all nodes' are compared."""
+        """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
         self.problem = ""
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
         """The newest snapshot that is ``wanted``: the state begins from it."""
-        snapshot = await asyncio.to_thread(self._store.newest, wanted)
-        self._stored = [(snapshot.position, snapshot.output_count)] if snapshot is not None else []
+        found = await asyncio.to_thread(self._store.newest_kept, wanted)
+        self._began = found[1] if found is not None else None
+        self._stored = [found[1]] if found is not None else []
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
-        return snapshot
+        return found[0] if found is not None else None
+
+    def agrees_with_the_log(self) -> None:
+        """What the state began from is of this log, as far as that can be seen: other nodes may compare it, and take it."""
+        if self._began is not None:
+            self.digests = [(self._began.position, self._began.digest), *self.digests]
+            self._began = None
+
+    async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
+        """The same after the services beside other nodes were asked for one at ``lowest`` or above; and what was tried in vain."""
+        if self._fetcher is None:
+            return None, "nobody was asked"
+        await self._fetcher.fetch(lowest, wanted)
+        return await self.newest(wanted), self._fetcher.tried
 
     async def drop_above(self, position: int) -> None:
         """What lies past ``position`` is of no use any more."""
@@ -75,21 +95,28 @@ class SnapshotKeeper:
         """Store it; one that can't be is said, and the records go on: it only shortens the next replay."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
-            digest = await asyncio.to_thread(self._store.save, snapshot, compared_end)
+            kept = await asyncio.to_thread(self._store.save, snapshot, compared_end)
         except StorageError as error:
             logger.warning("%s goes on without the snapshot at %d: %s", snapshot.identity, snapshot.position, error)
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
             self.problem = ""
-            self._stored = [*self._stored[-_KNOWN:], (snapshot.position, snapshot.output_count)]
+            self._stored = [*self._stored[-_KNOWN:], kept]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
-            self.digests = [*self.digests[1 - _TOLD :], (snapshot.position, digest)]
+            self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:
         """Position of the newest snapshot that a replay can begin from whatever comes to light: whose outputs are compared; 0: none."""
+        good = self._compared()
+        return good[-1].position if good else 0
+
+    def _compared(self) -> list[Kept]:
         compared_end = self._outbox.compared_end if self._outbox is not None else None
-        good = [position for position, outputs in self._stored if compared_end is None or outputs <= compared_end]
-        return good[-1] if good else 0
+        return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
+
+    def offers(self) -> list[Kept]:
+        """The newest that services beside other nodes may begin from: whose outputs are compared, and which are of this log."""
+        return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
 
     # ---- beside the multiples of snapshot_every ----------------------------------------------------------------------------
     def came(self, size_bytes: int) -> None:
@@ -110,5 +137,5 @@ class SnapshotKeeper:
     async def keep(self, machine: ServiceMachine) -> None:
         """Store the state as it is, where there is one that is not stored."""
         self._soon, self._stored_s, self._fresh_bytes = False, time.monotonic(), 0
-        if machine.position and not machine.failed and (not self._stored or self._stored[-1][0] < machine.position):
+        if machine.position and not machine.failed and (not self._stored or self._stored[-1].position < machine.position):
             await self.save(machine.snapshot())

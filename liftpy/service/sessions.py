@@ -24,6 +24,7 @@ A compacted stream takes no services: what compaction has removed is missing in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from liftpy.errors import InvalidNameError
@@ -105,6 +106,12 @@ class _ServiceSession:
     life: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
     """Position -> digest of its newest snapshots, as last told."""
+    fetching: bool = False
+    """It looks for a snapshot of another node's service."""
+    agreed: tuple[pb.AgreedSnapshot, ...] = ()
+    """What those are, as far as the other nodes' sidecars agree."""
+    fetched_bytes: int = 0
+    given_bytes: int = 0
     differs: str = ""
     """How its state differs from those beside other nodes."""
 
@@ -182,6 +189,7 @@ class ServiceSessions:
         session.life = hello.life
         session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
+        session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
         self._moved(session, hello.position, view)
@@ -265,6 +273,12 @@ class ServiceSessions:
     def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
         """Of every service that is registered here: its life, and position -> digest of its newest snapshots."""
         return {name: (session.life, session.digests) for name, session in self._sessions.items()}
+
+    def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
+        """Other nodes have stored these: position -> (digest, nodes); told to a service that looks for one."""
+        if service in self._sessions:
+            told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
+            self._sessions[service].agreed = tuple(told)
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
         """Its state is compared with those beside other nodes; None: it does not differ."""
@@ -386,6 +400,7 @@ class ServiceSessions:
                 node=self._node,
                 leads=view.leads,
                 snapshotRequest=session.snapshots_wanted,
+                agreed=session.agreed if session.fetching else (),
             ),
         )
 
@@ -417,6 +432,8 @@ class ServiceSessions:
                 "excused": session.excused,
                 "failing": session.failing,
                 "snapshot": session.snapshot_position,
+                "fetched_bytes": session.fetched_bytes,
+                "given_bytes": session.given_bytes,
                 "problem": session.differs or session.problem,
             }
             for session in self._sessions.values()

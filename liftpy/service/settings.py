@@ -22,7 +22,8 @@ class ServiceSettings:
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``parameters_digest``: of what the service is made with (``liftpy.service.rules``), b"" for nothing.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
-    heartbeats get a turn.
+    heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_s``: how long a service whose
+    log begins above its snapshots looks for one beside another node; ``snapshot_piece_bytes``: of one message while it is fetched.
     """
 
     service: str
@@ -47,6 +48,8 @@ class ServiceSettings:
     read_max_bytes: int = 1024 * 1024
     max_snapshot_bytes: int = 1 << 30
     parameters_digest: bytes = b""
+    snapshot_fetch_s: float = 30.0
+    snapshot_piece_bytes: int = 256 * 1024
 
     def __post_init__(self) -> None:
         check_name(self.service, "service")
@@ -76,6 +79,8 @@ class ServiceSettings:
             "read_wait_s": (0, 30),
             "read_max_bytes": (4096, 64 << 20),
             "max_snapshot_bytes": (4096, 16 << 30),
+            "snapshot_fetch_s": (0, 3600),
+            "snapshot_piece_bytes": (4096, 8 << 20),
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:

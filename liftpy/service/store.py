@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
@@ -23,6 +24,7 @@ from liftpy.service.snapshot import Identity, Snapshot, decode
 logger = logging.getLogger("liftpy.service")
 
 _SUFFIX = ".snapshot"
+_INCOMING = ".incoming"
 
 
 class ServiceLock:
@@ -44,6 +46,87 @@ class ServiceLock:
         os.close(self._lock)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot that is stored. ``digest``: BLAKE2b of its file's bytes."""
+
+    position: int
+    output_count: int
+    digest: bytes
+    size_bytes: int
+
+
+def _kept(snapshot: Snapshot, data: bytes) -> Kept:
+    return Kept(snapshot.position, snapshot.output_count, _digest(data).digest(), len(data))
+
+
+def _digest(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=DIGEST_SIZE_BYTES)
+
+
+class OpenSnapshot:
+    """The file of a snapshot. It is open until nobody holds this any more: any thread may read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        with _storage_errors("read", path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """At most ``size_bytes`` bytes from ``start`` on; none behind its end. Raises StorageError."""
+        with _storage_errors("read", self._path):
+            return os.pread(self._descriptor, size_bytes, start)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class Incoming:
+    """A snapshot on its way into the store: nothing of it counts before ``finish``. ``close`` it in the end."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self._path = path
+        self._identity = identity
+        self._temporary = path.with_suffix(_INCOMING)
+        self._digest = _digest()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with _storage_errors("write", path):
+            self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
+
+    def write(self, piece: bytes) -> None:
+        """The next bytes."""
+        self._digest.update(piece)
+        with _storage_errors("write", self._path):
+            self._file.write(piece)
+
+    def finish(self, digest: bytes) -> Snapshot:
+        """It is whole: make it durable. Raises CorruptionError for bytes that have not this digest, or are no snapshot of the
+        service's; UnknownFormatError, StorageError."""
+        if self._digest.digest() != digest:
+            raise CorruptionError("its bytes have another digest")
+        with _storage_errors("write", self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.seek(0)
+            data = self._file.read()
+        snapshot = decode(data, self._identity)
+        if snapshot.position != int(self._path.stem):
+            raise CorruptionError(f"it is of position {snapshot.position}")
+        with _storage_errors("write", self._path):
+            self._temporary.rename(self._path)
+            _flush_names(self._path.parent)
+        return snapshot
+
+    def close(self) -> None:
+        """Leave nothing but a snapshot that was finished."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
 class SnapshotStore:
     """The snapshots of one service over one partition; used by whoever holds the ServiceLock."""
 
@@ -62,6 +145,11 @@ class SnapshotStore:
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
         """The newest snapshot that is whole and ``wanted``; raises UnknownFormatError for one of a newer version."""
+        found = self.newest_kept(wanted)
+        return None if found is None else found[0]
+
+    def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
+        """As ``newest``, and what its file is."""
         for position in reversed(self.positions()):
             path = self._path(position)
             with _storage_errors("read", path):
@@ -74,11 +162,11 @@ class SnapshotStore:
                     path.rename(path.with_suffix(".damaged"))
                 continue
             if wanted(snapshot):
-                return snapshot
+                return snapshot, _kept(snapshot, data)
         return None
 
-    def save(self, snapshot: Snapshot, compared_end: int) -> bytes:
-        """Store a snapshot durably; then drop old ones. Returns the digest of its bytes: the same on all nodes.
+    def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
+        """Store a snapshot durably; then drop old ones. Returns what is stored: its digest is the same on all nodes.
 
         Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
         light; what a LEADER replays from when outputs have to be produced again.
@@ -90,7 +178,19 @@ class SnapshotStore:
         with _storage_errors("write", path):
             self._replace(path, data)
             self._drop_old(compared_end)
-        return hashlib.blake2b(data, digest_size=DIGEST_SIZE_BYTES).digest()
+        return _kept(snapshot, data)
+
+    # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
+    def open(self, position: int) -> OpenSnapshot:
+        """The snapshot's file, to be read as it is now although it may be dropped."""
+        return OpenSnapshot(self._path(position))
+
+    def incoming(self, position: int) -> Incoming:
+        """Takes in a snapshot that was made elsewhere, piece by piece; what an earlier process left of one goes."""
+        for path in self.folder.glob(f"*{_INCOMING}"):
+            with _storage_errors("remove", path):
+                path.unlink(missing_ok=True)
+        return Incoming(self._path(position), self._identity)
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")

@@ -69,6 +69,8 @@ class MessageType(IntEnum):
     QUIET_FETCHES_ANSWER = 37
     SERVICE_REPORT = 38
     SNAPSHOT_REQUEST = 39
+    PEER_SNAPSHOT_REQUEST = 44
+    PEER_SNAPSHOT_ANSWER = 45
 
 
 class EnvelopeError(ProtocolError):

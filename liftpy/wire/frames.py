@@ -52,6 +52,8 @@ _TYPES: dict[type[Message], MessageType] = {
     service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
     service_pb2.ServiceReport: MessageType.SERVICE_REPORT,
     service_pb2.SnapshotRequest: MessageType.SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotRequest: MessageType.PEER_SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotAnswer: MessageType.PEER_SNAPSHOT_ANSWER,
 }
 
 M = TypeVar("M", bound=Message)

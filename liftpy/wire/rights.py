@@ -76,6 +76,7 @@ USES = (
     _use("service", "{ns}.service.*", (AccessRole.SERVICE,)),
     _use("service_query", "{ns}.service.{queried}.query", _ASKERS, (AccessRole.SERVICE,)),
     _use("", "{ns}.service.{queried}.query.*", _ASKERS, (AccessRole.SERVICE,)),
+    _use("service_snapshot", "{ns}.service.{queried}.snapshot.*", (AccessRole.SERVICE,), (AccessRole.SERVICE,)),
     _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
     _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),

@@ -96,6 +96,10 @@ class Subjects:
         """Queries of the state of a service over partition 0; over partition N they go to ``<this>.N`` (``data_subject``)."""
         return f"{self.namespace}.service.{service}.query"
 
+    def service_snapshot(self, service: str, node_id: str) -> str:
+        """The service's processes beside a node give their snapshots to those beside other nodes here."""
+        return f"{self.namespace}.service.{service}.snapshot.{node_id}"
+
 
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Where nats-server answers what it holds for the connections of the own account."""

@@ -130,7 +130,9 @@ class PartitionServices:
         for told in report.services[:MAX_REPORTED]:
             if told.service in self._sessions:
                 digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
-                self._agreements.setdefault(told.service, Agreement()).told(report.node, told.life, digests)
+                agreement = self._agreements.setdefault(told.service, Agreement())
+                agreement.told(report.node, told.life, digests)
+                self._sessions.agree(told.service, agreement.agreed(self._node_id))
         self._report_soon()
 
     def ack(self, ack: pb.ServiceAck) -> None:

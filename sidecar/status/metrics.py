@@ -74,6 +74,11 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))
         lag = max((service["lag"] for service in services), default=0)
         yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
+        text = "Bytes of snapshots that services have fetched from, or given to, those beside other nodes, since they began."
+        moved = GaugeMetricFamily("liftpy_service_snapshot_bytes", text, labels=["way"])
+        for way in ("fetched", "given"):
+            moved.add_metric([way], sum(service[f"{way}_bytes"] for service in services))
+        yield moved
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
         yield from self._flushes(report["flush_times"])

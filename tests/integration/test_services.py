@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from conftest import Bench, close_bench, open_bench, show
 
 from liftpy.client import Client, QueryFailedError
 from liftpy.client.transport import Transport, open_connection
+from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.emitter import Emitter
@@ -227,10 +229,10 @@ async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any
     with tempfile.TemporaryDirectory(prefix="liftpy-services-") as folder:
         begun: list[Running] = []
 
-        async def begin(example: str) -> Running:
+        async def begin(example: str, config: StreamConfig | None = None) -> Running:
             running = Running(bench, example, stream_name, Path(folder))
             begun.append(running)
-            await bench.create(running.stream)
+            await bench.create(running.stream, config=config)
             await bench.create(running.outputs)
             if example == "strict":
                 await bench.create(f"{running.stream}-dead")
@@ -282,6 +284,43 @@ async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_a
     sources = {dict(record.headers)["Lift-Dead-Letter-Source"].rsplit(b"/", 1)[1] for record in dead}
     log = [record async for record in bench.client.consume(service.stream, until="end")]
     assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
+
+
+async def test_services_without_a_snapshot_begin_from_that_of_another_node_where_the_log_begins_later(run: Any) -> None:
+    """One is new, the snapshots of another are damaged; retention has taken the records that they would need."""
+    service: Running = await run("bank", StreamConfig(segment_bytes=4096, retention_records=20))
+    bench = service.bench
+    for _ in range(8):
+        await service.publish(30)
+    await bench.until(service.caught_up, "caught up")
+    leading = await service.leads()
+    new, damaged = [node for node in NODES if node != leading]
+
+    async def begins_later() -> bool:
+        return all([(await bench.replica(node, service.stream))["log_start_offset"] > 0 for node in NODES])
+
+    await bench.until(begins_later, "retention has removed what the snapshots cover")
+    for node in (new, damaged):
+        service.kill(node)
+    shutil.rmtree(service.data / new)
+    for path in (service.data / damaged).rglob("*.snapshot"):
+        path.write_bytes(path.read_bytes()[:-1])
+    for node in (new, damaged):
+        service.start(node)
+    await service.publish(EVERY - service.sent % EVERY)
+    await bench.until(service.caught_up, "every service has applied the whole log")
+    uid = (await bench.client.stream(service.stream)).uid
+    paths = [snapshot_path(service.data, node, "bank", service.stream, uid, service.sent) for node in NODES]
+    for path in paths:
+        await bench.until(lambda path=path: _exists(path), f"{path} is stored")
+    assert len({path.read_bytes() for path in paths}) == 1
+
+    async def shown() -> bool:
+        fetched = [(await service.said(node))["fetched_bytes"] > 0 for node in (new, damaged)]
+        return all(fetched) and (await service.said(leading))["given_bytes"] > 0
+
+    await bench.until(shown, "what was fetched and given is shown")
+    await bench.until(service.emitted, "all outputs are written")
 
 
 @pytest.mark.parametrize("example", ["bank", "ratelimiter"])

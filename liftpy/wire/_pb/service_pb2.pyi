@@ -22,8 +22,18 @@ class SnapshotDigest(_message.Message):
     digest: bytes
     def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
+class AgreedSnapshot(_message.Message):
+    __slots__ = ("position", "digest", "nodes")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    digest: bytes
+    nodes: int
+    def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[int] = ...) -> None: ...
+
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +49,9 @@ class ServiceHello(_message.Message):
     LIFE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTPOSITION_FIELD_NUMBER: _ClassVar[int]
     FAILING_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_FIELD_NUMBER: _ClassVar[int]
+    FETCHEDBYTES_FIELD_NUMBER: _ClassVar[int]
+    GIVENBYTES_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -54,10 +67,13 @@ class ServiceHello(_message.Message):
     life: int
     snapshotPosition: int
     failing: bool
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ...) -> None: ...
+    fetching: bool
+    fetchedBytes: int
+    givenBytes: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ...) -> None: ...
 
 class JoinLog(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +90,7 @@ class JoinLog(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTREQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -90,7 +107,8 @@ class JoinLog(_message.Message):
     node: str
     snapshotRequest: int
     leads: bool
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ...) -> None: ...
+    agreed: _containers.RepeatedCompositeFieldContainer[AgreedSnapshot]
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ...) -> None: ...
 
 class ServiceAck(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")
@@ -119,6 +137,49 @@ class SnapshotRequest(_message.Message):
     stream: str
     partition: int
     def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class PeerSnapshotRequest(_message.Message):
+    __slots__ = ("service", "stream", "partition", "streamUid", "position", "digest", "start", "maxBytes")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    stream: str
+    partition: int
+    streamUid: str
+    position: int
+    digest: bytes
+    start: int
+    maxBytes: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., position: _Optional[int] = ..., digest: _Optional[bytes] = ..., start: _Optional[int] = ..., maxBytes: _Optional[int] = ...) -> None: ...
+
+class PeerSnapshotAnswer(_message.Message):
+    __slots__ = ("node", "offers", "data", "problem")
+    class Offer(_message.Message):
+        __slots__ = ("position", "digest", "sizeBytes", "outputCount")
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        DIGEST_FIELD_NUMBER: _ClassVar[int]
+        SIZEBYTES_FIELD_NUMBER: _ClassVar[int]
+        OUTPUTCOUNT_FIELD_NUMBER: _ClassVar[int]
+        position: int
+        digest: bytes
+        sizeBytes: int
+        outputCount: int
+        def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ..., sizeBytes: _Optional[int] = ..., outputCount: _Optional[int] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    offers: _containers.RepeatedCompositeFieldContainer[PeerSnapshotAnswer.Offer]
+    data: bytes
+    problem: str
+    def __init__(self, node: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[PeerSnapshotAnswer.Offer, _Mapping]]] = ..., data: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class ServiceReport(_message.Message):
     __slots__ = ("node", "stream", "partition", "streamUid", "services")

@@ -17,7 +17,7 @@ MUTANTS = [
         "liftpy/service/feeding.py",
         ("the record before is of any epoch", "record.leader_epoch != machine.last_epoch:", "record.leader_epoch < machine.last_epoch:", "a state made of records that were lost goes on"),
         ("a cut at the position cuts", "if error.end_offset < self._machine.position:", "if error.end_offset < self._machine.position - 1:", "a state made of records that were lost goes on"),
-        ("a log that begins later is enough", "if position < self._log_start_offset:", "if position + 1 < self._log_start_offset:", "a service begins without a record, and differs from the others"),
+        ("a log that begins later is enough", "if _position(snapshot) < self._log_start_offset:\n                raise", "if _position(snapshot) + 1 < self._log_start_offset:\n                raise", "a service begins without a record, and differs from the others"),
         ("the stop is told again and again", "            self._told = True\n", "", "the sidecar is flooded with acknowledgements"),
     ),
     *rows(

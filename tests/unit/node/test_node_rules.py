@@ -68,7 +68,12 @@ def figures(report: dict[str, Any]) -> dict[tuple[str, ...], float]:
 def test_every_figure_is_shown_under_its_own_name() -> None:
     partitions = [
         a_partition(
-            1, "LEADER", isr=["a", "b"], has_slow_disk=True, dropped={"x": 2, "y": 1}, services=[{"lag": 3}, {"lag": 8}]
+            1,
+            "LEADER",
+            isr=["a", "b"],
+            has_slow_disk=True,
+            dropped={"x": 2, "y": 1},
+            services=[{"lag": n, "fetched_bytes": n * 10, "given_bytes": n * 100} for n in (3, 8)],
         ),
         a_partition(2, "LEADER", followers={"b": {"has_slow_disk": True}, "c": {"has_slow_disk": False}}, dropped={"x": 5}),
         a_partition(7, "FOLLOWER", isr=["a"]),
@@ -103,6 +108,8 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
         ("liftpy_uncommitted_records",): 3,
         ("liftpy_services",): 2,
         ("liftpy_service_lag_records",): 8,
+        ("liftpy_service_snapshot_bytes", "fetched"): 110,
+        ("liftpy_service_snapshot_bytes", "given"): 1100,
         ("liftpy_nats_connected",): 0,
         ("liftpy_nats_errors_total", "slow"): 3,
         ("liftpy_connection_up", "replication"): 1,

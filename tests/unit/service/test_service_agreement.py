@@ -64,3 +64,12 @@ def test_other_parameters_are_a_difference_from_the_beginning_on() -> None:
     assert str(found) == "the service's parameters are not those beside n1, n2; this one stops: start it with theirs"
     assert made.difference("n1") is None
     assert "give all nodes the same" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))
+
+
+def test_what_the_other_nodes_agree_on_is_what_more_of_them_have_than_anything_else() -> None:
+    made = agreement(n1={10: C, 20: C, 40: A}, n2={10: A, 20: A, 30: B}, n3={10: A, 20: B}, n4={20: B})
+    assert made.agreed("n1") == {10: (A, 2), 20: (B, 2), 30: (B, 1)}, "its own does not count"
+    assert made.agreed("n4") == {10: (A, 2), 30: (B, 1), 40: (A, 1)}, "three of a kind each at 20"
+    assert agreement(n1={10: A}, n2={10: B}).agreed("n3") == {}
+    many = agreement(n1=dict.fromkeys(range(0, 160, 10), A), n2=dict.fromkeys(range(200, 360, 10), A))
+    assert list(many.agreed("n3")) == list(range(200, 360, 10)), "the newest"

@@ -238,3 +238,24 @@ def test_a_service_whose_state_is_alone_is_told_that_it_has_diverged(world: Worl
     assert all(".notify." in subject for subject, _ in world.sent)
     (report,) = world.services.report()
     assert report["problem"] == ""
+
+
+def test_a_service_that_looks_for_a_snapshot_is_told_what_other_nodes_agree_on(world: World) -> None:
+    def report(node: str, digest: bytes) -> pb.ServiceReport:
+        snapshot = pb.SnapshotDigest(position=40, digest=digest * 16)
+        states = [pb.ServiceReport.State(service=name, position=50, life=3, snapshots=[snapshot]) for name in ("bank", "other")]
+        return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
+
+    world.say(hello())
+    world.services.reported(report("n2", b"a"))
+    world.services.reported(report("n3", b"a"))
+    world.say(hello())
+    assert not world.last(pb.JoinLog).agreed, "it has not asked"
+    world.say(hello(fetching=True, fetchedBytes=7, givenBytes=8))
+    (agreed,) = world.last(pb.JoinLog).agreed
+    assert (agreed.position, agreed.digest, agreed.nodes) == (40, b"a" * 16, 2)
+    (row,) = world.services.report()
+    assert (row["fetched_bytes"], row["given_bytes"]) == (7, 8)
+    world.services.reported(report("n3", b"b"))
+    world.say(hello(fetching=True))
+    assert not world.last(pb.JoinLog).agreed, "one against one"

@@ -49,8 +49,9 @@ class Bus:
     def new_inbox(self) -> str:
         return "_INBOX.me"
 
-    async def subscribe(self, subject: str, cb: Any) -> Any:
-        self.subscribed[subject] = self.arrived = cb
+    async def subscribe(self, subject: str, cb: Any, **_: Any) -> Any:
+        self.subscribed[subject] = cb
+        self.arrived = self.subscribed["_INBOX.me"]
 
         async def unsubscribe() -> None:
             del self.subscribed[subject]
@@ -389,6 +390,7 @@ def test_the_report_of_each_service_is_its_own() -> None:
     assert 0 < len(problem) < 5000
     base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
     base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": ""}
+    base |= {"fetched_bytes": 0, "given_bytes": 0}
     a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7}
     assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
     assert rows["b"] == base | {"position": 10, "lag": 0}

@@ -177,6 +177,7 @@ def feeder(position: int = 10) -> Any:
     made._align = lambda: made.told.append("aligned")
     made._stop_reached = lambda: made.told.append("stopped")
     made._progress = SimpleNamespace(next_offset=position)
+    made._keeper = SimpleNamespace(agrees_with_the_log=lambda: None)
     return made
 
 
@@ -218,9 +219,12 @@ async def test_a_state_needs_all_that_comes_after_it(log_start: int, lost: bool,
     async def newest(wanted: object) -> SimpleNamespace:
         return SimpleNamespace(position=10, output_count=0)
 
+    async def later(lowest: int, wanted: object) -> tuple[None, str]:
+        return None, "nobody was asked"
+
     made = feeder()
     made._log_start_offset = 0
-    made._keeper = SimpleNamespace(newest=newest)
+    made._keeper = SimpleNamespace(newest=newest, later=later)
     made._factory = lambda: (_ for _ in ()).throw(RuntimeError("far enough"))
     made._settings = made._outbox = None
     with pytest.raises(DataLossError if lost else RuntimeError):

@@ -84,10 +84,12 @@ def test_who_may_do_what_on_the_wire() -> None:
             "ns.info",
             "ns.status.*",
             "ns.service.*",
+            "ns.service.*.snapshot.*",
             "shop.orders",
             "|",
             "ns.service.*.query",
             "ns.service.*.query.*",
+            "ns.service.*.snapshot.*",
             "_INBOX_me.>",
         ),
     }

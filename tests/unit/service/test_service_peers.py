@@ -1,0 +1,393 @@
+"""A service without a state of its own begins from the snapshot of another node's: agreed on, verified, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.transport import NobodyListensError
+from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
+from liftpy.service import Identity, Outbox, Snapshot, fetching
+from liftpy.service.fetching import SnapshotFetcher
+from liftpy.service.giving import SnapshotGiver
+from liftpy.service.keeping import SnapshotKeeper
+from liftpy.service.peers import MAX_OFFERS, Offer, PeerSearch, Reach
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.store import SnapshotStore
+from liftpy.wire import frames
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from tests.unit.service.test_service_feeding import FakeLog, Node
+
+WHO = Identity("sum", "in", "u1", 0)
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+ALL = Reach(0, 1000, 1 << 20)
+
+
+def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> Offer:
+    return Offer(node, position, digest, size_bytes, 0)
+
+
+# ---- which one -----------------------------------------------------------------------------------------------------------
+def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_than_a_newer_one() -> None:
+    search = PeerSearch()
+    search.offered("n2", [offer("n2", 400), offer("n2", 500, B)])
+    search.offered("n3", [offer("n3", 400), offer("n3", 450, B)])
+    search.offered("n4", [offer("n4", 600, C)])
+    assert search.best(ALL) is None, "nothing is agreed on"
+    search.agreed({400: (A, 2), 450: (C, 2), 500: (B, 1), 600: (B, 2), 700: (b"short", 3), 800: (A, 0)})
+    assert search.best(ALL) == offer("n3", 400)
+    search.failed(offer("n3", 400), "broke off")
+    assert search.best(ALL) == offer("n2", 400)
+    search.failed(offer("n2", 400), "broke off")
+    assert search.best(ALL) == offer("n2", 500, B)
+    search.failed(offer("n2", 500, B), "broke off")
+    assert search.best(ALL) is None
+    told = search.explain(ALL)
+    assert "n2 the snapshot at 500: broke off; n3" in told
+    assert "those at 400, 450, 500, 600 from 0 on" in told
+    assert PeerSearch().explain(ALL) == "there is no other node to ask"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [(Reach(400, 400, 10), True), (Reach(401, 900, 10), False), (Reach(0, 399, 10), False), (Reach(0, 900, 9), False)],
+)
+def test_it_lies_within_the_log_and_within_bounds(wanted: Reach, found: bool) -> None:
+    search = PeerSearch()
+    search.offered("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
+    search.agreed({400: (A, 1)})
+    assert (search.best(wanted) == offer("n2", 400)) is found
+
+
+def test_what_broke_off_is_tried_again_and_a_lie_is_not_nor_what_was_taken_a_moment_ago() -> None:
+    search = PeerSearch(barred=frozenset([B]))
+    search.agreed({400: (A, 2), 500: (B, 2)})
+    offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
+    for node, theirs in offers.items():
+        search.offered(node, theirs)
+    search.failed(offer("n3", 400), "other bytes", lies=True)
+    search.failed(offer("n2", 400), "no answer")
+    assert search.best(ALL) is None
+    for node, theirs in offers.items():
+        search.offered(node, theirs)
+    assert search.best(ALL) == offer("n2", 400)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    search = PeerSearch()
+    search.offered("n2", (offer("n2", at) for at in range(10_000)))
+    search.agreed(dict.fromkeys(range(10000), (A, 1)))
+    search.said("n3", "x" * 10_000)
+    assert (len(search._offers["n2"]), len(search._agreed)) == (MAX_OFFERS, 64)
+    assert len(search.explain(ALL)) < 1000
+
+
+# ---- between processes -----------------------------------------------------------------------------------------------------
+class Bus:
+    """Requests and answers between fetchers and givers; ``spoil`` changes answers."""
+
+    def __init__(self) -> None:
+        self.connection = self
+        self.max_payload_bytes = 20_000
+        self.listening: dict[str, Any] = {}
+        self.answers: dict[str, bytes] = {}
+        self.asked: list[tuple[str, pb.PeerSnapshotRequest]] = []
+        self.spoil: Any = lambda node, question, answer: answer
+        self.replicas = ("n1", "n2", "n3")
+        self.order = pb.JoinLog(startOffset=20, highWatermark=99)
+
+    async def subscribe(self, subject: str, cb: Any, pending_msgs_limit: int) -> Any:
+        self.listening[subject] = cb
+
+        async def unsubscribe() -> None:
+            del self.listening[subject]
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.answers[subject] = payload
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        node, question = subject.rsplit(".", 1)[1], frames.decode(payload, pb.PeerSnapshotRequest)
+        self.asked.append((node, question))
+        if subject not in self.listening:
+            raise NobodyListensError(subject)
+        await self.listening[subject](SimpleNamespace(data=payload, reply="_INBOX.1"))
+        answer = self.spoil(node, question, frames.decode(self.answers.pop("_INBOX.1"), pb.PeerSnapshotAnswer))
+        if isinstance(answer, Exception):
+            raise answer
+        return frames.sealed(answer)
+
+    async def stream(self, name: str) -> Any:
+        assert name == "in"
+        return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=self.replicas)])
+
+    def agree(self, *snapshots: tuple[int, bytes, int]) -> None:
+        del self.order.agreed[:]
+        for position, digest, nodes in snapshots:
+            self.order.agreed.add(position=position, digest=digest, nodes=nodes)
+
+
+class Peer:
+    """What one process has: a store, and a giver over it."""
+
+    def __init__(self, bus: Bus, node: str, folder: Path, **settings: Any) -> None:
+        self.settings = ServiceSettings("sum", "in", node, folder / node, **({"snapshot_fetch_s": 0.0} | settings))
+        self.store = SnapshotStore(folder / node, WHO, kept=2, max_bytes=1 << 20)
+        self.outbox = Outbox("u1/0")
+        self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox)
+        transport: Any = bus
+        client: Any = bus
+        given = (transport, Subjects("ns"), self.settings, WHO, self.store)
+        self.giver = SnapshotGiver(*given, self.keeper)
+        self.fetcher = SnapshotFetcher(client, *given, lambda: bus.order)
+        self.task: asyncio.Task[None] | None = None
+
+    async def has(self, *snapshots: Snapshot) -> list[bytes]:
+        """Digests of what is stored now."""
+        for snapshot in snapshots:
+            await self.keeper.save(snapshot)
+        self.task = asyncio.create_task(self.giver.run())
+        await asyncio.sleep(0)
+        return [digest for _, digest in self.keeper.digests]
+
+
+def snapshot(position: int, state: bytes = b"state", outputs: int = 0) -> Snapshot:
+    return Snapshot(WHO, position, 3, 7, outputs, ((9, "timer"),), state)
+
+
+@pytest.fixture
+async def bus() -> Any:
+    made = Bus()
+    yield made
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert made.listening == {}
+
+
+def anything(_: Snapshot) -> bool:
+    return True
+
+
+async def test_a_snapshot_comes_in_pieces_and_is_stored_byte_for_byte(bus: Bus, tmp_path: Path) -> None:
+    new, old = Peer(bus, "n1", tmp_path, snapshot_piece_bytes=4096), Peer(bus, "n2", tmp_path)
+    state = os.urandom(30_000)
+    first, newest = await old.has(snapshot(30, state), snapshot(40, state, outputs=5))
+    bus.agree((30, first, 2), (40, newest, 2))
+    assert await new.fetcher.fetch(20, anything)
+    assert new.store.positions() == [30], "the outputs of the other are not compared yet"
+    assert new.store.newest() == snapshot(30, state)
+    pieces = [question for _, question in bus.asked if question.digest]
+    assert {question.maxBytes for question in pieces} == {4096}
+    assert [question.start for question in pieces] == list(range(0, 30_000, 4096))
+    size_bytes = new.store._path(30).stat().st_size
+    assert (new.fetcher.fetched_bytes, old.giver.given_bytes) == (size_bytes, size_bytes)
+    assert not list(new.store.folder.glob("*.incoming"))
+    assert new.fetcher.problem == ""
+    assert ("n3", b"") in [(node, question.digest) for node, question in bus.asked], "all were asked"
+
+
+async def _spoiled(bus: Bus, tmp_path: Path, spoil: Any) -> tuple[Peer, bytes]:
+    """n3 is asked first and is spoiled, n2 is whole."""
+    peers = [Peer(bus, node, tmp_path) for node in ("n1", "n2", "n3")]
+    for peer in peers[1:]:
+        (digest,) = await peer.has(snapshot(30))
+    bus.agree((30, digest, 2))
+    bus.spoil = lambda node, question, answer: spoil(answer) if node == "n3" and question.digest else answer
+    return peers[0], digest
+
+
+def changed(answer: pb.PeerSnapshotAnswer) -> pb.PeerSnapshotAnswer:
+    answer.data = bytes([answer.data[0] ^ 1]) + answer.data[1:]
+    return answer
+
+
+def empty(answer: pb.PeerSnapshotAnswer) -> pb.PeerSnapshotAnswer:
+    return pb.PeerSnapshotAnswer(node=answer.node)
+
+
+def too_long(answer: pb.PeerSnapshotAnswer) -> pb.PeerSnapshotAnswer:
+    return pb.PeerSnapshotAnswer(node=answer.node, data=answer.data + b"x")
+
+
+def silent(answer: pb.PeerSnapshotAnswer) -> Exception:
+    return NobodyListensError("gone")
+
+
+@pytest.mark.parametrize("spoil", [changed, empty, too_long, silent])
+async def test_a_peer_that_lies_or_breaks_off_is_followed_by_the_next(bus: Bus, tmp_path: Path, spoil: Any) -> None:
+    new, _ = await _spoiled(bus, tmp_path, spoil)
+    assert await new.fetcher.fetch(20, anything)
+    assert new.store.newest() == snapshot(30)
+    assert next(node for node, question in bus.asked if question.digest) == "n3"
+    size_bytes = new.store._path(30).stat().st_size
+    assert new.fetcher.fetched_bytes == (2 * size_bytes if spoil is changed else size_bytes), "no more than was asked for"
+    assert not list(new.store.folder.glob("*.incoming"))
+
+
+async def test_nobody_gives_one_that_no_sidecar_knows_and_what_was_tried_is_said(bus: Bus, tmp_path: Path) -> None:
+    new, digest = await _spoiled(bus, tmp_path, changed)
+    bus.agree((30, C, 2))
+    assert not await new.fetcher.fetch(20, anything)
+    assert new.store.positions() == []
+    assert new.fetcher.tried == "n2 offers 30; n3 offers 30; sidecars agree on those at 30 from 20 on"
+    bus.agree((30, digest, 1))
+    assert not await new.fetcher.fetch(31, anything)
+    assert not await new.fetcher.fetch(20, lambda snapshot: snapshot.position < 30)
+    bus.order.highWatermark = 28
+    assert not await new.fetcher.fetch(20, anything), "it is past what is committed"
+    bus.order.highWatermark, bus.order.startOffset = 29, 31
+    assert not await new.fetcher.fetch(20, anything), "the log start has moved on"
+    bus.order.startOffset = 30
+    assert await new.fetcher.fetch(20, anything)
+    new.store._path(30).unlink()
+    assert not await new.fetcher.fetch(20, anything), "it was taken a moment ago, and was of no use"
+
+
+async def test_it_asks_again_until_somebody_has_one(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.001)
+    new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_s=60.0), Peer(bus, "n2", tmp_path)
+    task = asyncio.create_task(new.fetcher.fetch(20, anything))
+    while len(bus.asked) < 5:
+        await asyncio.sleep(0.001)
+    assert "looks for a snapshot beside another node" in new.fetcher.problem
+    (digest,) = await old.has(snapshot(30))
+    bus.agree((30, digest, 1))
+    async with asyncio.timeout(30):
+        assert await task
+
+
+async def test_what_was_offered_can_be_read_although_its_file_is_gone(bus: Bus, tmp_path: Path) -> None:
+    new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
+    (digest,) = await old.has(snapshot(30))
+    bus.agree((30, digest, 1))
+
+    def dropped(node: str, question: Any, answer: Any) -> Any:
+        if not question.digest:
+            old.store._path(30).unlink()
+            old.keeper._stored = []
+        return answer
+
+    bus.spoil = dropped
+    assert await new.fetcher.fetch(20, anything)
+    assert new.store.newest() == snapshot(30)
+
+
+async def test_a_giver_answers_for_its_own_partition_and_stream_only(bus: Bus, tmp_path: Path) -> None:
+    old = Peer(bus, "n2", tmp_path)
+    (digest,) = await old.has(snapshot(30))
+    arrived = bus.listening["ns.service.sum.snapshot.n2"]
+
+    async def ask(data: bytes | None = None, reply: str = "_INBOX.9", **fields: Any) -> pb.PeerSnapshotAnswer | None:
+        question = pb.PeerSnapshotRequest(**({"service": "sum", "stream": "in", "streamUid": "u1", "maxBytes": 10} | fields))
+        await arrived(SimpleNamespace(data=frames.sealed(question) if data is None else data, reply=reply))
+        answer = bus.answers.pop("_INBOX.9", None)
+        return None if answer is None else frames.decode(answer, pb.PeerSnapshotAnswer)
+
+    assert await ask(b"garbage") is None
+    assert await ask(reply="") is None
+    assert await ask(partition=1) is None
+    assert await ask(stream="other") is None
+    assert await ask(service="other") is None
+    assert "the stream is u1 here" in (await ask(streamUid="u2")).problem  # type: ignore[union-attr]
+    assert [one.position for one in (await ask()).offers] == [30]  # type: ignore[union-attr]
+    assert len((await ask(digest=digest, position=30)).data) == 10  # type: ignore[union-attr]
+    assert "no snapshot at 30 any more" in (await ask(digest=C, position=30)).problem  # type: ignore[union-attr]
+    for start in (10_000, (1 << 64) - 1):
+        assert "has " in (await ask(digest=digest, position=30, start=start)).problem  # type: ignore[union-attr]
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------------
+def test_what_comes_in_counts_when_it_is_whole_and_of_this_service(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
+    other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
+    digest = other.save(snapshot(30), 0).digest
+    data = other._path(30).read_bytes()
+    incoming = store.incoming(30)
+    incoming.write(data[:50])
+    with pytest.raises(CorruptionError, match="digest"):
+        incoming.finish(digest)
+    assert store.positions() == []
+    again = store.incoming(30)  # a process that died left the first one
+    assert len(list(store.folder.glob("*.incoming"))) == 1
+    again.write(data)
+    assert again.finish(digest) == snapshot(30)
+    again.close()
+    assert store.newest() == snapshot(30)
+    wrong = store.incoming(31)
+    wrong.write(data)
+    with pytest.raises(CorruptionError, match="position 30"):
+        wrong.finish(digest)
+    wrong.close()
+    newer = data[:8] + b"\xff\x00" + data[10:]
+    strange = store.incoming(30)
+    strange.write(newer)
+    with pytest.raises((CorruptionError, UnknownFormatError)):
+        strange.finish(digest)
+    strange.close()
+    assert list(store.folder.iterdir()) == [store._path(30)]
+
+
+# ---- the feeder ------------------------------------------------------------------------------------------------------------
+async def test_a_log_that_begins_above_the_own_snapshots_is_gone_on_with_from_another_nodes(bus: Bus, tmp_path: Path) -> None:
+    log = FakeLog()
+    log.append(45)
+    healthy = Node(log, tmp_path / "healthy")
+    await healthy.start()
+    await healthy.at(45)
+    await healthy.stored(30, 40)
+    old = Peer(bus, "n2", tmp_path)
+    digests = await old.has(*(replace(s, output_count=0) for s in [healthy.store.newest()] if s))
+    bus.agree((40, digests[0], 1))
+    new = Peer(bus, "n1", tmp_path)
+    log.log_start = 35
+    late = Node(log, tmp_path / "n1")
+    late.keeper._fetcher = new.fetcher
+    bus.order.startOffset, bus.order.highWatermark = 35, 44
+    await late.start()
+    await late.at(45)
+    assert late.services[-1].values == healthy.services[-1].values
+    assert late.keeper.digests[0] == (40, digests[0]), "others may compare it"
+    await late.close()
+    for path in new.store.folder.glob("*.snapshot"):
+        path.write_bytes(b"damaged")
+    bus.replicas = ("n1",)
+    hopeless = Node(log, tmp_path / "n1")
+    hopeless.keeper._fetcher = new.fetcher
+    with pytest.raises(
+        DataLossError, match=r"begins at 35, the state without a snapshot would lack.*there is no other node to ask"
+    ):
+        await hopeless.start()
+    await healthy.close()
+
+
+async def test_retention_that_overtakes_a_service_has_it_look_for_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
+    log = FakeLog()
+    log.append(5)
+    behind = Node(log, tmp_path / "n1")
+    fetched: list[int] = []
+
+    async def fetch(lowest: int, wanted: Any) -> bool:
+        fetched.append(lowest)
+        bus.replicas = ()
+        await behind.keeper.save(snapshot(log.log_start, b"[]"))
+        return True
+
+    behind.keeper._fetcher = SimpleNamespace(fetch=fetch, tried="nothing")  # type: ignore[assignment]
+    await behind.start()
+    await behind.at(5)
+    log.append(55)
+    log.log_start = 50
+    behind.feeder.ask_again()
+    await behind.at(60)
+    assert fetched == [6]
+    await behind.close()
