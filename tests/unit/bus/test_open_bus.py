@@ -1,0 +1,85 @@
+"""Opening a connection goes on until a server lets the node in; and when the ingest connection asks the server for what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.replica.intake import NodeIntake
+from sidecar.bus import connection as module
+from sidecar.bus.connection import open_bus
+from sidecar.bus.inflow import Inflow
+from sidecar.settings import NodeSettings
+
+
+class Attempt:
+    """A connection that fails as the test says."""
+
+    name, last_problem = "reads", ""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.options = error, {"max_reconnect_attempts": 1}
+        self.given: dict[str, Any] = {}
+        self.stopped = 0
+        self._count_error = self._disconnected = self._reconnected = None
+
+    async def connect(self, **given: Any) -> None:
+        self.given = given
+        if self.error is not None:
+            raise self.error
+
+    async def stop(self) -> None:
+        self.stopped += 1
+        raise OSError("it was never there")
+
+
+@pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])
+async def test_it_is_tried_until_a_server_lets_the_node_in(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
+    attempts = [Attempt(error), Attempt(error), Attempt(None)]
+    waiting = list(attempts)
+    settings = NodeSettings("n1", Path("unused"), nats=("nats://h:1", "nats://h:2"), namespace="space")
+    opened: Any = await open_bus(settings, lambda: waiting.pop(0))  # type: ignore[arg-type,return-value]
+    assert opened is attempts[2]
+    assert [attempt.stopped for attempt in attempts] == [1, 1, 0]
+    assert opened.options["max_reconnect_attempts"] == -1, "from now on for ever"
+    given = opened.given
+    assert (given["servers"], given["name"], given["inbox_prefix"]) == (
+        ["nats://h:1", "nats://h:2"],
+        "liftpy-n1-reads",
+        b"space.inbox.n1",
+    )
+    inboxes = [attempt.inbox for attempt in attempts]  # type: ignore[attr-defined]
+    assert all(inbox.startswith("space.inbox.n1.") for inbox in inboxes)
+    assert len(set(inboxes)) == 3, "nobody is answered in another's place"
+    assert len(caplog.messages) == 1, "it is said once"
+
+
+async def test_anything_else_is_not_tried_again() -> None:
+    settings = NodeSettings("n1", Path("unused"))
+    with pytest.raises(ZeroDivisionError):
+        await open_bus(settings, lambda: Attempt(ZeroDivisionError()))  # type: ignore[arg-type,return-value]
+
+
+async def test_while_there_is_room_the_server_is_asked_only_where_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeIntake()
+    inflow = Inflow(node, 4096)
+    asked: list[Any] = []
+    roomy: list[int] = []
+    inflow._backlog = type("Backlog", (), {"ask": lambda self, *given: asked.append(given)})()  # type: ignore[assignment]
+    monkeypatch.setattr(inflow.overflow, "roomy", lambda: roomy.append(1))
+    monkeypatch.setattr(type(inflow), "is_connected", True)
+    for held, question in ((1023, 0), (1024, 1), (1500, 2)):
+        node.held_bytes = held
+        await inflow._make_room()
+        assert (len(asked), inflow.left_out) == (question, 0)
+    assert len(roomy) == 3
+    monkeypatch.setattr(type(inflow), "is_connected", False)
+    await inflow._make_room()
+    assert len(asked) == 2
+    inflow._pump_task.cancel()

@@ -1,0 +1,366 @@
+"""What a controller says of the group and of itself, and what is made of errors of the bus: each field, each kind of error."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import ConfigError
+from liftpy.ids import PartitionKey
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire._pb import replication_pb2
+from liftpy.wire.subjects import Subjects
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata import control, forwarding
+from sidecar.metadata.control import Allowance, NoTurnError, Turns
+from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.identity import NodeFile
+from sidecar.metadata.questions import ask_accused, ask_to_step_aside
+from sidecar.metadata.thread import GroupThread
+from sidecar.raft.library import Node
+from sidecar.raft.sealing import seal
+from tests.unit.metadata.test_forwarding import Bus
+from tests.unit.metadata.test_member_driven import Made
+from tests.unit.metadata.test_raft_member_shell import a_member
+
+OUTCOME_UNKNOWN, UNAVAILABLE = pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.UNAVAILABLE
+BARRIER = pb.ControlRequest(barrier=pb.Barrier())
+NS = 1_000_000_000
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> Any:
+    one = Made(tmp_path / "raft")
+    yield one
+    one.log.journal.abandon()
+
+
+# ---- asking the leader -----------------------------------------------------------------------------------------------------
+class Slow(Bus):
+    """Its answers take a few turns of the loop."""
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.subject, self.timeout = subject, timeout
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await super().request(subject, payload, timeout)
+
+
+async def test_a_change_of_the_leader_is_over_when_it_was_heard_of() -> None:
+    """What is asked after it is waited for."""
+    bus = Slow(silent=0)
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    made.leader_is("n1")
+    made.leader_is("n2")
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
+    assert 0 < bus.timeout <= forwarding.ATTEMPT_NS / NS
+    assert len(bus.asked[0].operationId) == 16
+
+
+async def test_who_has_named_the_operation_keeps_its_name() -> None:
+    bus = Slow(silent=0)
+    request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16)
+    await Forwarder(bus, Subjects("space"), "n1").until_decided(request, 60.0)  # type: ignore[arg-type]
+    assert bus.asked[0].operationId == b"o" * 16
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "detail"),
+    [
+        (nats.errors.NoRespondersError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.ConnectionClosedError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.OutboundBufferLimitError(), UNAVAILABLE, "no controller can be reached"),
+        (nats.errors.TimeoutError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: TimeoutError"),
+        (nats.errors.StaleConnectionError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: StaleConnectionError"),
+        (TimeoutError(), OUTCOME_UNKNOWN, "no answer from the metadata leader: TimeoutError"),
+        (ConfigError("odd"), OUTCOME_UNKNOWN, "no answer from the metadata leader: ConfigError"),
+    ],
+)
+async def test_an_error_says_whether_the_request_may_have_been_heard(error: Exception, outcome: Any, detail: str) -> None:
+    class Failing(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            raise error
+
+    made = Forwarder(Failing(0), Subjects("space"), "n1")  # type: ignore[arg-type]
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)
+    assert (response.error, response.detail) == (outcome, detail)
+
+
+async def test_who_leads_decides_without_the_bus_and_is_told_how_long_it_may_take() -> None:
+    given: list[float] = []
+
+    async def here(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        given.append(timeout_s)
+        error = UNAVAILABLE if len(given) == 1 else pb.ControlResponse.OK
+        return pb.ControlResponse(error=error, index=len(given))
+
+    bus = Bus(silent=0)
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0, here)
+    assert (response.index, bus.asked) == (2, [])
+    assert 59 < given[1] < given[0] <= 60
+
+
+# ---- what a member says ----------------------------------------------------------------------------------------------------
+def test_a_leader_says_of_each_member_how_far_it_is(made: Made) -> None:
+    core, log = made.log.core, made.log
+    core._SyncObj__raftState, core._SyncObj__raftLeader = 2, Node("a")
+    core._SyncObj__raftCurrentTerm, core._SyncObj__raftCommitIndex, core._SyncObj__raftLastApplied = 7, 5, 4
+    for index in range(log.journal[-1][1] + 1, 9):  # type: ignore[index]
+        log.journal.add(b"\0x", index, 7)
+    core._SyncObj__raftMatchIndex = {Node("b"): 8, Node("c"): 3}
+    log.transport.applied.update({"b": 5, "c": 2})
+    log.peers["b"].up = True
+    assert log.status() == [
+        pb.ControllerStatus(nodeId="a", leader=True, term=7, commitIndex=5, appliedIndex=4, lag=0, connected=True),
+        pb.ControllerStatus(nodeId="b", leader=False, term=7, commitIndex=5, appliedIndex=5, lag=0, connected=True),
+        pb.ControllerStatus(nodeId="c", leader=False, term=7, commitIndex=3, appliedIndex=2, lag=5, connected=False),
+    ]
+
+
+def test_others_know_of_the_leader_and_of_themselves(made: Made) -> None:
+    core, log = made.log.core, made.log
+    core._SyncObj__raftState, core._SyncObj__raftLeader, core._SyncObj__raftCurrentTerm = 0, Node("b"), 7
+    log.transport.applied.update({"b": 5, "c": 2})
+    own, leader, other = log.status()
+    assert (own.connected, own.leader, own.lag) == (True, False, 0)
+    assert (leader.leader, leader.lag, leader.appliedIndex) == (True, 0, 0)
+    assert (other.leader, other.lag, other.appliedIndex) == (False, 0, 0)
+    assert log.waits_for() == log.probation.waits_for(), "that comes first"
+    log.probation.over = True
+    assert log.waits_for() == "waits for b, which leads the metadata group, to commit with a majority"
+    core._SyncObj__raftLeader = None
+    log.peers["b"].up = True
+    assert log.waits_for() == "waits for a leader of the metadata group; not connected: c"
+    log.peers["c"].up = True
+    assert log.waits_for() == "waits for a leader of the metadata group; not connected: nobody"
+
+
+async def test_the_desk_asks_the_member(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = made.member._desk
+    assert not desk._is_known("d1")
+    made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
+    assert desk._is_known("d1")
+    assert not desk._is_known("d2")
+    assert not desk._leads()
+    made.log.core._SyncObj__raftState = 2
+    assert desk._leads()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_frame_that_is_not_of_its_sender_for_this_node_is_counted(made: Made, whole: bool) -> None:
+    sealed = seal("a", "b", b"frame")
+    given = SimpleNamespace(subject="space.raft.a.b", data=sealed if whole else sealed[:-1] + bytes((sealed[-1] ^ 1,)))
+    received: list[Any] = []
+    made.member._driver.frame_received = lambda *frame: received.append(frame)  # type: ignore[method-assign]
+    await made.member._frame_received(given)
+    assert received == ([("b", b"frame")] if whole else [])
+    assert sum(made.log.transport.sessions.counters.values()) == (0 if whole else 1)
+
+
+async def test_a_leader_that_stops_waits_a_while_for_its_successor() -> None:
+    member, calls = a_member(peers={"n2": SimpleNamespace(up=True)})
+    stopping = asyncio.ensure_future(member.stop())
+    async with asyncio.timeout(30):
+        while ("core.transferLeadership",) not in calls:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0.011)
+        assert ("driver.stop",) not in calls
+        member._log.leads = False
+        await stopping
+    assert ("driver.stop",) in calls
+
+
+async def test_a_barrier_is_over_when_the_watchers_have_seen_what_it_holds() -> None:
+    made: Any = GroupThread.__new__(GroupThread)
+    shown: list[tuple[int, int]] = []
+    made._watchers = [lambda before, after: shown.append((before.index, after.index))]
+    made._shown = made._newest = ClusterImage()
+    made._announced = False
+
+    class Inner:
+        async def barrier(self, timeout_s: float) -> bool:
+            made._newest = replace(ClusterImage(), index=9)  # and the node's loop has not been told of it yet
+            return timeout_s == 3.0
+
+    async def there(work: Any) -> Any:
+        return await work
+
+    made._inner, made.there = Inner(), there
+    assert await made.barrier(3.0)
+    assert shown == [(0, 9)]
+    assert made.image.index == 9
+    assert not await made.barrier(4.0)
+    assert shown[1:] == [(9, 9)], "another image, of which the same is known"
+
+
+# ---- the desk --------------------------------------------------------------------------------------------------------------
+def test_an_allowance_grows_with_time_up_to_its_bound_and_never_by_a_clock_that_falls() -> None:
+    allowance = Allowance(per_s=2, at_once=3)
+    assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.take(NS // 2) for _ in range(2)] == [True, False]
+    assert not allowance.take(0)
+    assert [allowance.take(100 * NS) for _ in range(4)] == [True, True, True, False]
+
+
+async def test_each_asker_has_turns_of_its_own_and_is_forgotten_after_the_last() -> None:
+    turns = Turns()
+    entered: list[str] = []
+    go_on = asyncio.Event()
+
+    async def ask(asker: str) -> None:
+        async with turns.turn(asker, 60.0):
+            entered.append(asker)
+            await go_on.wait()
+
+    asking = [asyncio.create_task(ask(asker)) for asker in ["x"] * (control._TURNS + 1) + ["y"]]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sorted(entered) == ["x"] * control._TURNS + ["y"]
+    with pytest.raises(NoTurnError):
+        async with turns.turn("x", 0.0):
+            raise AssertionError
+    assert len(turns) == 2
+    go_on.set()
+    await asyncio.gather(*asking)
+    assert (len(turns), entered.count("x")) == (0, control._TURNS + 1)
+
+
+@pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError(), nats.errors.MaxPayloadError()])
+async def test_an_answer_that_the_bus_does_not_take_harms_nobody(error: Exception) -> None:
+    published: list[pb.ControlResponse] = []
+
+    class Failing:
+        max_payload = 1 << 20
+
+        async def publish(self, subject: str, payload: bytes) -> None:
+            published.append(frames.decode(payload, pb.ControlResponse))
+            raise error
+
+    desk: Any = control.ControlDesk.__new__(control.ControlDesk)
+    desk._connection = Failing()
+    await desk._reply("r", None)
+    assert published == []
+    await desk._reply("r", pb.ControlResponse(index=3, operationId=b"o"))
+    assert published[0] == pb.ControlResponse(index=3, operationId=b"o")
+    if isinstance(error, nats.errors.MaxPayloadError):
+        assert (published[1].error, published[1].operationId) == (pb.ControlResponse.INVALID, b"o")
+        assert "ask in pages" in published[1].detail
+    assert len(published) == 1 + isinstance(error, nats.errors.MaxPayloadError)
+
+
+# ---- questions to nodes ------------------------------------------------------------------------------------------------------
+class Asked:
+    """A connection that answers with bytes or an error."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, bytes, float]] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append((subject, payload, timeout))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=answer)
+
+
+QUESTION = LeaderQuestion(node="n2", key=PartitionKey("s", "u1", 2), leader_epoch=5)
+ABOUT = replication_pb2.LeaderQuestion(stream="s", streamUid="u1", partition=2, leaderEpoch=5)
+ELSEWHERE = replication_pb2.LeaderQuestion(stream="s", streamUid="u1", partition=2, leaderEpoch=4)
+
+
+def witness(serves: bool, about: Any = None) -> bytes:
+    return frames.encode(replication_pb2.LeaderTestimony(serves=serves, question=about))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (witness(True, ABOUT), Said.SERVES),
+        (witness(False, ABOUT), Said.DOES_NOT),
+        (witness(True), Said.SERVES),
+        (witness(True, ELSEWHERE), None),
+        (nats.errors.NoRespondersError(), Said.ABSENT),
+        (nats.errors.TimeoutError(), None),
+        (TimeoutError(), None),
+        (OSError(), None),
+        (b"nothing", None),
+    ],
+)
+async def test_what_an_accused_leader_says(answer: bytes | Exception, said: Said | None) -> None:
+    connection: Any = Asked(answer)
+    assert await ask_accused(connection, Subjects("space"), QUESTION) is said
+    ((subject, payload, timeout_s),) = connection.asked
+    assert (subject, frames.decode(payload, replication_pb2.LeaderQuestion)) == ("space.notify.n2", ABOUT)
+    assert 0 < timeout_s < 60
+
+
+@pytest.mark.parametrize("error", [nats.errors.NoRespondersError(), TimeoutError(), OSError()])
+async def test_who_is_to_step_aside_and_is_gone_is_not_asked_again(error: Exception) -> None:
+    connection: Any = Asked(b"nothing", error)
+    request = replication_pb2.StepAside(stream="s")
+    await ask_to_step_aside(connection, Subjects("space"), "n2", request)
+    assert [asked[0] for asked in connection.asked] == ["space.notify.n2"] * 2
+    assert connection.asked[1][2] <= connection.asked[0][2], "of one time for all"
+
+
+# ---- others ------------------------------------------------------------------------------------------------------------------
+def test_a_folder_of_another_node_is_refused_and_each_folder_has_an_id(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    identity = NodeFile(folder, "a")
+    starts = identity.count_start()
+    assert 0 < starts.nonce < 1 << 64
+    assert len(starts.folder_id) == 16
+    identity.begin(1)
+    assert NodeFile(folder, "a")._stored.starts.folder_id == starts.folder_id
+    with pytest.raises(ConfigError, match="is the folder of node 'a', not of 'b'"):
+        NodeFile(folder, "b")
+    folder.close()
+
+
+def test_a_log_that_flushes_lazily_is_marked_until_a_clean_stop(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    identity = NodeFile(folder, "a")
+    assert identity.previous.flushed_always
+    identity.flushes_lazily()
+    identity.flushes_lazily()
+    assert not NodeFile(folder, "a").previous.flushed_always
+    identity.begin(3)
+    identity.end_cleanly()
+    previous = NodeFile(folder, "a").previous
+    assert (previous.incarnation, previous.clean_stop, previous.flushed_always) == (3, True, True)
+    folder.close()
+
+
+async def test_who_follows_the_feed_names_the_leader_that_answered_last() -> None:
+    made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
+    answers = [pb.ControlResponse(metadataLeader="n2"), pb.ControlResponse()]
+
+    async def decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        return answers.pop(0)
+
+    made._forwarder.until_decided = decided  # type: ignore[method-assign,assignment]
+    assert made.leader == ""
+    for _ in range(2):
+        await made.propose(BARRIER)
+        assert made.leader == "n2"
+    assert (made.held, made.status(), made.ticks(), made.counters) == ({}, [], {}, {})
+
+
+async def test_entries_of_the_feed_that_can_not_be_read_are_counted() -> None:
+    made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
+    await made._published(SimpleNamespace(data=b"nothing"))
+    assert sum(made.counters.values()) == 1
