@@ -106,19 +106,45 @@ _LEASE_FULL = {
 }
 
 
-def _raft(queued: int = 1, led: int = 0, depth: int = 0, **budget: int) -> Bound:
-    nothing = {"campaigns": 0, "commands": 0, "crashes": 0, "barriers": 0}
-    return Bound(lambda: raft.RaftModel(raft.Budget(**{**nothing, **budget}), queued, led=led), depth)
+def _raft(queued: int = 1, led: int = 0, depth: int = 0, story: str = "", append_bytes: int = 0, **budget: int) -> Bound:
+    left = raft.Budget(**{"campaigns": 0, "commands": 0, "crashes": 0, "barriers": 0, **budget})
+    steps = tuple(step.strip() for step in story.split(";") if step.strip())
+    return Bound(lambda: raft.RaftModel(left, queued, led=led, story=steps, append_bytes=append_bytes), depth)
 
+
+_PAIRS = 20
+"""Bytes of two commands: no message holds more entries."""
+_TWO_LEAD = "b campaigns; c gets b; b gets c; c gets b; b gets c"
+"""a leads on in term 1 and has not heard that b leads in term 2, and has committed with c."""
+_AHEAD_OF_B = "a proposes X; c gets a; a gets c"
+"""b lacks what a and c have committed."""
+_FIGURE_8 = """a proposes X; a proposes Y; a loses b; a loses c; b campaigns; a gets b; c gets b; b gets c; b loses a; b loses c;
+    a campaigns; c gets a; a gets c"""
+"""a alone has X and Y of term 1, b alone an entry of term 2; a leads again, in term 3."""
+_ASKED_TWICE = """a proposes X; a loses b; c gets a; a gets c; b gets a; a beats; b gets a; c gets a; a gets c; a gets b; a proposes Y;
+    c gets a; a proposes Z; b gets a; a gets b; a beats; b gets a"""
+"""b had asked twice for the same entries: they come again, in two messages, when it holds them and more."""
+_OLD_TAIL = """a proposes X; a proposes Y; a loses b; a loses c; b campaigns; a gets b; c gets b; b gets c; b loses a; c gets b;
+    b gets c; b loses a; b loses c; b proposes P; c gets b; b gets c; b loses a; b loses c; b proposes Q; c gets b; b gets c; b loses a;
+    b loses c; b compacts"""
+"""a holds X and Y of term 1 where b and c have committed others; what it lacks is in b's snapshot alone."""
 
 _RAFT_SMALL = {
     "a question first": _raft(asks=1),
-    "two elections": _raft(depth=7, campaigns=2, crashes=1),
-    "a leader is replaced": _raft(led=1, depth=7, campaigns=1, commands=1, resignations=1),
-    "a snapshot": _raft(led=2, depth=7, commands=1, crashes=1, snapshots=1),
-    "a lost folder": _raft(led=1, depth=7, campaigns=1, emptied=1, barriers=1),
+    "two elections": _raft(depth=6, campaigns=2, crashes=1),
+    "a leader is replaced": _raft(led=1, depth=6, campaigns=1, commands=1, resignations=1),
+    "a snapshot": _raft(led=2, depth=6, commands=1, crashes=1, snapshots=1),
+    "a lost folder": _raft(led=1, depth=6, campaigns=1, emptied=1, barriers=1),
+    "an entry of an old term": _raft(led=1, story=_FIGURE_8, append_bytes=_PAIRS, depth=9),
+    "entries come twice": _raft(2, led=1, story=_ASKED_TWICE, append_bytes=_PAIRS, depth=6, campaigns=1),
+    "a snapshot over a tail": _raft(led=1, story=_OLD_TAIL, append_bytes=_PAIRS),
 }
 _RAFT_FULL = {
+    "an entry of an old term": _raft(led=1, story=_FIGURE_8, append_bytes=_PAIRS),
+    "a snapshot over a tail": _raft(led=1, story=_OLD_TAIL, append_bytes=_PAIRS, campaigns=1),
+    "a lost folder, two lead": _raft(led=1, story=_TWO_LEAD, commands=1, emptied=1),
+    "a death in a snapshot": _raft(led=2, story=_AHEAD_OF_B, campaigns=1, crashes=1, snapshots=1),
+    "entries come twice": _raft(2, led=1, story=_ASKED_TWICE, append_bytes=_PAIRS, campaigns=1),
     "a question first": _raft(asks=2, crashes=1),
     "two elections": _raft(campaigns=2, commands=1, resignations=1),
     "two elections and a crash": _raft(campaigns=2, crashes=1),
@@ -181,5 +207,12 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("votes for shorter logs", "a leader is replaced", mutants.votes_for_shorter_logs),
         Mutant("a snapshot without its last term", "a snapshot", mutants.snapshot_without_last_term),
         Mutant("no probation", "a lost folder, two elections", mutants.no_probation),
+        Mutant("entries of old terms are counted", "an entry of an old term", mutants.entries_of_old_terms_are_counted),
+        Mutant("what is held is cut", "entries come twice", mutants.what_is_held_is_cut),
+        Mutant(
+            "a snapshot commits what is not matched", "a snapshot over a tail", mutants.snapshot_commits_what_is_not_matched
+        ),
+        Mutant("the journal ends with the snapshot", "a death in a snapshot", mutants.journal_ends_with_the_snapshot),
+        Mutant("a barrier of any time", "a lost folder, two lead", mutants.barrier_of_any_time),
     ),
 }

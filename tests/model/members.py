@@ -32,7 +32,7 @@ from sidecar.raft.library import Node, RaftCore, check_library
 from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.probation import Probation
 from sidecar.raft.sealing import seal, unseal
-from sidecar.raft.sessions import Peer
+from sidecar.raft.sessions import _FRAME, Peer
 from sidecar.raft.transport import SessionTransport
 from tests.model.memory_disk import Files, Flushed, MemoryDisk, MemoryPath, in_use
 from tests.model.search import Broken
@@ -159,10 +159,12 @@ def _core_name(name: str) -> str:
 
 
 class Member:
-    """The objects of one node, for whatever process it is at the moment."""
+    """The objects of one node, for whatever process it is at the moment. ``append_bytes``: of entries in one message, and of a snapshot
+    in one; 0: as shipped."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, append_bytes: int = 0) -> None:
         self.name = name
+        self._append_bytes = append_bytes
         self._draws = [1]
         disk = MemoryDisk(())
         with in_use(disk):
@@ -181,6 +183,9 @@ class Member:
         around = MemberSurroundings(lambda: NOW, lambda: 1, lambda: self._draws.pop() if self._draws else 1)
         log = MemberLog(opened, cast(ClusterFsm, Machine()), FeedProducer(), lambda *_: None, around)
         log.transport.sessions.set_online(True)
+        if self._append_bytes:
+            log.core._SyncObj__conf.appendEntriesBatchSizeBytes = self._append_bytes
+            log.core._SyncObj__serializer._Serializer__transmissionBatchSize = self._append_bytes
         return log
 
     def open_anew(self, nonce: int) -> None:
@@ -245,6 +250,7 @@ class Member:
                 setattr(log.peers[node_id], name, value)
         log.transport._hardening._snapshots = {name: bytearray(parts) for name, parts in snapshots}  # type: ignore[union-attr]
         log.transport._echoes, log.transport._confirmed = {}, {}
+        log.transport._leader_heard_at = log.transport._transfer_asked_at = -math.inf  # whoever asks for a vote has waited
         log.transport.sessions.outbox.clear()
         cast(Machine, log.fsm).applied = applied
         log.journal._descriptor = disk.open("journal", disk.O_WRONLY)
@@ -284,8 +290,8 @@ class Member:
         self.log.probation.look()
 
     def _coming(self, sender: str, batch: Frames) -> tuple[tuple[str, bytes], ...]:
-        """Numbered as the session that they are of begins with them: nothing else was under way."""
-        self.log.peers[sender].received = 0
+        """Numbered as the session that they are of begins with their tick's: nothing else was under way."""
+        self.log.peers[sender].received = _FRAME.unpack_from(batch[0])[4] - 1
         return tuple((sender, unseal(self.name, sender, seal(self.name, sender, frame))) for frame in batch)
 
     def sent(self) -> tuple[tuple[str, Frames], ...]:
@@ -400,9 +406,9 @@ class _Kept:
 
 
 class Members:
-    """All cells that were ever met, by number, and what steps do to them."""
+    """All cells that were ever met, by number, and what steps do to them. ``append_bytes``: see ``Member``."""
 
-    def __init__(self) -> None:
+    def __init__(self, append_bytes: int = 0) -> None:
         self._cells = Interned()
         self._steps: dict[tuple[int, Any], Stepped | Broken] = {}
         self._renamed: dict[tuple[int, int], int] = {}
@@ -410,7 +416,7 @@ class Members:
         self._known_sketches = Interned()
         self._contents = Contents()
         with still():
-            self._members = {name: Member(name) for name in NODES}
+            self._members = {name: Member(name, append_bytes) for name in NODES}
 
     def __getitem__(self, number: int) -> Cell:
         return cast(_Kept, self._cells[number]).cell

@@ -2,10 +2,12 @@
 
 Anything may come at any time: heartbeats, elections, leaders that give up, commands, snapshots, deaths of a process or of the power
 (also between two calls to the disk of one tick), the loss of a whole folder, and the barrier that ends probation. A message that is
-lost is one that is never delivered. What a tick sends to one member comes as a whole, and in order: sessions see to that. More than
-``queued`` of them on a link, or a start, begin the session anew: what was under way on it is gone, and both say hello.
+lost is one that is never delivered. What a tick sends to one member comes in order, and as a whole unless ``append_bytes`` is given:
+sessions see to that. More than ``queued`` of them on a link, or a start, begin the session anew: what was under way on it is gone, and
+both say hello.
 
-Of a group that has just been started for the first time, or (``led``) in which a leads and everybody has so many entries.
+Of a group that has just been started for the first time, or (``led``) in which a leads and everybody has so many entries; and a
+``story`` may have led on from there to where a bug that takes many steps is near.
 
 A state is seven numbers: a cell for each node, what is under way, the budget that is left, who has led in which term, what is
 committed.
@@ -62,13 +64,20 @@ class Budget:
 
 class RaftModel:
     """``queued``: on each link, in each direction. ``led``: entries that everybody has to begin with, the first one of a leader
-    included; they are no part of the budget."""
+    included; ``story``: what has happened since, see ``_retold``. Neither is part of the budget.
 
-    def __init__(self, budget: Budget = Budget(), queued: int = 1, *, led: int = 0) -> None:
+    ``append_bytes``: so many make a message full (0: as shipped); then what a tick sends may be cut off between any two messages.
+    """
+
+    def __init__(
+        self, budget: Budget = Budget(), queued: int = 1, *, led: int = 0, story: tuple[str, ...] = (), append_bytes: int = 0
+    ) -> None:
         self._budget = budget
         self._queued = queued
         self._led = led
-        self.members = Members()
+        self._story = story
+        self._in_parts = append_bytes > 0
+        self.members = Members(append_bytes)
         self.counted: dict[str, int] = {}
         """How often something happened on the edges: what a model never does it can't find a bug in."""
         self._queues = Interned()
@@ -96,7 +105,10 @@ class RaftModel:
         for i in (0, 1, 2):  # those that were told that all are new look at it in their next tick
             world = self._sure(self._take(world, i, ("tick",)))
         assert all(self.members.view(world[i]).counts for i in range(3))
-        return self._canonical(self._lead(world) if self._led else world)
+        world = self._lead(world) if self._led else world
+        for told in self._story:
+            world = self._sure(self._retold(world, *told.split()))
+        return self._canonical(world)
 
     @staticmethod
     def _sure(reached: World | Broken) -> World:
@@ -112,6 +124,22 @@ class RaftModel:
             world = self._calm(self._sure(self._take(world, 0, ("beat",))))
         assert all(self.members.view(world[i]).applied_index == 1 + self._led for i in range(3))
         return world
+
+    def _retold(self, world: World, who: str, does: str, what: str = "") -> World | Broken:
+        """One step of the story: ``a campaigns``, ``a beats``, ``a compacts``, ``a proposes X``, ``b gets a`` (what is under way to it
+        from a), ``a loses b`` (the session between them, with all that is under way)."""
+        i = NODES.index(who)
+        if does == "gets":
+            return self._delivered(world, (what, who))
+        if does == "loses":
+            return self._new_session(world, i, NODES.index(what))
+        event = {
+            "campaigns": ("campaign",),
+            "beats": ("beat",),
+            "compacts": ("compact",),
+            "proposes": ("propose", b"command %b" % what.encode()),
+        }[does]
+        return self._take(world, i, event)
 
     def _calm(self, world: World) -> World:
         while queues := self._queues[world[3]]:
@@ -130,7 +158,7 @@ class RaftModel:
             yield from self._dies_within(state, world, i, event, action)
         for link, _ in self._queues[state[3]]:
             yield ("gets", *link), self._done(self._delivered(state, link))
-            j, batch = NODES.index(link[1]), self._queues_of(state)[link][0]
+            j, batch = NODES.index(link[1]), self._head(state, link)
             yield from self._dies_within(state, self._without_head(state, link), j, ("gets", link[0], batch), ("gets", *link))
         for i, name in enumerate(NODES):
             if not members.view(state[i]).up:
@@ -187,8 +215,8 @@ class RaftModel:
                 yield (*action, f"and dies within, {number}"), self._done(self._died(crashing, i, cell))
 
     def _delivered(self, world: World, link: Link) -> World | Broken:
-        batch = self._queues_of(world)[link][0]
-        return self._take(self._without_head(world, link), NODES.index(link[1]), ("gets", link[0], batch))
+        event = ("gets", link[0], self._head(world, link))
+        return self._take(self._without_head(world, link), NODES.index(link[1]), event)
 
     def _died(self, world: World, i: int, cell: int) -> World:
         """What is on its way to it is gone; what it has sent is not."""
@@ -267,9 +295,15 @@ class RaftModel:
         cells = (*world[:i], cell, *world[i + 1 : 3])
         return (cells[0], cells[1], cells[2], number, *world[4:])
 
+    def _head(self, world: World, link: Link) -> Frames:
+        """What comes next on it."""
+        oldest = self._queues_of(world)[link][0]
+        return oldest[:1] if self._in_parts else oldest
+
     def _without_head(self, world: World, link: Link) -> World:
         queues = self._queues_of(world)
-        queues[link] = queues[link][1:]
+        rest = queues[link][0][1:] if self._in_parts else ()
+        queues[link] = (*((rest,) if rest else ()), *queues[link][1:])
         return self._with(world, 0, world[0], queues)
 
     def _is_dead(self, world: World, link: Link, batch: Frames) -> bool:
@@ -296,8 +330,8 @@ class RaftModel:
             world, again = reached, True
             while again:
                 again = False
-                for link, batches in self._queues[world[3]]:
-                    if self._is_dead(world, link, batches[0]):
+                for link, _ in self._queues[world[3]]:
+                    if self._is_dead(world, link, self._head(world, link)):
                         world, again = self._without_head(world, link), True
                         break
             found = self._alike[reached] = self._canonical(world)

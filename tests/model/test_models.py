@@ -130,6 +130,20 @@ def test_the_raft_model_elects_commits_cuts_and_forgets() -> None:
     assert forgets.counted["snapshots taken or installed"], forgets.counted
 
 
+def test_what_a_member_does_depends_on_its_cell_and_the_event_alone() -> None:
+    """Its objects take one cell after another: whatever of them is left from the one before would decide with it."""
+    from tests.model.raft import Budget, RaftModel
+
+    model = RaftModel(Budget(campaigns=2, commands=1, crashes=0, asks=1), led=1)
+    Search(model, Bounds(states=400)).run()
+    members = model.members
+    taken = dict(members._steps)
+    assert len(taken) > 200
+    members._steps.clear()
+    for (number, event), found in reversed(taken.items()):
+        assert members.step(number, event) == found, event
+
+
 def test_a_raft_state_machine_with_an_attribute_that_nobody_speaks_of_is_an_error() -> None:
     from tests.model.members import Member, still
 
