@@ -64,7 +64,15 @@ class QueryServer:
         self._hears = hears
         self._caught_up = caught_up
         self._desk = QueryDesk()
+        self.answered_count = 0
+        self.refused_count = 0
+        """Also those that ``on_query`` raised on."""
         self._arrival = asyncio.Event()
+
+    @property
+    def waiting_count(self) -> int:
+        """Queries without an answer."""
+        return len(self._desk)
 
     async def run(self) -> None:
         """Listen while the state has caught up, for ever."""
@@ -146,11 +154,13 @@ class QueryServer:
         if len(answer) + _HEADERS_BYTES > self._transport.connection.max_payload:
             await self._refuse(query.reply, QueryFailedError(f"an answer of {len(answer)} bytes does not fit into a message"))
             return
+        self.answered_count += 1
         headers = {POSITION_HEADER: str(machine.position), NODE_HEADER: self._settings.node}
         with contextlib.suppress(UnavailableError):  # who asked asks again
             await self._transport.publish(query.reply, answer, headers=headers)
 
     async def _refuse(self, reply: str, error: LiftError) -> None:
+        self.refused_count += 1
         headers = {ERROR_HEADER: error.code, NODE_HEADER: self._settings.node}
         with contextlib.suppress(UnavailableError):
             await self._transport.publish(reply, str(error).encode()[:_HEADERS_BYTES], headers=headers)

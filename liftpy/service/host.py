@@ -73,6 +73,9 @@ class ServiceHost:
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
         self._giver: SnapshotGiver | None = None
+        self._queries: QueryServer | None = None
+        self._emitted: tuple[int, float] | None = None
+        """Where the output stream ended when it was last seen to have grown, and when, monotonic seconds."""
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -183,7 +186,8 @@ class ServiceHost:
             self._spawn(self._emitter.run())
         if self.machine is not None and self.machine.takes_queries:
             asked = (lambda: self.machine, self._hears, self._caught_up)
-            self._spawn(QueryServer(self._client, self._transport, self._subjects, settings, *asked).run())
+            self._queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
+            self._spawn(self._queries.run())
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         self.machine = machine
@@ -340,6 +344,7 @@ class ServiceHost:
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
             problem=self.problem,
             life=self._keeper.life if self._keeper is not None else 0,
+            figures=self._figures(),
             snapshots=[
                 pb.SnapshotDigest(position=BEGINNING, digest=settings.parameters_digest or NO_PARAMETERS),
                 *(
@@ -352,6 +357,22 @@ class ServiceHost:
             fetchedBytes=self._fetcher.fetched_bytes if self._fetcher is not None else 0,
             givenBytes=self._giver.given_bytes if self._giver is not None else 0,
             snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
+        )
+
+    def _figures(self) -> pb.ServiceFigures:
+        machine, keeper, queries, now_s = self.machine, self._keeper, self._queries, time.monotonic()
+        outbox = machine.outbox if machine is not None else None
+        if outbox is not None and outbox.known and (self._emitted is None or outbox.emitted_end != self._emitted[0]):
+            self._emitted = (outbox.emitted_end, now_s)
+        saved_s = keeper.saved_s if keeper is not None else None
+        return pb.ServiceFigures(
+            sinceOutputMs=-1 if self._emitted is None else round((now_s - self._emitted[1]) * 1000),
+            queriesWaiting=queries.waiting_count if queries is not None else 0,
+            queriesAnswered=queries.answered_count if queries is not None else 0,
+            queriesRefused=queries.refused_count if queries is not None else 0,
+            snapshotsStored=keeper.stored_count if keeper is not None else 0,
+            sinceSnapshotMs=-1 if saved_s is None else round((now_s - saved_s) * 1000),
+            snapshotBytes=keeper.state_bytes if keeper is not None else 0,
         )
 
     @property

@@ -49,6 +49,12 @@ class SnapshotKeeper:
         """What the state began from, until the log has shown that it is one of its own."""
         self.digests: list[tuple[int, bytes]] = []
         """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
+        self.stored_count = 0
+        """Snapshots that this process has stored."""
+        self.saved_s: float | None = None
+        """When the newest of them was stored, monotonic."""
+        self.state_bytes = 0
+        """Of the newest of them."""
         self.problem = ""
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
@@ -103,6 +109,7 @@ class SnapshotKeeper:
             self.problem = ""
             self._stored = [*self._stored[-_KNOWN:], kept]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
+            self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(snapshot.state), time.monotonic()
             self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:

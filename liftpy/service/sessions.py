@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import InvalidNameError
 from liftpy.ids import PartitionKey, check_name
 from liftpy.service.agreement import MAX_POSITIONS, Difference
@@ -36,6 +37,7 @@ from liftpy.wire._pb import service_pb2 as pb
 MAX_SERVICES = 16
 NO_STOP = -1
 _MAX_PROBLEM = 500
+_NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +114,22 @@ class _ServiceSession:
     """What those are, as far as the other nodes' sidecars agree."""
     fetched_bytes: int = 0
     given_bytes: int = 0
+    figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
     """How its state differs from those beside other nodes."""
 
 
 @dataclass(slots=True)
 class _Gone:
-    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's."""
+    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's.
+    ``stopped``: it said that it stops."""
 
     failed_at: int
     snapshot_position: int
+    position: int = 0
+    since_ns: int = 0
+    stopped: bool = False
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -177,7 +185,7 @@ class ServiceSessions:
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
         if hello.leaving:
-            return self._left(hello)
+            return self._left(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             self._gone.pop(hello.service, None)
@@ -187,6 +195,7 @@ class ServiceSessions:
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
         session.life = hello.life
+        session.figures = hello.figures if hello.HasField("figures") else pb.ServiceFigures(**_NOTHING_YET)
         session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
         session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
@@ -229,12 +238,13 @@ class ServiceSessions:
             return pb.ServiceRefusal.REPLACED, "a newer instance of this service has registered with this node"
         return None
 
-    def _left(self, hello: pb.ServiceHello) -> list[Effect]:
+    def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             return []
         session.failing, session.position = hello.failing, max(session.position, hello.position)
-        self._forget(session)
+        session.problem = hello.problem[:_MAX_PROBLEM]
+        self._forget(session, now_ns, stopped=True)
         if self._gate is not None:
             self._gate.names -= {hello.service}
         return self._gate_moved()
@@ -248,12 +258,19 @@ class ServiceSessions:
         """Forget whose heartbeats have ceased; return their names. A promotion that waits for one goes on waiting, and fails."""
         late = [name for name, session in self._sessions.items() if now_ns >= session.expires_ns]
         for name in late:
-            self._forget(self._sessions[name])
+            self._forget(self._sessions[name], now_ns)
         return late
 
-    def _forget(self, session: _ServiceSession) -> None:
+    def _forget(self, session: _ServiceSession, now_ns: int, *, stopped: bool = False) -> None:
         del self._sessions[session.service]
-        self._gone[session.service] = _Gone(session.position if session.failing else -1, session.snapshot_position)
+        self._gone[session.service] = _Gone(
+            failed_at=session.position if session.failing else -1,
+            snapshot_position=session.snapshot_position,
+            position=session.position,
+            since_ns=now_ns,
+            stopped=stopped,
+            problem=session.differs or session.problem,
+        )
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
 
@@ -416,7 +433,8 @@ class ServiceSessions:
         )
 
     def report(self, high_watermark: int) -> list[dict[str, object]]:
-        """For status: ``position`` and ``lag`` in records, and what a promotion waits for."""
+        """For status: ``position`` and ``lag`` in records, ``output_backlog`` in outputs, ``since_*_s`` None where there was no such
+        thing, and what a promotion waits for."""
         waiting = self._gate.names if self._gate is not None else frozenset()
         return [
             {
@@ -428,6 +446,8 @@ class ServiceSessions:
                 "lag": max(0, high_watermark + 1 - session.position),
                 "output_count": session.output_count,
                 "emitted_end": session.emitted_end,
+                "output_backlog": max(0, session.output_count - session.emitted_end),
+                **_shown(session.figures),
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
                 "failing": session.failing,
@@ -438,3 +458,34 @@ class ServiceSessions:
             }
             for session in self._sessions.values()
         ]
+
+    def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
+        """For status: those that were registered here since the node began, the last ``MAX_SERVICES``; the longest gone first."""
+        return [
+            {
+                "service": name,
+                "role": "GONE",
+                "position": gone.position,
+                "lag": max(0, high_watermark + 1 - gone.position),
+                "failing": gone.failed_at >= 0,
+                "snapshot": gone.snapshot_position,
+                "gone_s": round(max(0, now_ns - gone.since_ns) / NS_PER_S, 1),
+                "problem": gone.problem or ("it was stopped" if gone.stopped else "nothing is heard from it"),
+            }
+            for name, gone in self._gone.items()
+        ]
+
+
+def _shown(figures: pb.ServiceFigures) -> dict[str, object]:
+    def seconds(milliseconds: int) -> float | None:
+        return None if milliseconds < 0 else round(milliseconds / 1000, 3)
+
+    return {
+        "since_output_s": seconds(figures.sinceOutputMs),
+        "queries_waiting": figures.queriesWaiting,
+        "queries_answered": figures.queriesAnswered,
+        "queries_refused": figures.queriesRefused,
+        "snapshots_stored": figures.snapshotsStored,
+        "since_snapshot_s": seconds(figures.sinceSnapshotMs),
+        "snapshot_bytes": figures.snapshotBytes,
+    }

@@ -109,6 +109,7 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
         "newest_offset": top,
         "log_start_offset": leader.get("log_start_offset"),
         "services": {n: p.get("services", []) for n, p in said.items() if p is not None},
+        "gone_services": {n: p.get("gone_services", []) for n, p in said.items() if p is not None},
         "lag": {n: None if top is None or n not in newest else max(0, top - newest[n]) for n in partition.replicas},
     }
 
@@ -152,9 +153,10 @@ def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
     columns = ("service", "partition", "node", "role", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:
+        gone = p.get("gone_services", {})
         for node, services in p["services"].items():
-            for s in services:
-                outputs = f"{s['emitted_end']}/{s['output_count']}"
+            for s in (*services, *gone.get(node, ())):
+                outputs = f"{s['emitted_end']}/{s['output_count']}" if "emitted_end" in s else ""
                 where = f"{p['stream']}/{p['partition']}"
                 rows.append((s["service"], where, node, s["role"], str(s["position"]), str(s["lag"]), outputs, s["problem"]))
     if rows:

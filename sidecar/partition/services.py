@@ -151,6 +151,10 @@ class PartitionServices:
         """For status."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
+    def gone(self) -> list[dict[str, object]]:
+        """For status: services that were here and are not."""
+        return self._sessions.gone(self._replica.high_watermark, clock.now_ns())
+
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _view(self) -> ReplicaView:
         replica = self._replica

@@ -79,6 +79,7 @@ class NodeCollector(Collector):
         for way in ("fetched", "given"):
             moved.add_metric([way], sum(service[f"{way}_bytes"] for service in services))
         yield moved
+        yield from self._services(services, sum(len(p.get("gone_services", ())) for p in partitions))
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
         yield from self._flushes(report["flush_times"])
@@ -111,6 +112,29 @@ class NodeCollector(Collector):
             if not by_reason({kind: count}):
                 events.add_metric([kind], count)
         yield events
+
+    def _services(self, services: list[dict[str, Any]], gone: int) -> Iterator[Metric]:
+        text = "Replicated services that were registered with this node, and are not any more."
+        yield GaugeMetricFamily("liftpy_services_gone", text, value=gone)
+        text = "Records that replicated services stand at, since they can't apply them."
+        yield GaugeMetricFamily("liftpy_services_failing", text, value=sum(bool(s.get("failing")) for s in services))
+        leaders = [s for s in services if s.get("role") == "LEADER"]
+        text = "Outputs of services that are LEADER here, not written yet."
+        yield GaugeMetricFamily("liftpy_service_output_backlog", text, value=sum(s.get("output_backlog", 0) for s in leaders))
+        stuck = [s.get("since_output_s") or 0 for s in leaders if s.get("output_backlog")]
+        text = "Since a LEADER's outputs were last written, where some wait: the longest."
+        yield GaugeMetricFamily("liftpy_service_output_age_seconds", text, value=max(stuck, default=0))
+        ages = [s["since_snapshot_s"] for s in services if s.get("since_snapshot_s") is not None]
+        text = "Since a service's newest snapshot was stored: the longest."
+        yield GaugeMetricFamily("liftpy_service_snapshot_age_seconds", text, value=max(ages, default=0))
+        text = "Of the states in the services' newest snapshots."
+        yield GaugeMetricFamily("liftpy_service_state_bytes", text, value=sum(s.get("snapshot_bytes", 0) for s in services))
+        queries = GaugeMetricFamily(
+            "liftpy_service_queries", "Queries of the services that are here, by what became of them.", labels=["state"]
+        )
+        for state in ("waiting", "answered", "refused"):
+            queries.add_metric([state], sum(s.get(f"queries_{state}", 0) for s in services))
+        yield queries
 
     def _flushes(self, times: dict[str, float]) -> Iterator[Metric]:
         flushes = GaugeMetricFamily(

@@ -151,6 +151,7 @@ class Reporter:
             "protocol_frames": worker.ingest.reader.protocol_frames,
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
+            "gone_services": worker.services.gone(),
         }
 
 

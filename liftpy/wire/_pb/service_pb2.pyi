@@ -32,8 +32,26 @@ class AgreedSnapshot(_message.Message):
     nodes: int
     def __init__(self, position: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[int] = ...) -> None: ...
 
+class ServiceFigures(_message.Message):
+    __slots__ = ("sinceOutputMs", "queriesWaiting", "queriesAnswered", "queriesRefused", "snapshotsStored", "sinceSnapshotMs", "snapshotBytes")
+    SINCEOUTPUTMS_FIELD_NUMBER: _ClassVar[int]
+    QUERIESWAITING_FIELD_NUMBER: _ClassVar[int]
+    QUERIESANSWERED_FIELD_NUMBER: _ClassVar[int]
+    QUERIESREFUSED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTSSTORED_FIELD_NUMBER: _ClassVar[int]
+    SINCESNAPSHOTMS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTBYTES_FIELD_NUMBER: _ClassVar[int]
+    sinceOutputMs: int
+    queriesWaiting: int
+    queriesAnswered: int
+    queriesRefused: int
+    snapshotsStored: int
+    sinceSnapshotMs: int
+    snapshotBytes: int
+    def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ...) -> None: ...
+
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +70,7 @@ class ServiceHello(_message.Message):
     FETCHING_FIELD_NUMBER: _ClassVar[int]
     FETCHEDBYTES_FIELD_NUMBER: _ClassVar[int]
     GIVENBYTES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -70,7 +89,8 @@ class ServiceHello(_message.Message):
     fetching: bool
     fetchedBytes: int
     givenBytes: int
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ...) -> None: ...
+    figures: ServiceFigures
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ...) -> None: ...
 
 class JoinLog(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed")

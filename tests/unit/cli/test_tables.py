@@ -31,6 +31,7 @@ def partition(stream: str, *nodes: str) -> dict[str, Any]:
         "isr": list(nodes),
         "lag": dict.fromkeys(nodes, 123_456),
         "services": {node: [service] for node in nodes},
+        "gone_services": {"n1": [{**dict.fromkeys(("service", "problem"), "dead"), "role": "GONE", "position": 8, "lag": 7}]},
         **figures,
     }
 
@@ -46,6 +47,7 @@ def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.Monkey
     assert "\u2026" not in text
     words = set(text.split())
     assert {"partition", "replicas", "position", "problem", "incarnation"} <= words, "no head is cut"
+    assert {"GONE", "dead"} <= words
     assert {"orders/12", "123/4567", "123456789", "123456790", "n1", "n2", "n3"} <= words, text
 
 

@@ -66,6 +66,15 @@ def figures(report: dict[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def test_every_figure_is_shown_under_its_own_name() -> None:
+    busy = {"lag": 2, "role": "LEADER", "output_backlog": 91, "since_output_s": 92.5, "since_snapshot_s": 93.5, "failing": True}
+    busy |= {
+        "fetched_bytes": 0,
+        "given_bytes": 0,
+        "snapshot_bytes": 10,
+        "queries_waiting": 1,
+        "queries_answered": 2,
+        "queries_refused": 3,
+    }
     partitions = [
         a_partition(
             1,
@@ -75,6 +84,8 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
             dropped={"x": 2, "y": 1},
             services=[{"lag": n, "fetched_bytes": n * 10, "given_bytes": n * 100} for n in (3, 8)],
         ),
+        a_partition(3, "LEADER", services=[busy, {**busy, "role": "FOLLOWER", "output_backlog": 900, "lag": 1}]),
+        a_partition(4, "LEADER", gone_services=[{}, {}], services=[{**busy, "output_backlog": 0, "since_output_s": 99.0}]),
         a_partition(2, "LEADER", followers={"b": {"has_slow_disk": True}, "c": {"has_slow_disk": False}}, dropped={"x": 5}),
         a_partition(7, "FOLLOWER", isr=["a"]),
         a_partition(9, "FOLLOWER", phase="FOLLOWER_QUIET"),
@@ -98,15 +109,24 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
     for name, metric in SUMS.items():
         assert found[metric,] == sum(p[name] for p in partitions), name
     expected: dict[tuple[str, ...], float] = {
-        ("liftpy_partitions",): 4,
-        ("liftpy_partitions_led",): 2,
+        ("liftpy_partitions",): 6,
+        ("liftpy_partitions_led",): 4,
         ("liftpy_partitions_quiet",): 1,
         ("liftpy_partitions_under_replicated",): 1,
         ("liftpy_replicas_with_slow_disks",): 2,
         ("liftpy_ingest_dropped_total", "x"): 7,
         ("liftpy_ingest_dropped_total", "y"): 1,
-        ("liftpy_uncommitted_records",): 3,
-        ("liftpy_services",): 2,
+        ("liftpy_uncommitted_records",): 10,
+        ("liftpy_services",): 5,
+        ("liftpy_services_gone",): 2,
+        ("liftpy_services_failing",): 3,
+        ("liftpy_service_output_backlog",): 91,
+        ("liftpy_service_output_age_seconds",): 92.5,
+        ("liftpy_service_snapshot_age_seconds",): 93.5,
+        ("liftpy_service_state_bytes",): 30,
+        ("liftpy_service_queries", "waiting"): 3,
+        ("liftpy_service_queries", "answered"): 6,
+        ("liftpy_service_queries", "refused"): 9,
         ("liftpy_service_lag_records",): 8,
         ("liftpy_service_snapshot_bytes", "fetched"): 110,
         ("liftpy_service_snapshot_bytes", "given"): 1100,

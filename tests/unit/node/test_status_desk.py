@@ -70,7 +70,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         ),
         fetches=SimpleNamespace(assembling_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
-        services=SimpleNamespace(report=lambda: [{"lag": 118}]),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
     )
 
 
@@ -153,6 +153,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "assembling_bytes": 117,
             "storage_failed": True,
             "services": [{"lag": 118}],
+            "gone_services": [{"lag": 119}],
         }
     ]
     facts = {name: report[name] for name in ("scrub", "descriptors", "namespace", "controller")}

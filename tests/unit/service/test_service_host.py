@@ -17,7 +17,7 @@ from liftpy.service import DivergedError, Outbox, Role, feeding, host
 from liftpy.service.emitter import Emitter
 from liftpy.service.host import ServiceHost
 from liftpy.service.outbox import Output
-from liftpy.service.sessions import Replayed, Tell
+from liftpy.service.sessions import MAX_SERVICES, Replayed, Tell
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.store import ServiceLock
 from liftpy.wire import envelope, frames
@@ -181,6 +181,13 @@ async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(
     hello = await bus.until(lambda: len(bus.hellos[-1].snapshots) > 1 and bus.hellos[-1])
     assert [told.position for told in hello.snapshots] == [0, 3], "at 0 it tells its parameters"
     assert (len(hello.snapshots[1].digest), hello.snapshotPosition) == (16, 3)
+    figures = hello.figures
+    assert (figures.snapshotsStored, figures.snapshotBytes, figures.sinceOutputMs) == (
+        1,
+        len(made.machine.snapshot().state),
+        -1,
+    )
+    assert figures.sinceSnapshotMs >= 0
     assert hello.life
     log.append(2)
     await bus.until(lambda: bus.hellos[-1].position == 5)
@@ -379,21 +386,63 @@ def test_an_order_and_a_refusal_say_all_that_they_say() -> None:
     assert (tell.inbox, tell.message) == ("_INBOX.b", refusal)
 
 
+FIGURES = pb.ServiceFigures(
+    sinceOutputMs=1,
+    queriesWaiting=2,
+    queriesAnswered=3,
+    queriesRefused=4,
+    snapshotsStored=5,
+    sinceSnapshotMs=6000,
+    snapshotBytes=7,
+)
+
+
+def test_who_is_gone_is_still_shown_with_what_it_died_of() -> None:
+    s, at_ns = sessions(), 5_000_000_000
+    s.hello(hello("a", position=4, problem="on_record at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
+    s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
+    assert s.expire(at_ns) == ["a"]
+    b, a = s.gone(9, at_ns + 1_500_000_000)
+    assert a == {
+        "service": "a",
+        "role": "GONE",
+        "position": 4,
+        "lag": 6,
+        "failing": True,
+        "snapshot": 0,
+        "gone_s": 1.5,
+        "problem": "on_record at offset 4: ValueError",
+    }
+    assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
+    assert b["problem"] == "it was stopped"
+    s.hello(hello("a", instance=2), "_INBOX.a", FOLLOWS, at_ns)
+    assert [row["service"] for row in s.gone(9, at_ns)] == ["b"], "it is back"
+    for number in range(100):
+        s.hello(hello(f"s{number}"), "_INBOX.s", FOLLOWS, at_ns)
+        s.expire(at_ns * 2)
+    assert len(s.gone(9, at_ns)) == MAX_SERVICES
+    assert s.gone(9, at_ns)[-1]["problem"] == "nothing is heard from it"
+
+
 def test_the_report_of_each_service_is_its_own() -> None:
     s = sessions()
     s.hello(hello("a", position=4, outputCount=8, emittedEnd=7, problem="x" * 5000), "_INBOX.a", FOLLOWS, 0)
-    s.hello(hello("b", position=10), "_INBOX.b", FOLLOWS, 0)
+    s.hello(hello("b", position=10, figures=FIGURES), "_INBOX.b", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     s.hello(hello("c", position=12), "_INBOX.c", CANDIDATE, 0)
     rows = {str(row.pop("service")): row for row in s.report(9)}
     problem = str(rows["a"].pop("problem"))
     assert 0 < len(problem) < 5000
     base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
-    base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": ""}
     base |= {"fetched_bytes": 0, "given_bytes": 0}
-    a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7}
+    base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": "", "output_backlog": 0}
+    base |= {"since_output_s": None, "queries_waiting": 0, "queries_answered": 0, "queries_refused": 0, "snapshots_stored": 0}
+    base |= {"since_snapshot_s": None, "snapshot_bytes": 0}
+    a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7, "output_backlog": 1}
     assert rows["a"] == {name: value for name, value in a.items() if name != "problem"}
-    assert rows["b"] == base | {"position": 10, "lag": 0}
+    b = {"since_output_s": 0.001, "queries_waiting": 2, "queries_answered": 3, "queries_refused": 4, "snapshots_stored": 5}
+    assert rows["b"] == base | b | {"position": 10, "lag": 0, "since_snapshot_s": 6.0, "snapshot_bytes": 7}
     assert rows["c"] == base | {"position": 12, "lag": 0, "promotion_waits": False}, "it came when the promotion had begun"
     (order,) = joined(s.hello(hello("b", position=10), "_INBOX.b", CANDIDATE, 0))
     s.ack(acked(order, 10), CANDIDATE)

@@ -186,10 +186,15 @@ def always() -> bool:
     return True
 
 
-async def served(bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always) -> asyncio.Task[None]:
+def server_of(bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always) -> QueryServer:
     settings = ServiceSettings(service="sum", stream="in", node="n1", data=Path("unused"), partition=2)
-    server = QueryServer(bus, bus, Subjects(), settings, lambda: machine, hears, caught_up)  # type: ignore[arg-type]
-    task = asyncio.create_task(server.run())
+    return QueryServer(bus, bus, Subjects(), settings, lambda: machine, hears, caught_up)  # type: ignore[arg-type]
+
+
+async def served(
+    bus: Bus, machine: ServiceMachine, caught_up: Any = always, hears: Any = always, server: QueryServer | None = None
+) -> asyncio.Task[None]:
+    task = asyncio.create_task((server or server_of(bus, machine, caught_up, hears)).run())
     async with asyncio.timeout(30):
         while bus.listening is None:
             await asyncio.sleep(0.001)
@@ -235,7 +240,8 @@ async def test_who_names_a_position_is_answered_without_a_leader() -> None:
 )
 async def test_what_cannot_be_answered_says_why(body: bytes, at_least: str | None, code: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
-    task = await served(bus, machine)
+    server = server_of(bus, machine)
+    task = await served(bus, machine, server=server)
     bus.end_offset = None
     await bus.ask(body, at_least)
     reply, why, headers = await bus.answer()
@@ -244,6 +250,7 @@ async def test_what_cannot_be_answered_says_why(body: bytes, at_least: str | Non
     bus.end_offset = 0
     await bus.ask(b"?")
     assert (await bus.answer())[1] == b"0", "the next one is answered"
+    assert (server.answered_count, server.refused_count, server.waiting_count) == (1, 1, 0)
     task.cancel()
 
 
