@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import tidy_imports, tidy_names
-from tests.conftest import ONE_AT_A_TIME
+from tests.conftest import ONE_AT_A_TIME, SPARK, group_of, place_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 600
@@ -299,6 +299,10 @@ def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
     ]
     assert marked
     assert not [path for path in marked if not path.startswith(ONE_AT_A_TIME)]
+    assert [group_of(f"{start}x.py::test_y") for start in (*ONE_AT_A_TIME, *SPARK)] == ["processes"] * 4 + ["spark"] * 3
+    order = ("tests/integration/x.py::a", "tests/bench/x.py::a", "tests/integration/test_spark_x.py::a", "tests/a.py::a")
+    assert [group_of(nodeid) for nodeid in order] == ["processes", "processes", "spark", "tests/a.py"]
+    assert sorted(order, key=place_of) == list(order)
 
 
 def test_the_classifiers_are_the_versions_that_the_whole_suite_ran_on() -> None:

@@ -41,10 +41,10 @@ def test_placement_of_every_policy_is_even() -> None:
 
 @pytest.mark.processes
 async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "CASES", ((100, 1), (100, 1000)))
+    monkeypatch.setattr(peer, "CASES", ((100, 1000),))
     found = await peer.rows(0.3, 1)
     cases = {(row["system"], row["case"]) for row in found}
-    expected = ("100 B, window 1", "100 B, window 1000", peer.REPLAY)
+    expected = ("100 B, window 1000", peer.REPLAY)
     assert cases == {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
     assert all(row["records_per_s"] > 0 for row in found)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import show
 from test_broken_nodes import NODES, expect_everywhere, payloads, settle
 
 from sidecar.dev.cluster import DevNode
+from tests.integration.conftest import show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -147,8 +147,17 @@ async def test_a_copy_beside_the_original_ends_and_harms_nobody(fragile: Any, st
     await expect_everywhere(fragile, stream_name, acked)
 
 
+_IMPATIENT = (
+    "import sys; from liftpy.cluster.predecessor import Predecessor; Predecessor.__init__.__defaults__ = (3.0, 3); "
+    "from sidecar.cli.main import main; main(['sidecar', *sys.argv[1:]])"
+)
+"""A node that gives up after 3 s: production waits as long as a node may take to stop."""
+
+
 def _twin(bench: Any, name: str, data: Path) -> DevNode:
     command = bench.cluster._command(name, list(NODES))
+    at = command.index("-m")
+    command[at : at + 2] = ["-c", _IMPATIENT]
     command[command.index("--data") + 1] = str(data)
     return DevNode(name, command, bench.cluster._environment(name, True), show)
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from conftest import close_bench, open_bench
 
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.sealing import seal
 from sidecar.raft.sessions import _FRAME, _HELLO
+from tests.integration.conftest import close_bench, open_bench
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

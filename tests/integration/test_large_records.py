@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from conftest import close_bench, open_bench, show
 
 from liftpy.client.consumer import ReadOptions
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
+from tests.integration.conftest import close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

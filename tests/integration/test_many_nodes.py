@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from conftest import QUICK, close_bench, open_bench, show
 
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.dev.cluster import DevCluster
+from tests.integration.conftest import QUICK, close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from conftest import QUICK, close_bench, open_bench, show
 
 from liftpy.wire.batch import split_batches
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
+from tests.integration.conftest import QUICK, close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Bench, close_bench, open_bench, show
 
 from sidecar.dev.cluster import DevCluster
+from tests.integration.conftest import Bench, close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

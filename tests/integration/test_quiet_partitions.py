@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import QUICK, close_bench, open_bench, show
 
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.envelope import MessageType
 from sidecar.dev.cluster import DevCluster
+from tests.integration.conftest import QUICK, close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

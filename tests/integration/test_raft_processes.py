@@ -45,8 +45,9 @@ class Load:
             name = f"{self._word}-{number}"
             number += 1
             try:
-                await self._client.create_stream(name, f"load.{name}", replicas=1)
+                await self._client.create_stream(name, f"load.{name}")
             except LiftError:
+                await asyncio.sleep(0.01)
                 continue  # not acknowledged: it may be there or not
             self.acked.append(name)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import nats
 import pytest
-from conftest import show
 from roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
 from liftpy.client import Client, connect
@@ -27,6 +26,7 @@ from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
+from tests.integration.conftest import show
 
 pytestmark = pytest.mark.processes
 

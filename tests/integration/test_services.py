@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Bench, close_bench, open_bench, show
 
 from liftpy.client import Client, QueryFailedError
 from liftpy.client.transport import Transport, open_connection
@@ -43,6 +42,7 @@ from tests.examples.echo import TIMES, Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
 from tests.examples.strict import Strict
+from tests.integration.conftest import Bench, close_bench, open_bench, show
 
 pytestmark = pytest.mark.processes
 

@@ -25,7 +25,7 @@ from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 
-QUICK = ReplicationConfig(max_idle_wait_s=0.02)
+QUICK = ReplicationConfig(max_idle_wait_s=0.02, max_lag_time_s=1.0)
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
 
 

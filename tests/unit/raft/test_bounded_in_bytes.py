@@ -18,17 +18,18 @@ from sidecar.raft.journal import GroupJournal
 from tests.unit.raft.ours import our_net
 
 LARGE = 60_000
+ENTRIES = 100
 BOUND = 1_000_000
 
 
 def test_large_entries_are_compacted_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 entries of 60 KB: by number, 10,000 of them would be kept."""
+    """``ENTRIES`` of 60 KB: by number, 10,000 of them would be kept."""
     monkeypatch.setattr(library, "COMPACT_AFTER_BYTES", BOUND)
     monkeypatch.setattr(library, "COMPACT_AT_ONCE_BYTES", BOUND)
     with our_net(tmp_path) as net:
         leader, *_ = net.elected()
         most = {"held": 0, "stored": 0}
-        for number in range(300):
+        for number in range(ENTRIES):
             value = b"%d " % number + b"x" * LARGE
             net.put(leader, value)
             assert net.run(lambda value=value: value in net.acknowledged())
@@ -38,7 +39,7 @@ def test_large_entries_are_compacted_by_their_bytes(tmp_path: Path, monkeypatch:
                 most["stored"] = max(most["stored"], (tmp_path / name / "journal").stat().st_size)
         assert BOUND / 2 < most["held"] <= BOUND + 6 * LARGE, most
         assert most["stored"] <= BOUND + 6 * LARGE, most
-        assert all(member.core.compactions >= 300 * LARGE // (2 * BOUND) for member in net.up.values())
+        assert all(member.core.compactions >= ENTRIES * LARGE // (2 * BOUND) for member in net.up.values())
         net.crash(*net.up)
         for name in net.members:
             net.start(name)
