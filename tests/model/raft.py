@@ -40,6 +40,8 @@ Committed = tuple[int, bytes, int]
 _PERMUTATIONS = tuple(dict(zip(NODES, order, strict=True)) for order in permutations(NODES))
 _BARRIER = b"barrier"
 _REGULAR = b"\x00"
+_REMEMBERED = 1_000_000
+"""States whose canonical form is kept: a large search would hold nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +336,8 @@ class RaftModel:
                     if self._is_dead(world, link, self._head(world, link)):
                         world, again = self._without_head(world, link), True
                         break
+            if len(self._alike) >= _REMEMBERED:
+                self._alike.clear()
             found = self._alike[reached] = self._canonical(world)
         return found
 

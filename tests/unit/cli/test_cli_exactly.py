@@ -1,0 +1,443 @@
+"""Commands at their edges: what is printed and nothing beside it, what is asked before anything is changed, what a demo does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+
+from liftpy.client.credentials import Credentials
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.service.poison import Unit
+from liftpy.wire import frames
+from liftpy.wire._pb import service_pb2
+from sidecar.cli import service, service_orders
+from sidecar.cli.tables import table
+from sidecar.dev.demo_failover import MAX_RECORDS, Failover
+from sidecar.dev.demo_steps import Positions, Step
+from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_tables import printed
+
+__all__ = ["cluster"]
+demo, dev = importlib.import_module("sidecar.cli.demo"), importlib.import_module("sidecar.cli.dev")
+
+
+# ---- streams and rights --------------------------------------------------------------------------------------------------
+def test_what_is_made_is_one_line_of_json_for_who_asks(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.set("orders", 1, isr=("n2",), leader="n2", leader_epoch=7, epoch=9)
+    code, out, _ = run(capsys, "stream", "create", "orders", "--subject", "shop.orders", "--partitions", "2", "--json")
+    assert code == 0
+    (line,) = out.splitlines()
+    said = json.loads(line)
+    image = cluster.image.streams["orders"]
+    assert (said["name"], said["uid"], said["subject"]) == ("orders", image.uid, "shop.orders")
+    assert said["created_time_ns"] == image.created_time_ns
+    first, second = said["partitions"]
+    assert (first["partition"], first["subject"], first["isr"], first["replicas"]) == (
+        0, "shop.orders", list(image.partitions[0].isr), list(image.partitions[0].replicas),
+    )  # fmt: skip
+    assert second == {
+        "partition": 1, "subject": "shop.orders.1", "status": "ONLINE", "leader": "n2", "leader_epoch": 7, "epoch": 9,
+        "replicas": list(image.partitions[1].replicas), "isr": ["n2"],
+    }  # fmt: skip
+
+
+def test_settings_are_those_of_all_replicas_not_of_the_isr(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    before = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"]
+    cluster.set("orders", 0, isr=("n1",))
+    assert json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"] == before
+
+
+@pytest.mark.parametrize("words", [["--stream", "a.b"], ["--stream", "*"], ["--service", "a b"], ["--service", ">"]])
+def test_rights_of_what_has_no_name_are_refused(words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "rights", "--role", "reader", *words)
+    assert (code, out) == (2, "")
+    assert "is not allowed" in err
+    assert run(capsys, "rights", "--role", "reader", "--stream", "orders", "--service", "*")[0] == 0
+
+
+@pytest.mark.parametrize(("width", "spaced"), [(26, True), (25, False)])
+def test_columns_stand_apart_where_there_is_room(width: int, spaced: bool) -> None:
+    """Two columns of ten characters with their spaces take 26."""
+    text = printed(table(("a" * 10, "b" * 10), [("1", "2")], width=width), width)
+    head = text.splitlines()[1]
+    assert "a" * 10 in head
+    assert "b" * 10 in head
+    assert (head.index("b") - head.rindex("a") > 2) is spaced
+
+
+# ---- liftpy dev ----------------------------------------------------------------------------------------------------------
+class Dev:
+    """In the place of DevCluster."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, nodes: int, **given: Any) -> None:
+        self.count, self.given = nodes, given
+        self.calls: list[str] = []
+        self.nodes = {"n1": SimpleNamespace(pid=11, status_url="http://s"), "n2": SimpleNamespace(pid=12, status_url="")}
+        self.nats_url, self.namespace, self.data = given["nats_url"] or "nats://own:1", given["namespace"], Path("/data")
+        Dev.made.append(self)
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def ended(self) -> list[str]:
+        raise UnavailableError("seen")  # the first look ends the test
+
+
+@pytest.fixture
+def a_dev(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    looked: list[str] = []
+
+    class Connection:
+        async def close(self) -> None:
+            looked.append("closed")
+
+    async def open_connection(nats: str, credentials: Credentials, name: str) -> Connection:
+        looked.append(nats)
+        return Connection()
+
+    Dev.made = []
+    monkeypatch.setattr(dev, "DevCluster", Dev)
+    monkeypatch.setattr(dev, "open_connection", open_connection)
+    monkeypatch.setattr(dev.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(dev, "_WATCH_S", 0.0)
+    return looked
+
+
+def test_dev_says_as_json_where_all_is_and_nothing_else(a_dev: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "dev", "--json")
+    assert code == 3
+    (line,) = out.splitlines()
+    assert json.loads(line) == {
+        "event": "ready", "nats": "nats://own:1", "namespace": Dev.made[0].namespace,
+        "nodes": {
+            "n1": {"pid": 11, "status": "http://s", "data": "/data/n1"}, "n2": {"pid": 12, "status": "", "data": "/data/n2"}
+        },
+    }  # fmt: skip
+    assert (Dev.made[0].calls, a_dev) == (["start", "stop"], [])
+    assert (Dev.made[0].given["nats_url"], Dev.made[0].given["settings"]) == ("", {})
+
+
+def test_dev_looks_whether_an_outside_server_lets_it_in(
+    a_dev: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIFTPY_PASSWORD", "secret")
+    _, out, err = run(capsys, "dev", "--nats", "nats://there:1", "--user", "me", "--nodes", "2")
+    assert a_dev == ["nats://there:1", "closed"]
+    assert "ready: 2 nodes on nats://there:1, data in /data" in out
+    assert "stopping" in err
+    (made,) = Dev.made
+    assert (made.count, made.given["nats_url"]) == (2, "nats://there:1")
+    assert "me" in made.given["settings"].values()
+    assert run(capsys, "dev", "--nats", "not a url")[0] == 2
+    assert len(Dev.made) == 1, "nothing was started"
+
+
+# ---- liftpy demo ---------------------------------------------------------------------------------------------------------
+FAILOVER = Failover("n1", "n2", 2, 0.25, 1.5)
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def watching(self, total: int, nodes: list[str]) -> Any:
+        self.said.append(f"bars for {total} on {nodes}")
+        return contextlib.nullcontext()
+
+    def positions(self, at: Positions) -> None:
+        """Not looked at."""
+
+
+@pytest.mark.parametrize("spark", [True, False])
+async def test_the_demo_does_its_steps_in_order(spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = [b"%d" % number for number in range(8)]
+    calls: list[Any] = []
+
+    async def publish_and_watch(client: Any, url: str, flights: range, folder: Path, nodes: list[str], show: Any) -> float:
+        calls.append(("publish", flights, nodes))
+        return 2.0
+
+    async def lose_the_leader(cluster: Any, client: Any, stream: str, subject: str, chunk: list[bytes], first: int) -> Failover:
+        calls.append(("kill", chunk, first))
+        return FAILOVER
+
+    async def read_back(client: Any, read: list[bytes]) -> Step:
+        calls.append(("read", len(read)))
+        return Step("read", 8, 8, 1.0)
+
+    async def compute_by_spark(job: Any, folder: Path, computed: list[bytes]) -> tuple[list[Step], Any]:
+        calls.append(("spark", len(computed)))
+        return [Step("spark", 8, 8, 1.0)], {"UA": (1, 2)}
+
+    class Job:
+        async def __aenter__(self) -> Job:
+            return self
+
+        async def __aexit__(self, *_: Any) -> None:
+            calls.append(("job ended",))
+
+        async def expect(self, line: str, timeout_s: float) -> None:
+            calls.append(("expect", line))
+
+    async def start_spark(cluster: Any, folder: Path) -> Job:
+        calls.append(("start spark",))
+        return Job()
+
+    class Client:
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: Any) -> None:
+            calls.append(("client closed",))
+
+        async def create_stream(self, name: str, subject: str, replicas: int) -> Any:
+            calls.append(("create", name, subject, replicas))
+            return SimpleNamespace(name=name, subject=subject, partitions=[SimpleNamespace(replicas=("n1", "n2"))])
+
+    async def connect(url: str, namespace: str, name: str) -> Client:
+        return Client()
+
+    for what in (publish_and_watch, read_back, compute_by_spark):
+        monkeypatch.setattr(demo.steps, what.__name__, what)
+    monkeypatch.setattr(demo, "lose_the_leader", lose_the_leader)
+    monkeypatch.setattr(demo, "_start_spark", start_spark)
+    monkeypatch.setattr(demo, "connect", connect)
+    there: Any = SimpleNamespace(nats_url="nats://h", namespace="ns")
+    screen: Any = Screen()
+    done, delays, failover = await demo._run(there, lines, tmp_path, screen, spark=spark)
+    work = [
+        ("create", "flights", "demo.flights", 3), ("publish", range(4), ["n1", "n2"]), ("kill", lines[4:6], 4),
+        ("publish", range(6, 8), ["n1", "n2"]), ("read", 8),
+    ]  # fmt: skip
+    ended = [("client closed",)]
+    if spark:
+        work, ended = [("start spark",), *work, ("expect", "ready"), ("spark", 8)], [*ended, ("job ended",)]
+    assert calls == [*work, *ended]
+    assert (delays, failover) == ({"UA": (1, 2)} if spark else {}, FAILOVER)
+    published, acknowledged, *rest = done
+    assert (published.records, published.size_bytes, published.seconds) == (6, 6, 4.0)
+    assert (acknowledged.records, acknowledged.size_bytes, acknowledged.seconds) == (2, 2, 1.5)
+    assert [step.name for step in rest] == ["read", "spark"] if spark else ["read"]
+    assert "bars for 8 on ['n1', 'n2']" in screen.said
+    assert any("kill -9 of n1" in said and "n2 leads" in said and "0.25 s" in said for said in screen.said)
+    assert MAX_RECORDS >= 1
+
+
+def test_the_demos_result_as_json_and_for_people() -> None:
+    steps = [Step("read", 1000, 2_000_000, 2.0), Step("spark", 10, 10, 1.0, agrees=False, note="offset 3")]
+    delays = {"UA": (2, 20), "AA": (4, -20)}
+    said = demo._as_json(steps, delays, FAILOVER, "", 12.345, False)
+    assert (said["agrees"], said["seconds"]) == (False, 12.35)
+    assert [step["name"] for step in said["steps"]] == ["read", "spark"]
+    assert said["spark"] == {
+        "ran": True, "why_not": "",
+        "delays": {"AA": {"flights": 4, "minutes": -20}, "UA": {"flights": 2, "minutes": 20}},
+    }  # fmt: skip
+    assert said["failover"]["next_ack_s"] == 0.25
+    assert demo._as_json(steps, {}, FAILOVER, "no java", 1.0, True)["spark"] == {
+        "ran": False, "why_not": "no java", "delays": {},
+    }  # fmt: skip
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    screen = demo._Screen(console)
+    screen.result(steps, delays, "no java", 12.34, False)
+    text = console.export_text()
+    assert "500" in text
+    assert "1.0" in text
+    assert "NO: offset 3" in text
+    assert "Spark: not run: no java" in text
+    assert "NOT everything agrees; 12.3 s in all" in text
+    assert text.index("AA") < text.index("UA"), "the earliest first"
+    screen.result(steps[:1], {}, "", 1.0, True)
+    assert "everything agrees, record by record" in console.export_text()
+
+
+def test_the_demos_bars_show_who_leads() -> None:
+    screen = demo._Screen(Console(width=120, file=open("/dev/null", "w")))  # noqa: SIM115
+    progress = screen.watching(10, ["n1", "n2"])
+    screen.positions(Positions(sent=7, committed=5, leader="n2", replicas={"n1": 4, "n2": 6}))
+    assert [(task.description, task.completed, task.total) for task in progress.tasks] == [
+        ("published", 7, 10), ("committed (HW)", 5, 10), ("n1 (follower)", 4, 10), ("n2 (leader)", 6, 10),
+    ]  # fmt: skip
+
+
+# ---- liftpy service ------------------------------------------------------------------------------------------------------
+def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+
+    class Counter:
+        """As a service's class: only its name is asked for."""
+
+    async def run_service(factory: Any, settings: Any, target: Any) -> None:
+        ran.append(
+            (
+                getattr(factory, "func", factory),
+                settings.service,
+                settings.output_stream,
+                settings.stream,
+                settings.node,
+                target.namespace,
+            )
+        )
+        ran.append((logging.getLogger().level, logging.getLogger("nats").level))
+
+    root, noisy = logging.getLogger(), logging.getLogger("nats")
+    before = root.level, noisy.level, list(root.handlers)
+    noisy.setLevel(logging.NOTSET)
+    monkeypatch.setattr(service, "_run", run_service)
+    monkeypatch.setattr(service, "load_service", lambda name: Counter)
+    words = ["service", "m:C", "--stream", "s", "--node", "n1", "--data", "d", "--output", "o", "--log-level", "error"]
+    try:
+        code, *_ = run(capsys, *words, "--namespace", "ns")
+    finally:
+        root.setLevel(before[0])
+        noisy.setLevel(before[1])
+        root.handlers[:] = before[2]
+    assert code == 0
+    assert ran == [(Counter, "counter", "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
+
+
+async def test_a_service_waits_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def open_connection(*_: Any, **__: Any) -> str:
+        if len(slept) < 2:
+            raise UnavailableError("nobody there")
+        return "connection"
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(service, "open_connection", open_connection)
+    monkeypatch.setattr(service, "asyncio", SimpleNamespace(sleep=sleep))
+    settings: Any = SimpleNamespace(service="x")
+    target: Any = SimpleNamespace(nats="nats://h", credentials=None)
+    assert await service._connect(settings, target) == "connection"
+    assert slept == [service._CONNECT_AGAIN_S] * 2
+
+
+class Asked:
+    """A client over one stream of one partition whose nodes say how their services are."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said: dict[str, Any] = said
+        self.published: list[tuple[str, bytes]] = []
+        self.transport = self
+        self.first, self.end = 2, 10
+        self.ranges: list[Any] = []
+        self.records: list[str] = ["the record"]
+
+    async def stream(self, name: str) -> Any:
+        return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=("n1", "n2", "n3"))])
+
+    async def bounds(self, stream: str, partition: int) -> Any:
+        return SimpleNamespace(log_start_offset=self.first, end_offset=self.end)
+
+    async def node_status(self, node: str) -> Any:
+        said = self.said.get(node, UnavailableError("silent"))
+        if isinstance(said, Exception):
+            raise said
+        services = [{"service": "other", "position": 99, "snapshot": 99}, {"service": "counter", **said}]
+        return {
+            "partitions": [
+                {"uid": "u2", "partition": 0, "services": services[:1]},
+                {"uid": "u1", "partition": 0, "services": services},
+            ]
+        }
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self.published.append((subject, payload))
+        node = subject.rpartition(".")[2]
+        self.said[node] = {**self.said[node], "snapshot": self.said[node]["position"]}
+
+    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> Any:
+        self.ranges.append((stream, partition, start, end, uid))
+        yield SimpleNamespace(records=lambda: iter(self.records))
+
+
+async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and_waited_for() -> None:
+    client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
+    stored = await service_orders.store_now(client, "counter", "s", 0, (), 30.0, "ns")
+    assert stored == {"n1": 7, "n3": 5}
+    assert [subject for subject, _ in client.published] == ["ns.service.n1", "ns.service.n3"]
+    assert frames.decode(client.published[0][1], service_pb2.SnapshotRequest) == service_pb2.SnapshotRequest(
+        service="counter", stream="s", partition=0
+    )
+    only: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
+    assert await service_orders.store_now(only, "counter", "s", 0, ("n3",), 30.0, "ns") == {"n3": 5}
+    for nodes, text in (((), "no node has a service nobody over s/0"), (("n2",), "nobody is not beside n2")):
+        with pytest.raises(NotFoundError, match=text):
+            await service_orders.store_now(only, "nobody", "s", 0, nodes, 30.0, "ns")
+    with pytest.raises(NotFoundError, match="s has 1 partitions, no 1"):
+        await service_orders.store_now(only, "counter", "s", 1, (), 30.0, "ns")
+
+
+async def test_a_snapshot_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = Asked(n1={"position": 7, "snapshot": 3})
+
+    async def publish(subject: str, payload: bytes) -> None:
+        """Nobody hears it."""
+
+    client.publish = publish
+    with pytest.raises(UnavailableError, match="no snapshot beside n1 after 0 s"):
+        await service_orders.store_now(client, "counter", "s", 0, (), 0.0, "ns")
+
+
+@pytest.mark.parametrize("error", [UnavailableError("x"), OutcomeUnknownError("x"), ProtocolError("x")])
+async def test_who_does_not_answer_has_no_position(error: Exception) -> None:
+    client: Any = Asked(n1=error, n2={"position": 0})
+    assert await service_orders._position(client, "n1", "u1", 0, "counter") is None
+    assert await service_orders._position(client, "n2", "u1", 0, "counter") == 0
+    assert await service_orders._position(client, "n2", "u1", 0, "nobody") is None
+    assert await service_orders._position(client, "n2", "u1", 1, "counter") is None
+
+
+async def test_a_record_is_passed_over_only_where_nobody_has_applied_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+
+    class Writer:
+        def __init__(self, client: Any, dead_letter: str) -> None:
+            written.append(dead_letter)
+
+        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str) -> int:
+            written.append((identity.service, identity.uid, decision.unit, record, why))
+            return 42
+
+    monkeypatch.setattr(service_orders, "DecisionWriter", Writer)
+    client: Any = Asked(n1={"position": 5}, n2={"position": 4})
+
+    async def skip(offset: int, **how: Any) -> int:
+        return await service_orders.pass_over(client, "counter", "s", 0, Unit(offset, ""), **how)
+
+    assert await skip(5, dead_letter="dead") == 42, "it stands at the record"
+    assert client.ranges == [("s", 0, 5, 6, "u1")]
+    assert written == ["dead", ("counter", "u1", Unit(5, ""), "the record", "passed over by an operator")]
+    with pytest.raises(ConfigError, match="counter on n1 is at 5: it has applied"):
+        await skip(4)
+    assert await skip(4, force=True) == 42
+    for offset, inside in ((1, False), (2, True), (9, True), (10, False)):
+        if inside:
+            assert await skip(offset, force=True) == 42
+        else:
+            with pytest.raises(ConfigError, match=f"s/0 holds 2 to 9, not {offset}"):
+                await skip(offset, force=True)
+    client.records = []
+    with pytest.raises(LiftError, match="holds no record at 9"):
+        await skip(9)
+    with pytest.raises(NotFoundError, match="no 1"):
+        await service_orders.pass_over(client, "counter", "s", 1, Unit(5, ""))

@@ -1,0 +1,452 @@
+"""The client's small decisions, each at its bound: what a reader asks and believes, what a parser waits for, what an end leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.client import transport as transport_module
+from liftpy.client.addressing import Address
+from liftpy.client.iteration import Iteration
+from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
+from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
+from liftpy.client.publisher import Publisher, _InFlight
+from liftpy.client.transport import open_connection
+from liftpy.errors import (
+    ConfigError,
+    LogTruncatedError,
+    NotAllowedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    UnavailableError,
+)
+from liftpy.wire._pb import client_pb2
+from tests.unit.client.test_client_progress import answer, batch, offsets
+
+_Error = client_pb2.ReadResponse.Error
+
+
+# ---- what a reader asks and believes -----------------------------------------------------------------------------------------
+def test_a_question_says_all_that_a_replica_decides_by() -> None:
+    progress = ReadProgress("s", 3, 0, uid="u1", floor_high_watermark=2)
+    assert progress.request(100, 7, 55) == client_pb2.ReadRequest(
+        stream="s",
+        partition=3,
+        requestId=55,
+        offset=0,
+        position=0,
+        maxBytes=100,
+        waitMs=7,
+        streamUid="u1",
+        minHighWatermark=2,
+        lastOffset=-1,
+    )
+    progress.accept(answer(batch(0, 5, epoch=4), hw=9, partition=3, stream="s", requestId=55))
+    assert progress.request(100, 7, 56) == client_pb2.ReadRequest(
+        stream="s", partition=3, requestId=56, offset=5, position=0, maxBytes=100, waitMs=7, streamUid="u1", minHighWatermark=4,
+        lastOffset=4, lastEpoch=4,
+    )  # fmt: skip
+
+
+def test_who_knows_of_less_is_believed_after_a_while_and_who_holds_it_and_sends_nothing_never() -> None:
+    progress = ReadProgress("s", 0, 5, high_watermark=10)
+    for _ in range(3 * _MOST_BEHIND):
+        with pytest.raises(NotServedError, match="n1 sent nothing at 5 although 10 is committed"):
+            progress.accept(answer(hw=5))
+    for _ in range(_MOST_BEHIND - 1):
+        with pytest.raises(NotServedError):
+            progress.accept(answer(hw=4))
+    assert progress.high_watermark == 10
+    assert progress.accept(answer(hw=4)) == []
+    assert (progress.high_watermark, progress.next_offset) == (4, 5)
+    assert progress.accept(answer(hw=4)) == [], "there is nothing more"
+
+
+def test_an_answer_that_brings_something_ends_the_count() -> None:
+    progress = ReadProgress("s", 0, 5, high_watermark=10)
+    for _ in range(_MOST_BEHIND - 1):
+        with pytest.raises(NotServedError):
+            progress.accept(answer(hw=4))
+    assert offsets(progress.accept(answer(batch(5, 1), hw=10))) == [5]
+    for _ in range(_MOST_BEHIND - 1):
+        with pytest.raises(NotServedError):
+            progress.accept(answer(hw=4))
+
+
+def test_a_damaged_answer_is_told_of_once() -> None:
+    progress = ReadProgress("s", 0, 5, uid="u1")
+    assert progress.complaint() is None
+    progress.suspect = ("n2", 7)
+    assert progress.complaint() == client_pb2.ReadRequest(boundsOnly=True, streamUid="u1", minHighWatermark=-1, badOffset=7)
+    assert progress.complaint() is None
+
+
+def test_bounds_are_those_of_the_answer() -> None:
+    head = client_pb2.ReadResponse(
+        streamUid="u", node="n1", leader="n2", leaderEpoch=3, logStartOffset=4, highWatermark=5, compacted=True
+    )
+    found = bounds_of(head)
+    assert (found.uid, found.node, found.leader, found.leader_epoch) == ("u", "n1", "n2", 3)
+    assert (found.log_start_offset, found.high_watermark, found.compacted) == (4, 5, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "last", "right"),
+    [
+        ({"node": "n1", "leader": "n2", "streamUid": "u"}, (5, 1), True),
+        ({"streamUid": "u"}, (5, 1), True),
+        ({"node": "n1.x", "streamUid": "u"}, (5, 1), False),
+        ({"leader": ">", "streamUid": "u"}, (5, 1), False),
+        ({"streamUid": "other"}, (5, 1), False),
+        ({"streamUid": "other", "error": _Error.NOT_READY}, (5, 1), True),
+        ({"streamUid": "u", "error": _Error.WRONG_STREAM}, (5, 1), False),
+        ({"streamUid": "other", "error": _Error.WRONG_STREAM}, (5, 1), True),
+        ({"error": _Error.CUT, "cutEndOffset": 5}, (5, 1), True),
+        ({"error": _Error.CUT, "cutEndOffset": 0}, (5, 1), True),
+        ({"error": _Error.CUT, "cutEndOffset": 6}, (5, 1), False),
+        ({"error": _Error.CUT, "cutEndOffset": -1}, (5, 1), False),
+        ({"error": _Error.CUT, "cutEndOffset": 5}, (5, 0), False),
+        ({"streamUid": "u", "highWatermark": -1}, (5, 1), True),
+        ({"streamUid": "u", "highWatermark": -2}, (5, 1), False),
+        ({"streamUid": "u", "logStartOffset": -1}, (5, 1), False),
+    ],
+)
+def test_an_answer_that_contradicts_itself_ends_nobody(fields: dict[str, Any], last: tuple[int, int], right: bool) -> None:
+    head = client_pb2.ReadResponse(**fields)
+    if right:
+        must_agree(head, "u", *last)
+    else:
+        with pytest.raises(ProtocolError, match="contradicts itself or the question"):
+            must_agree(head, "u", *last)
+
+
+@pytest.mark.parametrize(
+    ("error", "offset", "kind", "text"),
+    [
+        (
+            _Error.WRONG_STREAM,
+            5,
+            NotFoundError,
+            r"s/2: the stream that was read \(uid u\) was deleted and made again \[n1: no detail\]",
+        ),
+        (_Error.OFFSET_OUT_OF_RANGE, 5, OffsetOutOfRangeError, ""),
+        (_Error.OFFSET_OUT_OF_RANGE, 6, NotServedError, "OFFSET_OUT_OF_RANGE"),
+        (_Error.CUT, 5, LogTruncatedError, "committed before offset 5 .* below 3 are the same"),
+        (_Error.BAD_REQUEST, 5, ProtocolError, "refused as malformed"),
+        (_Error.NOT_READY, 5, NotServedError, "NOT_READY"),
+        (999, 5, NotServedError, "999"),
+    ],
+)
+def test_what_a_refusal_means(error: Any, offset: int, kind: type[Exception], text: str) -> None:
+    head = client_pb2.ReadResponse(node="n1", error=error, logStartOffset=6, highWatermark=9, cutEndOffset=3, leader="n2")
+    with pytest.raises(kind, match=text) as raised:
+        check_head(head, "u", "s", 2, offset)
+    assert type(raised.value) is kind
+    if isinstance(raised.value, LogTruncatedError):
+        assert raised.value.args
+    if isinstance(raised.value, NotServedError):
+        assert raised.value.leader == "n2"
+
+
+# ---- iterations -------------------------------------------------------------------------------------------------------------
+class Ahead:
+    """What was read ahead: lists of numbers."""
+
+    def __init__(self, *pieces: list[int]) -> None:
+        self.pieces = list(pieces)
+        self.ended = False
+        self.abandoned = 0
+
+    async def next(self) -> list[int] | None:
+        return self.pieces.pop(0) if self.pieces and not self.ended else None
+
+    async def close(self) -> None:
+        self.ended = True
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+def iteration(*pieces: list[int]) -> tuple[Any, Any, list[int]]:
+    ahead: Any = Ahead(*pieces)
+    handed: list[int] = []
+    made: Any = Iteration(ahead, iter, handed.append)  # type: ignore[arg-type]
+    return made, ahead, handed
+
+
+async def test_items_come_one_by_one_and_each_is_noted_when_it_is_handed_on() -> None:
+    made, _, handed = iteration([1, 2], [], [3])
+    assert made.alive
+    assert await anext(made) == 1
+    assert handed == [1]
+    assert [item async for item in made] == [2, 3]
+    assert handed == [1, 2, 3]
+    with pytest.raises(StopAsyncIteration):
+        await anext(made)
+
+
+async def test_after_its_end_nothing_comes_of_what_was_there() -> None:
+    made, ahead, handed = iteration([1, 2, 3])
+    assert await anext(made) == 1
+    await made.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(made)
+    assert (handed, ahead.ended, made.alive) == ([1], True, False)
+
+
+async def test_who_was_replaced_is_told_so() -> None:
+    made, ahead, handed = iteration([1, 2, 3])
+    assert await anext(made) == 1
+    made.replace()
+    with pytest.raises(ConfigError, match="one at a time"):
+        await anext(made)
+    assert (handed, ahead.abandoned) == ([1], 1)
+
+
+async def test_a_wait_that_was_cut_short_may_be_gone_on_with() -> None:
+    made, ahead, _ = iteration([1])
+    wait = asyncio.Event()
+    real = ahead.next
+
+    async def slow() -> Any:
+        await wait.wait()
+        return await real()
+
+    ahead.next = slow
+    first = asyncio.create_task(anext(made))
+    await asyncio.sleep(0)
+    assert made.alive
+    with pytest.raises(ConfigError):
+        await anext(made)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert (made.interrupted, made.alive) == (True, False)
+    wait.set()
+    assert await anext(made) == 1
+    assert (made.interrupted, made.alive) == (False, True)
+
+
+# ---- the parser ---------------------------------------------------------------------------------------------------------------
+class Connection:
+    """As much of nats-py's as the parser touches."""
+
+    def __init__(self) -> None:
+        self._subs: dict[int, Any] = {}
+        self._pongs: list[asyncio.Future[bool]] = []
+        self._pongs_received = 0
+        self._pings_outstanding = 2
+        self.messages: list[Any] = []
+        self.ponged = 0
+
+    async def _process_msg(self, *message: Any) -> None:
+        self.messages.append(message)
+
+    async def _process_pong(self) -> None:
+        self.ponged += 1
+
+
+def parser(**options: Any) -> tuple[StrictParser, Any]:
+    connection: Any = Connection()
+    connection._subs[1] = SimpleNamespace(subject="a.*")
+    made = StrictParser(connection, Counter(), **options)
+    made.expect(1, "a.*")
+    return made, connection
+
+
+async def test_a_line_is_waited_for_up_to_its_bound() -> None:
+    made, _ = parser()
+    await made.parse(b"M" * LONGEST_LINE_BYTES)
+    with pytest.raises(nats.errors.ProtocolError):
+        await made.parse(b"M")
+    for fast in (made.feed, None):
+        made.reset()
+        if fast is not None:
+            assert made.feed(b"M" * LONGEST_LINE_BYTES)
+            assert not made.feed(b"M"), "somebody has to look at it"
+
+
+async def test_a_message_under_another_subject_is_left_out_and_counted() -> None:
+    made, connection = parser()
+    await made.parse(
+        b"MSG a.b 1 2\r\nhi\r\nMSG b.b 1 2\r\nhi\r\nMSG a.c 2 2\r\nhi\r\nHMSG a.d 1 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
+    )
+    assert connection.messages == [(1, b"a.b", b"", b"hi", b""), (1, b"a.d", b"r", b"hi", b"NATS/1.0\r\n\r\n")]
+    assert made.errors == {"messages under a foreign subject": 1}, "and what was on its way when we left is none"
+    made.forget(1)
+    made.forget(1)
+    assert not made._patterns
+    loose, connection = parser(check_subjects=False)
+    await loose.parse(b"MSG b.b 1 2\r\nhi\r\n")
+    assert len(connection.messages) == 1
+
+
+async def test_the_pong_of_who_has_given_up_is_taken_off() -> None:
+    made, connection = parser()
+    loop = asyncio.get_running_loop()
+    given_up, waiting = loop.create_future(), loop.create_future()
+    given_up.cancel()
+    connection._pongs = [given_up, waiting]
+    await made.parse(b"PONG\r\n")
+    assert (connection._pongs, connection._pongs_received, connection._pings_outstanding) == ([waiting], 1, 0)
+    assert (made.errors, connection.ponged) == ({"late PONGs": 1}, 0)
+    await made.parse(b"PONG\r\n")
+    assert connection.ponged == 1, "somebody waits for that one"
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        (b"MSG s 1 5", (b"s", b"1", b"", 0)),
+        (b"MSG s 1 r 5", (b"s", b"1", b"r", 0)),
+        (b"HMSG s 1 5 5", (b"s", b"1", b"", 5)),
+        (b"HMSG s 1 r 4 5", (b"s", b"1", b"r", 4)),
+        (b"HMSG s 1 6 5", None),
+        (b"HMSG s 1 5", None),
+        (b"MSG s 5", None),
+        (b"MSG s 1 r x 5", None),
+        (b"MSG s  5", None),
+        (b"MSG s 1 -5", None),
+        (b"PUB s 1 5", None),
+    ],
+)
+def test_a_message_line_is_what_a_server_writes(line: bytes, fields: Any) -> None:
+    assert message_fields(line.split(b" ")) == fields
+
+
+async def test_a_denial_names_what_is_denied() -> None:
+    made, connection = parser()
+    denied: list[tuple[bool, str]] = []
+    made.denials.append(lambda *what: denied.append(what))
+    told: list[Any] = []
+
+    async def error(err: Any) -> None:
+        told.append(err)
+
+    connection._process_err = error
+    await made.parse(b"-ERR 'Permissions Violation for Publish to \"A.b\"'\r\n")
+    await made.parse(b"-ERR 'Permissions Violation for Subscription to \"C.d\"'\r\n")
+    assert denied == [(True, "A.b"), (False, "C.d")]
+    assert len(told) == 2
+
+
+# ---- publishing -----------------------------------------------------------------------------------------------------------------
+async def test_what_another_stream_of_the_name_has_refused_goes_to_the_new_one_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    made: Any = Publisher.__new__(Publisher)
+    made._addressing = SimpleNamespace(address=Address("ev", "u2", True))
+    made._has_right, made._refused = True, set()
+
+    def message(uid: str, refusal: Any) -> _InFlight:
+        return _InFlight(
+            payload=b"",
+            uid=uid,
+            answer=loop.create_future(),
+            give_up=0,
+            deadline=0,
+            size_bytes=1,
+            resend_at=1e12,
+            refusal=refusal,
+        )
+
+    refusal = UnavailableError("refused")
+    made._in_flight = {1: message("u1", refusal), 2: message("u1", None), 3: message("u2", refusal), 4: message("", refusal)}
+    before = loop.time()
+    made._moved()
+    assert made._refused == {1}, "what may be stored is not sent twice, and what was refused by this one waits on"
+    assert before <= made._in_flight[1].resend_at <= loop.time()
+    assert [made._in_flight[n].resend_at for n in (2, 3, 4)] == [1e12] * 3
+    assert not made._has_right
+
+
+# ---- connecting -----------------------------------------------------------------------------------------------------------------
+class Strict:
+    """In the place of nats-py's connection: its ``connect`` does what the test says."""
+
+    error: BaseException | None = None
+    last: Any = None
+    heard = ""
+
+    def __init__(self) -> None:
+        self.on_reconnected: list[Any] = []
+        self.options: dict[str, Any] = {}
+        self.closed = 0
+        Strict.last = self
+
+    async def connect(self, **given: Any) -> None:
+        self.given = given
+        if self.heard:
+            await given["error_cb"](nats.errors.Error(self.heard))
+        if self.error is not None:
+            raise self.error
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    is_connected = is_closed = False
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> type[Strict]:
+    monkeypatch.setattr(transport_module, "StrictConnection", Strict)
+    monkeypatch.setattr(Strict, "error", None)
+    monkeypatch.setattr(Strict, "heard", "")
+
+    async def close(connection: Strict) -> None:
+        await connection.close()
+
+    monkeypatch.setattr(transport_module, "_close", close)
+    return Strict
+
+
+async def test_who_is_told_of_a_new_connection(strict: type[Strict]) -> None:
+    told: list[str] = []
+
+    async def also() -> None:
+        told.append("the application")
+
+    made: Any = await open_connection(" nats://a:1 ,nats://b:2", name="me", reconnected_cb=also, ping_interval=9)
+    made.on_reconnected.append(lambda: told.append("ours"))
+    await made.given["reconnected_cb"]()
+    assert told == ["ours", "the application"]
+    assert (made.given["servers"], made.given["name"], made.given["ping_interval"]) == (["nats://a:1", "nats://b:2"], "me", 9)
+    assert (made.given["max_reconnect_attempts"], made.options["max_reconnect_attempts"]) == (1, -1)
+    assert made.closed == 0
+    without: Any = await open_connection("nats://a:1")
+    await without.given["reconnected_cb"]()
+
+
+@pytest.mark.parametrize(
+    ("error", "heard", "kind", "text"),
+    [
+        (nats.errors.NoServersError(), "", UnavailableError, "no NATS server lets us in at nats://a:1"),
+        (nats.errors.NoServersError(), "odd thing", UnavailableError, "odd thing"),
+        (OSError("refused"), "", UnavailableError, "refused"),
+        (TimeoutError(), "", UnavailableError, "no NATS server"),
+        (nats.errors.NoServersError(), "nats: 'Authorization Violation'", NotAllowedError, "does not accept these credentials"),
+        (nats.errors.AuthorizationError(), "", NotAllowedError, "does not accept these credentials"),
+    ],
+)
+async def test_a_connection_that_was_not_made_is_closed(
+    strict: type[Strict], error: Exception, heard: str, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict, "error", error)
+    monkeypatch.setattr(strict, "heard", heard)
+    with pytest.raises(kind, match=text):
+        await open_connection("nats://a:1")
+    assert strict.last.closed == 1
+
+
+async def test_a_cancelled_connect_leaves_nothing_half_connected(strict: type[Strict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict, "error", asyncio.CancelledError())
+    with pytest.raises(asyncio.CancelledError):
+        await open_connection("nats://a:1")
+    assert strict.last.closed == 1
+    monkeypatch.setattr(strict, "error", ValueError("odd"))
+    with pytest.raises(ConfigError, match="can't be connected to as it is: odd"):
+        await open_connection("nats://a:1")
