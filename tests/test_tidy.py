@@ -208,6 +208,37 @@ def test_nothing_is_there_that_nobody_refers_to() -> None:
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
+def test_nothing_is_stored_that_nobody_reads() -> None:
+    unread, listed = tidy_names.unread_attributes(MODULES), set(tidy_names.UNREAD)
+    assert unread == listed, f"{sorted(unread ^ listed)}: read nowhere, or listed in tests/tidy_names.py and not so"
+
+
+def test_dead_names_are_noticed() -> None:
+    dead = """
+LIMIT = 3
+def calls_itself(): calls_itself()
+def ping(): pong()
+def _nobody_calls(): ...
+async def nobody_awaits(): ...
+class Unused:
+    field: int = 0
+    def __init__(self): self.stored_only = self._also_stored = 1
+    def nobody_calls(self): self.nobody_calls()
+    @property
+    def nobody_asks(self): return 1
+class Colour(Enum):
+    RED = 1
+def pong(): return Colour
+"""
+    planted = {**MODULES, "p": ast.parse(dead)}
+    assert {name for name in tidy_names.unreferenced(planted) if name.startswith("p.")} == {
+        "p.LIMIT", "p.calls_itself", "p.ping", "p._nobody_calls", "p.nobody_awaits",
+        "p.Unused", "p.Unused.nobody_calls", "p.Unused.nobody_asks",
+    }  # fmt: skip
+    found = {name for name in tidy_names.unread_attributes(planted) if name.startswith("p.")}
+    assert found == {"p.Unused.stored_only", "p.Unused._also_stored", "p.Colour.RED"}, "'field' is a name that others read"
+
+
 def test_a_class_has_its_name_alone() -> None:
     """Whoever meets a name in a log, a trace or a review has one place to look."""
     assert not tidy_names.names_of_two_classes(MODULES)

@@ -16,9 +16,14 @@ _PYSYNCOBJ = "PySyncObj calls it"
 _SPARK = "Spark calls it"
 _CLICK = "click calls it"
 _READS_BACK = "the other direction of what is sent, for tests and peers"
+_ASYNCIO = "asyncio calls it"
+_NATS = "nats-py calls it"
 _CHECKS = "checks of the control plane, for tests and simulators"
 UNREFERENCED = {
     "liftpy.client.iteration.Iteration.aclose": "async generators have it: whoever leaves a loop early calls it",
+    "liftpy.client.client.Client.list_streams": "for applications; the command line's has the same name",
+    "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
+    "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.cluster.checks.LeadershipHistory": _CHECKS,
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
@@ -45,10 +50,15 @@ UNREFERENCED = {
     "liftpy.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.wire.frames.decode_replication_response": _READS_BACK,
     "liftpy.wire.frames.is_piece": _READS_BACK,
-    "sidecar.bus.connection.BusConnection.on_reconnect": "nats-py calls it",
-    "sidecar.bus.receiving.Receiver.data_received": "asyncio calls it",
+    "sidecar.bus.connection.BusConnection.on_reconnect": _NATS,
+    "sidecar.bus.receiving.Receiver.connection_lost": _ASYNCIO,
+    "sidecar.bus.receiving.Receiver.data_received": _ASYNCIO,
+    "sidecar.bus.receiving.Receiver.eof_received": _ASYNCIO,
+    "sidecar.bus.receiving.Receiver.pause_writing": _ASYNCIO,
+    "sidecar.bus.receiving.Receiver.resume_writing": _ASYNCIO,
     "sidecar.cli.main._LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main._LazyGroup.get_command": _CLICK,
+    "sidecar.cli.main._LazyGroup.invoke": _CLICK,
     "sidecar.cli.main._LazyGroup.list_commands": _CLICK,
     "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
@@ -60,6 +70,31 @@ UNREFERENCED = {
     "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
 }
 """Name -> why it is there though nothing that is shipped refers to it."""
+
+_CODE = "a code of the protocol that no node of this version sends"
+_SETS = "nats-py reads it"
+_FOR_TESTS = "for tests, which count by it"
+UNREAD = {
+    "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
+    "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
+    "liftpy.cluster.placement.facts.Placed.notes": "for people, where a placement is shown",
+    "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
+    "liftpy.service.poison.OnError.SKIP": "the other of two",
+    "liftpy.wire.envelope.MessageType.BATCH_PUBLISH": _CODE,
+    "liftpy.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
+    "liftpy.wire.envelope.MessageType.PARTITION_STATUS_RESPONSE": _CODE,
+    "liftpy.wire.envelope.MessageType.PROPAGATED_REQUEST": _CODE,
+    "liftpy.wire.envelope.MessageType.PROPAGATED_RESPONSE": _CODE,
+    "liftpy.wire.envelope.MessageType.SERVER_INFO_REQUEST": _CODE,
+    "liftpy.wire.envelope.MessageType.SERVER_INFO_RESPONSE": _CODE,
+    "liftpy.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
+    "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
+    "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
+    "sidecar.partition.chatter.Chatter.left_out_count": _FOR_TESTS,
+    "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
+    "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
+}
+"""Attribute -> why it is stored though nothing that is shipped reads it."""
 
 RECORDS_BY_KEYWORD = ("liftpy.replica.effects", "liftpy.replica.events")
 """Every dataclass of these says ``kw_only=True``: a number alone in a call says neither its unit nor whether it is inclusive."""
@@ -115,29 +150,49 @@ def _defined(tree: ast.Module) -> list[str]:
 
 
 def _referred(trees: Iterable[ast.Module]) -> set[str]:
-    """Every name that is read, by itself, as an attribute or as a string; importing it is no use of it."""
-    read = set()
+    """Every name that is read, by itself, as an attribute or as a string; importing it is no use of it, nor is its own body."""
+    read: set[str] = set()
+
+    def visit(node: ast.AST, inside: frozenset[str]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Name | ast.Attribute) and isinstance(child.ctx, ast.Load):
+                name = child.id if isinstance(child, ast.Name) else child.attr
+                read.update({name} - inside)
+            elif isinstance(child, ast.Constant) and isinstance(child.value, str) and child.value.isidentifier():
+                read.add(child.value)
+            defines = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            visit(child, inside | {child.name} if defines else inside)
+
     for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-                read.add(node.id if isinstance(node, ast.Name) else node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                read.add(node.value)
+        visit(tree, frozenset())
     return read
 
 
 def unreferenced(trees: Mapping[str, ast.Module]) -> set[str]:
-    """What none of the modules refers to. Methods of the shells are found by the name of their effect."""
+    """What none of the modules refers to. Methods named after effects are found by that name."""
     read = _referred(trees.values())
     effects = [node.name for node in trees["liftpy.replica.effects"].body if isinstance(node, ast.ClassDef)]
-    methods = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects]
-    by_name = {f"{shell}.{method}" for shell in ("SimReplica", "Executor", "EffectHandler") for method in methods}
+    by_name = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects}
     return {
         f"{module}.{name}"
         for module, tree in trees.items()
         for name in _defined(tree)
-        if name.split(".")[-1] not in read and name not in by_name
+        if name.split(".")[-1] not in read and not ("." in name and name.split(".")[-1] in by_name)
     }
+
+
+def unread_attributes(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Attributes, fields and members of enumerations that are stored in a class, and read nowhere by that name."""
+    read = _referred(trees.values())
+    stored = {
+        f"{name}.{attribute}" for name, node in _classes(trees) for attribute in _attributes(node) | _class_constants(node)
+    }
+    return {name for name in stored if name.rpartition(".")[2] not in read and not name.endswith("__")}
+
+
+def _class_constants(node: ast.ClassDef) -> set[str]:
+    targets = [target for statement in node.body if isinstance(statement, ast.Assign) for target in statement.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _classes(trees: Mapping[str, ast.Module]) -> list[tuple[str, ast.ClassDef]]:

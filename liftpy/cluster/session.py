@@ -52,8 +52,6 @@ class LeaseAnswer:
     """The answer to a heartbeat. Not granted: ``error`` and ``detail`` say why."""
 
     granted: bool
-    duration_ns: int = 0
-    """From the moment at which the node sent the heartbeat."""
     error: pb.ControlResponse.Error = pb.ControlResponse.OK
     detail: str = ""
 
@@ -154,7 +152,7 @@ class NodeSessions:
         if session.fenced or session.ending:
             self._earliest_ns = now_ns
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
-        return LeaseAnswer(True, self._lease_ns)
+        return LeaseAnswer(True)
 
     def _starts_cold(self, now_ns: int) -> bool:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns

@@ -25,7 +25,6 @@ from liftpy.log.reading import (
     ReadResult,
     first_offset_at,
     offset_at,
-    read_backwards,
     read_forwards,
     read_part,
     segment_at,
@@ -315,20 +314,6 @@ class Log:
         self._must_be_readable(from_offset)
         try:
             return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
-        except CorruptionError as error:
-            self.met_damage(error)
-            raise
-
-    def read_backwards(self, before_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
-        """Whole batches that end at or below ``before_offset``, the newest ``max_bytes`` of them (one at least).
-
-        The batches lie in ascending order as in the log; ``next_offset`` is the ``before_offset`` to go on with: the base of
-        the first one. Bounds and errors as in ``read``.
-        """
-        self._must_be_readable(before_offset)
-        before = min(before_offset, self._limit(end_offset))
-        try:
-            return read_backwards(self.segments, before, max_bytes, self.log_start_offset)
         except CorruptionError as error:
             self.met_damage(error)
             raise

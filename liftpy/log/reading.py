@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,47 +105,6 @@ def read_part(
     if header is None or header.next_offset > limit or position >= header.size_bytes:
         return None
     return header, segment.file.read(start + position, min(size_bytes, header.size_bytes - position))
-
-
-def read_backwards(segments: Sequence[Segment], before_offset: int, max_bytes: int, log_start_offset: int) -> ReadResult:
-    """The newest ``max_bytes`` of batches that end at or below ``before_offset`` (exclusive), all of one segment."""
-    index = max(bisect_left(segments, before_offset, key=lambda s: s.base_offset) - 1, 0)
-    while index > 0 and segments[index].size_bytes == 0:
-        index -= 1
-    segment = segments[index]
-    if before_offset <= log_start_offset or segment.size_bytes == 0:
-        return ReadResult((), 0, before_offset)
-    try:
-        start, stop, base_offset = _backwards_in(segment, before_offset, max_bytes, log_start_offset)
-    except CorruptionError:
-        segment.damaged = True
-        raise
-    if start == stop:
-        return ReadResult((), 0, before_offset)
-    return ReadResult((segment.file.read(start, stop - start),), stop - start, base_offset)
-
-
-def _backwards_in(segment: Segment, before_offset: int, max_bytes: int, log_start_offset: int) -> tuple[int, int, int]:
-    """(start, end, base offset) of the last batches of one segment that end at or below ``before_offset``; positions."""
-    segment.check(segment.entry_at(before_offset), segment.entry_at(before_offset) + 2 * INDEX_INTERVAL_BYTES)
-    stop = segment.locate(before_offset) if segment.next_offset > before_offset else segment.size_bytes
-    segment.check(max(stop - max_bytes - INDEX_INTERVAL_BYTES, 0), stop)
-    start, base_offset = _start_before(segment, stop, max_bytes, log_start_offset)
-    return start, stop, base_offset
-
-
-def _start_before(segment: Segment, stop: int, max_bytes: int, log_start_offset: int) -> tuple[int, int]:
-    """(position, base offset) of the first of the last batches before ``stop`` that fit ``max_bytes``; the last one always."""
-    wanted = max(stop - max_bytes, 0)
-    entry = max(bisect_right(segment.entries, wanted, key=lambda e: e.position) - 1, 0)
-    found = (stop, 0)
-    for position, header in segment.batches(segment.entries[entry].position, stop):
-        if header.next_offset <= log_start_offset:
-            continue
-        found = (position, header.base_offset)
-        if position >= wanted:
-            break
-    return found
 
 
 def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | None:

@@ -74,7 +74,6 @@ class FetchRequest:
     max_bytes: int
     uid: str
     ghost_chain: int | None
-    ghost_process: int
     awaits_more: bool
     bad_offset: int | None = None
     held: Held = NOTHING

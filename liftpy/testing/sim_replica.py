@@ -321,7 +321,7 @@ class SimReplica:
             replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
             offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
             max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
-            ghost_process=id(self.process), awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
+            awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
             held=self._assembly.asks(effect), flush_ns=effect.flush_ns,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)

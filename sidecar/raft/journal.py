@@ -62,7 +62,6 @@ class GroupJournal:
         self._closed = False
         self._failed = False
         """A write or flush failed: the file is left as it is."""
-        self.sync_count = 0
         """How many times something was flushed."""
         if self._load():
             self.sync()
@@ -196,7 +195,6 @@ class GroupJournal:
 
     def _written(self) -> None:
         self._pending, self._meta_changed = [], False
-        self.sync_count += 1
 
     def _meta(self) -> bytes:
         vote = self._vote.encode()

@@ -138,7 +138,7 @@ _CORE_OWN = (
     "on_probation", "retired", "pre_vote", "_others", "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip
 _JOURNAL = ("_entries", "_pending", "_rewrite", "_meta_changed", "_term", "_vote", "_commit", "_failed")
-_JOURNAL_OTHER = ("_path", "_flush", "entry_bytes", "file_bytes", "_descriptor", "_closed", "sync_count")
+_JOURNAL_OTHER = ("_path", "_flush", "entry_bytes", "file_bytes", "_descriptor", "_closed")
 _LINEAGE = ("nonce", "earlier", "missed", "known", "_known_as", "_doubts", "_changed")
 _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")

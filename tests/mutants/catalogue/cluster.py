@@ -122,7 +122,6 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/session.py",
-        ("a lease is as long as a session", "return LeaseAnswer(True, self._lease_ns)", "return LeaseAnswer(True, self._session_ns)", "two leaders at once after a session's end"),
         ("a node that is gone loses its lease too soon", "granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)", "granted_ns)", "a paused leader and its successor acknowledge at once"),
         ("fenced nodes are overdue", "            if not (session.fenced or session.ending)\n            and", "            if", "nodes that have stopped are asked for ever"),
         ("a fence is proposed with each tick", "if session.proposed_ns == _NEVER or now_ns - session.proposed_ns >= self._retry_ns:", "if True:", "one silent node floods the metadata log"),

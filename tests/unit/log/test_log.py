@@ -380,22 +380,6 @@ def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None
 # ---- other ways through a log ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_bytes", [1, 500, 3000, 100_000])
-def test_reading_backwards_gives_what_reading_forwards_gives(max_bytes: int) -> None:
-    log = _log()
-    fill(log, 60)
-    log.raise_high_watermark(170)
-    log.drop_prefix(7)
-    before, found = 171, []
-    while (result := log.read_backwards(before, max_bytes)).chunks:
-        rows = [o for chunk in result.chunks for b in split_batches(chunk) for o in b.offsets().tolist()]
-        assert rows[-1] == before - 1
-        assert rows[0] == result.next_offset
-        found = rows + found
-        before = result.next_offset
-    assert found == list(range(6, 171))
-
-
 def test_retention_gives_up_whole_committed_segments() -> None:
     def log_with(**retention: float) -> Log:
         log = _log(config=StreamConfig(segment_bytes=4096, **retention))
