@@ -52,6 +52,8 @@ class Envelope:
     subject: str
     policy: AckPolicy
     received_wall_ns: int
+    record_count: int = 0
+    """Of a BatchPublish; 0: it is one record."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,19 @@ class Publishers:
     envelopes: Sequence[Envelope | None] | None = None
     policies: Sequence[AckPolicy] | None = None
     """Of each record, where they differ from ``policy`` (of the stream)."""
+    batch_records: int = 0
+    """All records came in one message, from one publisher, who gets one answer; 0: each in its own."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records they have published."""
+        return self.batch_records or len(self.replies)
+
+    @property
+    def plain_count(self) -> int:
+        """Of so many records nobody waits for an answer."""
+        plain = self.replies.count(b"")
+        return plain * self.batch_records if self.batch_records else plain
 
 
 @dataclass(slots=True)
@@ -86,15 +101,14 @@ class PendingAcks:
 
     def add(self, base_offset: int, publishers: Publishers) -> None:
         """Records from ``base_offset`` on were appended for ``publishers``."""
-        count = len(publishers.replies)
-        last_offset = base_offset + count - 1
+        last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
         else:
             wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
         for policy in wanted:
             self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers))
-            self.count += count
+            self.count += len(publishers.replies)
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
         """Answer everybody of ``policy`` at or below ``through_offset``."""
@@ -105,7 +119,7 @@ class PendingAcks:
             if entry.last_offset > through_offset:
                 break  # a batch is committed as a whole [D23]
             waiting.popleft()
-            self.count -= entry.last_offset - entry.base_offset + 1
+            self.count -= len(entry.publishers.replies)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
         if lines:
             self._shell.send_lines(lines)
@@ -165,6 +179,7 @@ class PendingAcks:
             receptionTimestamp=envelope.received_wall_ns,
             commitTimestamp=now_wall_ns,
             leaderEpoch=leader_epoch,
+            recordCount=envelope.record_count,
         )
         return frames.encode(ack)
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from liftpy.config import AckPolicy
+from liftpy.config import AckPolicy, Codec
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, Publishers
+from liftpy.ingest.published_batch import MAX_HEADER_BYTES, MAX_HEADERS, PublishedBatch, UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import BatchTooLargeError
+from liftpy.wire.envelope import MessageType
 from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
@@ -28,18 +31,16 @@ RawMessage = tuple[bytes, bytes, bytes, bytes]
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
 _TYPE_POSITION = 7
-"""Of the envelope's message type; 0 is a publish."""
+"""Of the envelope's message type."""
+_PUBLISH, _BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _MAX_DIGITS = 19
 """Of an offset: it has 63 bits."""
-MAX_HEADERS = 1024
-MAX_HEADER_BYTES = 64 * 1024
-"""Of one message: reading a block costs time for each of its lines."""
 _TOO_MANY_HEADERS = (RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
 _NO_TOMBSTONE = (RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class MessageColumns:
     """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
 
@@ -53,6 +54,10 @@ class MessageColumns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
+    batch: PublishedBatch | None = None
+    """The one message is a whole batch; the other columns are not filled in."""
+    apart: bool = False
+    """One of several messages is a whole batch: they are to be read one by one."""
     unfit: tuple[RejectReason, str] | None = None
     """One of them can't be stored as it is, and why; its other columns are not filled in."""
 
@@ -64,12 +69,15 @@ class MessageReader:
     for it may lie over the subjects of others.
     """
 
-    def __init__(self, key: PartitionKey, own_subject: str, policy: AckPolicy, inboxes: InboxRule) -> None:
+    def __init__(
+        self, key: PartitionKey, own_subject: str, policy: AckPolicy, inboxes: InboxRule, codec: Codec = Codec.NONE
+    ) -> None:
         self._key = key
         self._own_subject = own_subject.encode()
         self._own_text = own_subject
         self._policy = policy
         self._inboxes = inboxes
+        self._codec = codec
         self.refused_replies = 0
         """Replies outside the inbox prefixes: never answered [A5]."""
         self.protocol_frames = 0
@@ -85,11 +93,22 @@ class MessageReader:
         if any(replies):
             replies = self._allowed(replies) if self._policy is not AckPolicy.NONE else [b""] * len(replies)
         subjects = self._subjects(messages)
-        columns = MessageColumns(values, Publishers(self._policy, replies), subjects)
+        columns = MessageColumns(
+            values=values,
+            publishers=Publishers(self._policy, replies),
+            subjects=subjects,
+        )
         magic = envelope.MAGIC
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
-            self._look_into(columns, index, messages[index], now_wall_ns)
+            opened = self._opened_batch(messages[index])
+            if opened is None:
+                self._look_into(columns, index, messages[index], now_wall_ns)
+            elif len(messages) > 1:
+                columns.apart = True
+                break
+            else:
+                self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
         return columns
 
     def _allowed(self, replies: list[bytes]) -> list[bytes]:
@@ -144,7 +163,7 @@ class MessageReader:
     def _is_protocol(self, message: RawMessage) -> bool:
         """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
         kind = message[2][_TYPE_POSITION : _TYPE_POSITION + 1]
-        return kind > b"\0" and (self._own_is_protocol or message[0] != self._own_subject)
+        return kind not in (_PUBLISH, _BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
 
     def _opened(self, payload: bytes) -> client_pb2.Message | None:
         try:
@@ -157,25 +176,28 @@ class MessageReader:
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
         """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
+        subject = message[0].decode(*_TEXT)
+        policy = _POLICIES.get(published.ackPolicy, self._policy)
+        wanted = Envelope(published.correlationId, published.ackInbox, subject, policy, now_wall_ns)
+        self._note_wanted(columns, index, wanted)
+
+    def _note_wanted(self, columns: MessageColumns, index: int, wanted: Envelope) -> None:
         publishers = columns.publishers
         replies = publishers.replies
-        inbox = published.ackInbox.encode()
+        inbox = wanted.ack_inbox.encode()
         if inbox and self._policy is not AckPolicy.NONE and self._inboxes.allows(inbox):
             assert isinstance(replies, list)
             replies[index] = inbox
-        policy = _POLICIES.get(published.ackPolicy, self._policy)
-        self._policies(columns)[index] = policy
+        self._policies(columns)[index] = wanted.policy
         if publishers.envelopes is None:
             publishers.envelopes = [None] * len(columns.values)
         assert isinstance(publishers.envelopes, list)
-        subject = message[0].decode(*_TEXT)
-        publishers.envelopes[index] = Envelope(published.correlationId, published.ackInbox, subject, policy, now_wall_ns)
+        publishers.envelopes[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> tuple[RejectReason, str] | None:
         """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
         if self._policy is not AckPolicy.NONE and not self._is_ours(published):
-            wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
-            return RejectReason.WRONG_STREAM, f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+            return self._misaddressed(published)
         if published.tombstone and published.value:
             return _NO_TOMBSTONE
         if len(published.headers) > MAX_HEADERS:
@@ -188,7 +210,49 @@ class MessageReader:
                 )
         return None
 
-    def _is_ours(self, published: client_pb2.Message) -> bool:
+    # ---- whole batches -------------------------------------------------------------------------------------------------------
+    def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
+        """What a BatchPublish for this partition holds; None: it is none, or one that a stream that answers nobody keeps as it is."""
+        payload = message[2]
+        if payload[_TYPE_POSITION : _TYPE_POSITION + 1] != _BATCH or not payload.startswith(envelope.MAGIC):
+            return None
+        try:
+            head, batch = frames.decode_batch_publish(payload)
+        except ProtocolError:
+            return None
+        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_ours(head) else None
+
+    def _look_into_batch(
+        self, columns: MessageColumns, message: RawMessage, head: client_pb2.BatchPublish, batch: memoryview, now_wall_ns: int
+    ) -> None:
+        subject = message[0].decode(*_TEXT)
+        policy = _POLICIES.get(head.ackPolicy, self._policy)
+        wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
+        self._note_wanted(columns, 0, wanted)
+        if not self._is_ours(head):
+            columns.unfit = self._misaddressed(head)
+        elif message[3]:
+            columns.unfit = RejectReason.MALFORMED, "a batch has its headers in its records: none beside it would be heeded"
+        else:
+            try:
+                body = body_to_store(batch, subject, self._codec)
+            except UnfitBatchError as error:
+                columns.unfit = error.reason, str(error)
+                return
+            except BatchTooLargeError as error:
+                columns.unfit = RejectReason.TOO_LARGE, str(error)
+                return
+            expected = head.expectedOffset if head.HasField("expectedOffset") else None
+            columns.batch = PublishedBatch(body, expected)
+            columns.publishers.batch_records = wanted.record_count = body.record_count
+            if expected is not None:
+                columns.expected[0] = expected
+
+    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> tuple[RejectReason, str]:
+        wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
+        return RejectReason.WRONG_STREAM, f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+
+    def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
         """Whether it names this partition, or nobody. Who does not know the uid may not know the partition either: 0 says nothing."""
         key = self._key
         if published.streamUid:

@@ -113,7 +113,7 @@ class Ingest:
         self._may_refuse = may_refuse
         self._takes = takes
         self._on_drop = on_drop
-        self.reader = MessageReader(acks.key, subject, policy, inboxes)
+        self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters()
         self._listener: Subscription | None = None
         self.heard = False
@@ -229,6 +229,9 @@ class Ingest:
     def _submit(self, messages: list[RawMessage]) -> None:
         now_wall_ns = self._wall_ns()
         columns = self.reader.read(messages, now_wall_ns)
+        if columns.apart:
+            self._alone(messages)
+            return
         if columns.unfit is not None:
             if self._alone(messages):
                 self._refuse(columns.publishers, *columns.unfit)
@@ -258,7 +261,7 @@ class Ingest:
                 record_count=body.record_count,
                 size_bytes=body.size_bytes,
                 received_wall_ns=now_wall_ns,
-                plain_count=plain_count,
+                plain_count=columns.publishers.plain_count,
                 conditional=bool(columns.expected),
             )
         )
@@ -266,6 +269,8 @@ class Ingest:
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
         several messages are judged one by one."""
+        if columns.batch is not None:
+            return columns.batch.body
         try:
             return encode_body(
                 columns.values,
@@ -308,7 +313,7 @@ class Ingest:
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
             columns = self.reader.read(messages, self._wall_ns())
-            plain = columns.publishers.replies.count(b"")
+            plain = columns.publishers.plain_count
             if self._may_refuse():
                 self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
         self._count_dropped(RejectReason.OVERLOADED, plain)
@@ -332,12 +337,12 @@ class Ingest:
             self._acks.reject(publishers, reason, detail, "", 0)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
-        plain = publishers.replies.count(b"")
+        plain = publishers.plain_count
         self._count_dropped(reason, plain)
         if reason is RejectReason.OVERLOADED:
-            self.counters.overloaded += len(publishers.replies)
+            self.counters.overloaded += publishers.record_count
         else:
-            self.counters.rejected += len(publishers.replies) - plain
+            self.counters.rejected += publishers.record_count - plain
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
@@ -356,7 +361,7 @@ class Ingest:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
         body, publishers = self._tokens.pop(token, (None, None))
         if body is not None and publishers is not None and reason is not None:
-            self._count_dropped(reason, publishers.replies.count(b""))
+            self._count_dropped(reason, publishers.plain_count)
             self.counters.overloaded += body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:

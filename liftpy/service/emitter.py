@@ -1,7 +1,7 @@
 """Writes a LEADER's outputs to the output stream, each at its own offset; lets followers read along. See ``outbox.py``.
 
-One append per output, many in flight, each with the offset that it expects. The first refusal or missing ack stops the window:
-then the end of the output stream is learned anew, by a read, before anything else is sent.
+In record batches, several in flight, each with the offset that its first output expects. The first refusal or missing ack stops the
+window: then the end of the output stream is learned anew, by a read, before anything else is sent.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from liftpy.client import Client
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError, UnavailableError
 from liftpy.service.base import DivergedError
-from liftpy.service.outbox import EXPECTED_HEADER, DisprovenError, Outbox, Output, OutputConflictError
+from liftpy.service.outbox import DisprovenError, Outbox, Output, OutputConflictError
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record
+from liftpy.wire.batch import Record, build_batch
 from liftpy.wire.subjects import data_subject
 
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
 """The first wait after an output that was not written; twice as long each time, up to ``emit_poll_s``."""
+_BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
 """An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
 
@@ -35,6 +37,18 @@ class NotWrittenError(UnavailableError):
     """An output was not acknowledged, or refused because it was not its turn: look at the stream and go on from there."""
 
     code = "NOT_WRITTEN"
+
+
+class _Batch(NamedTuple):
+    """Outputs that travel and are stored together; ``last`` is inclusive."""
+
+    first: Output
+    last: Output
+    frame: bytes
+
+    @property
+    def record_count(self) -> int:
+        return self.last.number - self.first.number + 1
 
 
 class Emitter:
@@ -188,39 +202,62 @@ class Emitter:
             outputs = outbox.take(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return
-            answers = await asyncio.gather(*map(self._write, outputs), return_exceptions=True)
-            for output, answer in zip(outputs, answers, strict=True):
+            batches = list(self._batched(outputs))
+            answers = await asyncio.gather(*map(self._write, batches), return_exceptions=True)
+            for batch, answer in zip(batches, answers, strict=True):
                 if isinstance(answer, NotWrittenError | asyncio.CancelledError):
                     raise answer
                 if isinstance(answer, BaseException):
-                    raise NotWrittenError(f"output {output.number}: {answer}") from answer
-                outbox.wrote(output)
+                    raise NotWrittenError(f"output {batch.first.number}: {answer}") from answer
+                outbox.wrote(batch.last)
                 self._wait_s = _AGAIN_S
                 self.advanced.set()
 
-    async def _write(self, output: Output) -> None:
-        """Append one output at its own offset; raises NotWrittenError unless it is acknowledged there."""
-        message = client_pb2.Message(
-            offset=output.number,
-            value=output.value,
-            key=b"" if output.key is None else output.key,
-            keyed=output.key is not None,
+    def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
+        """In record batches that fit into a message, as long as they may be."""
+        max_payload = self._transport.max_payload_bytes
+        start = 0
+        while start < len(outputs):
+            count = size_bytes = 0
+            for output in outputs[start : start + _BATCH_RECORDS]:
+                size_bytes += output.size_bytes
+                if count and size_bytes > max_payload // 2:
+                    break
+                count += 1
+            frame = self._frame(outputs[start : start + count])
+            while len(frame) > max_payload and count > 1:  # what we add to each was not counted
+                count //= 2
+                frame = self._frame(outputs[start : start + count])
+            yield _Batch(outputs[start], outputs[start + count - 1], frame)
+            start += count
+
+    def _frame(self, outputs: Sequence[Output]) -> bytes:
+        head = client_pb2.BatchPublish(
             stream=self._stream,
             streamUid=self._uid,
             partition=self._partition,
-            headers=[client_pb2.Header(name=name, value=value) for name, value in self._outbox.headers_of(output)],
+            expectedOffset=outputs[0].number,
             ackPolicy=client_pb2.ALL,
         )
-        expected = {EXPECTED_HEADER: "0"} if output.number == 0 else None  # an envelope can't say that it expects offset 0
-        answer = await self._transport.request(self._subject, frames.encode(message), self._settings.emit_timeout_s, expected)
+        batch = build_batch(
+            [output.value for output in outputs],
+            keys=[output.key for output in outputs],
+            headers=[self._outbox.headers_of(output) for output in outputs],
+        )
+        return frames.batch_publish(head, batch)
+
+    async def _write(self, batch: _Batch) -> None:
+        """Append outputs, the first of them at its own offset; raises NotWrittenError unless they are acknowledged there."""
+        which = f"output {batch.first.number}"
+        answer = await self._transport.request(self._subject, batch.frame, self._settings.emit_timeout_s)
         ack = frames.decode(answer, client_pb2.Ack)
         named = (ack.stream, ack.partition) == (self._stream, self._partition)
         if not named or ack.streamUid not in ("", self._uid):  # somebody else answers there: it says nothing [A9]
-            raise NotWrittenError(
-                f"output {output.number} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})"
-            )
+            raise NotWrittenError(f"{which} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})")
         if ack.ackError != client_pb2.Ack.OK:
             reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-            raise NotWrittenError(f"output {output.number} was refused: {reason} {ack.detail}".rstrip())
-        if ack.offset != output.number:
-            raise OutputConflictError(f"output {output.number} was written at offset {ack.offset}")
+            raise NotWrittenError(f"{which} was refused: {reason} {ack.detail}".rstrip())
+        if (ack.offset, ack.recordCount) != (batch.first.number, batch.record_count):
+            raise OutputConflictError(
+                f"{which} and {batch.record_count - 1} more were written as {ack.recordCount} records from offset {ack.offset} on"
+            )

@@ -44,7 +44,7 @@ MAX_SAMPLES = 256
 """Digests kept of outputs that were written and are not produced here yet; more than these are thinned out."""
 _OVERHEAD_BYTES = 128
 EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
-"""Output 0 is sent with it, since an envelope can't say that it expects offset 0; it is stored like any header."""
+"""Output 0 of earlier versions bears it: an envelope could not say that it expects offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
 

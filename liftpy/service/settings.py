@@ -40,7 +40,7 @@ class ServiceSettings:
     heartbeat_s: float = 0.25
     outbox_records: int = 65_536
     outbox_bytes: int = 32 * 1024 * 1024
-    emit_window: int = 256
+    emit_window: int = 4096
     emit_poll_s: float = 0.5
     emit_timeout_s: float = 3.0
     step_s: float = 0.02

@@ -261,6 +261,12 @@ def encode_body(
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
+    last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
+    return sized_body(pieces, present, len(values), codec, last_delta)
+
+
+def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
+    """A body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -269,8 +275,8 @@ def encode_body(
     size_bytes = HEADER_SIZE_BYTES + sum(map(len, pieces))
     if size_bytes > MAX_BATCH_BYTES:  # what does not compress gets a little larger
         raise BatchTooLargeError(size_bytes)
-    last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
-    return Body(tuple(pieces), codec, present, len(values), body_size_bytes, last_delta, size_bytes)
+    last_delta = count - 1 if last_delta is None else last_delta
+    return Body(tuple(pieces), codec, present, count, body_size_bytes, last_delta, size_bytes)
 
 
 def seal(
@@ -347,14 +353,6 @@ def build_batch(
         base_sequence=base_sequence,
         control=control,
     )
-
-
-def restamp(batch: bytes | bytearray | memoryview, base_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
-    """The same records under a leader's stamps, for a batch that a publisher built. The body is not looked into."""
-    stamped = bytearray(batch)
-    struct.pack_into("<qQq", stamped, 16, base_offset, leader_epoch, timestamp_ns)
-    _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
-    return bytes(stamped)
 
 
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:

@@ -201,6 +201,13 @@ def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
         _put(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
 
 
+def subject_column(subject: str) -> list[bytes]:
+    """The pieces of a subjects column in which all records have ``subject``; it comes behind values, keys and headers."""
+    pieces: list[bytes] = []
+    _put_dictionary(pieces, [subject])
+    return pieces
+
+
 def _put_headers(pieces: list[bytes], headers: Sequence[Headers | None]) -> None:
     filled = [pairs or () for pairs in headers]
     _put(pieces, _ends(filled))
@@ -227,6 +234,11 @@ class _Reader:
         piece = self._body[self._position : end]
         self._position = end + (-end % 8)
         return piece
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing is left."""
+        return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:
         """The next ``count`` u32."""
@@ -263,8 +275,8 @@ class _Reader:
         return HeadersColumn(ends, self.bytes_column(pair_count, nulls=False), self.bytes_column(pair_count, nulls=False))
 
 
-def decode_columns(body: memoryview, count: int, present: Columns) -> ColumnSet:
-    """The columns of a body as views; CorruptionError when they don't fit in it."""
+def decode_columns(body: memoryview, count: int, present: Columns, *, exact: bool = False) -> ColumnSet:
+    """The columns of a body as views; CorruptionError when they don't fit in it. ``exact``: and when they don't fill it."""
     reader = _Reader(body)
     values = reader.bytes_column(count, Columns.VALUE_NULLS in present)
     keys = reader.bytes_column(count, Columns.KEY_NULLS in present) if Columns.KEYS in present else None
@@ -275,4 +287,6 @@ def decode_columns(body: memoryview, count: int, present: Columns) -> ColumnSet:
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
         raise CorruptionError("the offset deltas of a batch don't grow")
+    if exact and not reader.at_end:
+        raise CorruptionError("the columns of a batch are shorter than its body")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas)

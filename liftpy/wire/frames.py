@@ -28,6 +28,7 @@ RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
 
 _TYPES: dict[type[Message], MessageType] = {
     client_pb2.Message: MessageType.PUBLISH,
+    client_pb2.BatchPublish: MessageType.BATCH_PUBLISH,
     client_pb2.Ack: MessageType.ACK,
     client_pb2.ReadRequest: MessageType.READ_REQUEST,
     replication_pb2.ReplicationRequest: MessageType.REPLICATION_REQUEST,
@@ -168,12 +169,27 @@ def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = 
     return _head(MessageType.READ_RESPONSE, _LENGTH.pack(len(body)) + body, chunks)
 
 
+def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
+    """A BatchPublish around one record batch."""
+    body = head.SerializeToString()
+    return b"".join((envelope.header(MessageType.BATCH_PUBLISH), _LENGTH.pack(len(body)), body, batch))
+
+
+def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPublish, memoryview]:
+    """Header and what should be one record batch (a view into ``frame``) of a BatchPublish, else ProtocolError."""
+    return _headed(frame, MessageType.BATCH_PUBLISH, client_pb2.BatchPublish)
+
+
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
     """Header and batches (back to back, a view into ``frame``) of a ReadResponse, else ProtocolError."""
-    _, payload = envelope.decode(frame, MessageType.READ_RESPONSE)
+    return _headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
+
+
+def _headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
+    _, payload = envelope.decode(frame, kind)
     if len(payload) < _LENGTH.size:
-        raise ProtocolError("a ReadResponse has at least 4 bytes after its envelope")
+        raise ProtocolError(f"a {expected.__name__} has at least 4 bytes after its envelope")
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if end > len(payload):
-        raise ProtocolError("the header of a ReadResponse is longer than the frame")
-    return parse(payload[_LENGTH.size : end], client_pb2.ReadResponse), payload[end:]
+        raise ProtocolError(f"the header of a {expected.__name__} is longer than the frame")
+    return parse(payload[_LENGTH.size : end], expected), payload[end:]

@@ -6,6 +6,8 @@ import random
 import struct
 from typing import Any
 
+import crc32c
+
 from liftpy.config import AckPolicy
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.ids import PartitionKey
@@ -15,7 +17,8 @@ from liftpy.service.sessions import ReplicaView, ServiceSessions, Tell
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2, raft_pb2, service_pb2
 from liftpy.wire.addressee import address
-from liftpy.wire.batch import split_batches
+from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
+from liftpy.wire.batch import seal as seal_batch
 from liftpy.wire.header_block import parse_headers
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.wire.pieces import Piece
@@ -118,6 +121,46 @@ def _publishes(data: bytes) -> Any:
     found = _READER.read([(b"data.orders", b"_INBOX.x", payload, block)], 5)
     assert len(found.values) == 1
     return found.unfit
+
+
+def _batch_publish(seed: int) -> bytes:
+    rng = random.Random(seed)
+    count = rng.choice((1, 2, 9, 30))
+    headers = [[(rng.choice("abc"), rng.randbytes(rng.randrange(4)))] * rng.randrange(3) for _ in range(count)]
+    batch = build_batch(
+        [None if rng.random() < 0.1 else rng.randbytes(rng.randrange(9)) for _ in range(count)],
+        keys=[None if rng.random() < 0.3 else b"k" for _ in range(count)] if seed % 2 else None,
+        headers=headers if seed % 3 else None,
+    )
+    head = client_pb2.BatchPublish(stream="orders", streamUid="u1", expectedOffset=seed, ackInbox="_INBOX.y" * (seed % 2))
+    return frames.batch_publish(head, batch)
+
+
+def _mended_publish(data: bytes) -> bytes:
+    """Sum and size of the batch in it."""
+    start = 12 + int.from_bytes(data[8:12], "big") if data[5:6] == b"\x08" else len(data)
+    if start + HEADER_SIZE_BYTES > len(data):
+        return data
+    rest = data[start + 4 : start + 8] + struct.pack("<I", len(data) - start) + data[start + 12 :]
+    return data[:start] + struct.pack("<I", crc32c.crc32c(rest)) + rest
+
+
+def _published(data: bytes) -> Any:
+    """A whole batch as a message of an ingest; what is taken is a batch that every reader can read, of the same records."""
+    found = _READER.read([(b"data.orders", b"_INBOX.x", data, b"")], 5)
+    if found.batch is None:
+        frames.decode_batch_publish(data)  # its error, or it is refused with a reason
+        if found.unfit is None:
+            raise ProtocolError("stored as plain bytes: another kind of frame")
+        raise ProtocolError(str(found.unfit))
+    sealed = parse_batch(seal_batch(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
+    records = list(sealed.records())
+    assert [record.offset for record in records] == list(range(7, 7 + found.batch.body.record_count))
+    assert {record.subject for record in records} == {"data.orders"}
+    published = parse_batch(frames.decode_batch_publish(data)[1])
+    assert [(r.value, r.key, r.headers) for r in published.records()] == [(r.value, r.key, r.headers) for r in records]
+    _batches(sealed.view)
+    return records
 
 
 _READER = MessageReader(PartitionKey("orders", "u1", 0), "data.orders", AckPolicy.ALL, InboxRule(DEFAULT_INBOX_PREFIXES))
@@ -223,6 +266,14 @@ def decoders() -> list[Decoder]:
             _read_again,
             mended,
             covers=(prefix + "decode_read_response",),
+        ),
+        Decoder(
+            "batch publish",
+            [_batch_publish(rng_seed) for rng_seed in range(40)],
+            _published,
+            p,
+            mend=_mended_publish,
+            covers=(prefix + "decode_batch_publish", prefix + "_headed", "liftpy.ingest.published_batch:_parsed"),
         ),
         Decoder(
             "batches",

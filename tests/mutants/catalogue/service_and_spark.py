@@ -8,8 +8,9 @@ MUTANTS = [
     *rows(
         "liftpy/service/emitter.py",
         ("any answer is an ack", "if not named or ack.streamUid not in (\"\", self._uid):", "if not named:", "an ack of a stream made again counts as written"),
-        ("an offset that differs is written", "        if ack.offset != output.number:\n", "        if ack.offset < 0:\n", "somebody else's record in the output stream goes unnoticed"),
-        ("output 0 expects nothing", "if output.number == 0 else None", "if output.number < 0 else None", "the first output of two leaders is there twice"),
+        ("an offset that differs is written", "        if (ack.offset, ack.recordCount) != (batch.first.number, batch.record_count):\n", "        if ack.offset < 0:\n", "somebody else's record in the output stream goes unnoticed"),
+        ("output 0 expects nothing", "expectedOffset=outputs[0].number,", "expectedOffset=outputs[0].number or None,", "the first output of two leaders is there twice"),
+        ("a message of any size", "            while len(frame) > max_payload and count > 1:", "            while count < 0:", "NATS refuses outputs with many headers for ever"),
         ("an output stream made again is written to", "        if bounds.uid != self._uid:\n", "        if not bounds.uid:\n", "outputs are lost with the stream that was deleted"),
         ("what was written is not looked at", "        if self._must_look or not self._leads():\n", "        if not self._leads():\n", "a new leader writes what the one before it had written"),
     ),

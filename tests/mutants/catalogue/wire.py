@@ -31,8 +31,6 @@ MUTANTS = [
          "a record has an offset that the next batch has too"),
         ("damage is not told", "if self.on_damage is not None:\n                self.on_damage(error)", "if self.on_damage is not None:\n                pass",
          "a replica that serves wrong bytes goes on serving them"),
-        ("a restamped batch keeps its place", "stamped, 16, base_offset, leader_epoch", "stamped, 16, base_offset + 0 * leader_epoch, 0",
-         "a publisher's batch is not in the leader's epoch"),
         ("header values stop at the first", "return [value for held, value in self.headers if held == name]", "return [value for held, value in self.headers if held == name][:1]",
          "applications see one of several headers of a name"),
     ),

@@ -13,14 +13,16 @@ import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.client.transport import NoAnswerError
+from liftpy.config import Codec
 from liftpy.errors import LiftError, OffsetOutOfRangeError
+from liftpy.ingest.published_batch import body_to_store
 from liftpy.service import DivergedError, Outbox
 from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record
+from liftpy.wire.batch import Record, parse_batch, seal
 
 TOTAL = 120
 
@@ -34,43 +36,38 @@ class Partition:
         self.log_start = 0
         self.rng = rng
         self.writes = 0
+        self.sizes: list[int] = []
+        """Records of each write."""
+        self.max_payload_bytes = 1 << 20
         self.config = SimpleNamespace(compaction=False)
 
-    def append(self, frame: bytes, headers: dict[str, str] | None) -> bytes:
-        message = frames.decode(frame, client_pb2.Message)
+    def append(self, frame: bytes) -> bytes:
+        head, published = frames.decode_batch_publish(frame)
+        assert (head.stream, head.partition, head.ackPolicy) == ("out", 0, client_pb2.ALL)
+        batch = parse_batch(published)
         self.writes += 1
-        expected = message.offset if message.offset > 0 else int((headers or {})["Nats-Expected-Last-Sequence"])
-        if expected != len(self.log):
+        self.sizes.append(batch.record_count)
+        if head.expectedOffset != len(self.log):
             return frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
-        self.log.append(
-            Record(
-                len(self.log),
-                0,
-                message.key or None,
-                message.value,
-                tuple((h.name, h.value) for h in message.headers)
-                + tuple((name, value.encode()) for name, value in (headers or {}).items()),
-                "",
-                None,
-                1,
-            )
-        )
-        return frames.encode(client_pb2.Ack(stream="out", offset=expected))
+        self.log += parse_batch(
+            seal(body_to_store(published, "out", Codec.NONE), base_offset=len(self.log), leader_epoch=1)
+        ).records()
+        return frames.encode(client_pb2.Ack(stream="out", offset=head.expectedOffset, recordCount=batch.record_count))
 
     # the transport
-    async def request(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None) -> bytes:
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         assert subject == "out.here"
         rng = self.rng
         if rng is None:
-            return self.append(payload, headers)
+            return self.append(payload)
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
         fault = rng.random()
         if fault < 0.01:
             raise NoAnswerError("lost")
-        answer = self.append(payload, headers)
+        answer = self.append(payload)
         if fault < 0.02:  # a repeated, late copy
-            asyncio.get_running_loop().call_later(0.001 * rng.random(), self.append, payload, headers)
+            asyncio.get_running_loop().call_later(0.001 * rng.random(), self.append, payload)
         if fault < 0.03:
             raise NoAnswerError("the ack was lost")
         return answer
@@ -127,6 +124,7 @@ async def until(condition: Any, timeout_s: float = 10) -> None:
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.emitter._AGAIN_S", 0.002)
+    monkeypatch.setattr("liftpy.service.emitter._BATCH_RECORDS", 4)
 
 
 @pytest.fixture
@@ -149,7 +147,26 @@ async def test_a_leader_writes_and_a_follower_reads_along(start: Any) -> None:
     for sender in (leader, follower):
         sender.produce(40)
     await until(lambda: follower.outbox.emitted_end == 40)
-    assert (len(partition.log), partition.writes, follower.outbox.waiting_count) == (40, 40, 0)
+    assert (len(partition.log), partition.sizes, follower.outbox.waiting_count) == (40, [4] * 10, 0)
+
+
+async def test_outputs_travel_in_batches_that_fit_into_a_message(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.emitter._BATCH_RECORDS", 1000)
+    partition = Partition()
+    partition.max_payload_bytes = 5000
+    ours, sent = partition.append, []
+    monkeypatch.setattr(partition, "append", lambda frame: (sent.append(len(frame)), ours(frame))[1])
+    sender = start(Sender(partition))
+    many = tuple((chr(0x41 + place), b"") for place in range(200))
+    for number, size_bytes in enumerate((10, 10, 2300, 2300, 4000, *[1] * 10)):
+        sender.outbox.add(Output(number, number, 0, b"x" * size_bytes, None, many if size_bytes == 1 else ()))
+    sender.emitter.wake()
+    await until(lambda: sender.outbox.emitted_end == 15)
+    assert max(sent) <= 5000
+    assert partition.sizes[:4] == [2, 1, 1, 1], "half a message, as the outputs count themselves; one that is larger goes alone"
+    assert set(partition.sizes[4:]) == {1, 2}, (
+        "headers cost more than they count: what does not fit is cut in two until it does"
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -217,19 +234,19 @@ async def test_an_ack_of_another_stream_does_not_pass_for_ours(start: Any, monke
     partition = Partition()
     ours, lost = partition.append, set[int]()
 
-    def both(frame: bytes, headers: dict[str, str] | None) -> bytes:
+    def both(frame: bytes) -> bytes:
         number = len(partition.log)
-        if number % 3 == 0 and number not in lost:
+        if number % 8 == 0 and number not in lost:
             lost.add(number)
             return frames.encode(client_pb2.Ack(stream="audit", offset=number))
-        return ours(frame, headers)
+        return ours(frame)
 
     monkeypatch.setattr(partition, "append", both)
     sender = start(Sender(partition))
     sender.produce(20)
     await until(lambda: sender.outbox.emitted_end == 20)
     assert ([r.value for r in partition.log], sender.failed) == ([b"v%d" % number for number in range(20)], [])
-    assert len(lost) == 7
+    assert lost == {0, 8, 16}
 
 
 async def written_by_another(start: Any, partition: Partition, count: int, values: str = "v") -> Outbox:
@@ -289,11 +306,9 @@ async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any
     refusing = True
     ours = partition.append
 
-    def append(frame: bytes, headers: dict[str, str] | None) -> bytes:
+    def append(frame: bytes) -> bytes:
         return (
-            frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
-            if refusing
-            else ours(frame, headers)
+            frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET)) if refusing else ours(frame)
         )
 
     monkeypatch.setattr(partition, "append", append)

@@ -329,12 +329,13 @@ async def test_a_leader_that_must_look_again_sends_nothing_before(tmp_path: Path
     for output in machine_outputs:
         outbox.add(output)
     outbox.known = True
-    made: Any = Emitter(None, None, settings, outbox, lambda: True, lambda _: None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    transport: Any = SimpleNamespace(max_payload_bytes=1 << 20)
+    made: Any = Emitter(transport, transport, settings, outbox, lambda: True, lambda _: None, lambda: None, lambda: None)  # type: ignore[arg-type]
     written: list[int] = []
 
-    async def write(output: Any) -> None:
-        written.append(output.number)
-        if output.number == 1:
+    async def write(batch: Any) -> None:
+        written.append(batch.first.number)
+        if batch.first.number == 1:
             made.look_again()
 
     made._write, made._must_look = write, False

@@ -23,6 +23,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.batch import parse_batch
 
 
 # ---- orders ------------------------------------------------------------------------------------------------------------------
@@ -118,47 +119,55 @@ async def test_a_refusal_ends_what_can_not_go_on(host: Any, reason: Any, error: 
 def emitter(answer: client_pb2.Ack | None = None, uid: str = "o1", end: int = 0) -> tuple[Any, list[Any]]:
     asked: list[Any] = []
 
-    async def request(subject: str, payload: bytes, timeout_s: float, headers: Any) -> bytes:
-        asked.append((subject, frames.decode(payload, client_pb2.Message), headers))
+    async def request(subject: str, payload: bytes, timeout_s: float) -> bytes:
+        head, batch = frames.decode_batch_publish(payload)
+        asked.append((subject, head, list(parse_batch(batch).records())))
         return frames.encode(answer)  # type: ignore[arg-type]
 
     async def bounds(stream: str, partition: int) -> Bounds:
         return Bounds(uid, "n1", "n1", 1, 0, end - 1)
 
     settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), output_stream="out")
-    client: Any = SimpleNamespace(bounds=bounds, request=request)
+    client: Any = SimpleNamespace(bounds=bounds, request=request, max_payload_bytes=1 << 20)
     nothing: Any = lambda *_: None  # noqa: E731
     made: Any = Emitter(client, client, settings, Outbox("u/0"), lambda: True, nothing, nothing, nothing)
     made._subject, made._uid = "out.here", "o1"
     return made, asked
 
 
-RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3}
+RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recordCount": 2}
 
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [({}, None), ({"streamUid": ""}, None), ({"streamUid": "o2"}, NotWrittenError), ({"stream": "x"}, NotWrittenError),
      ({"partition": 1}, NotWrittenError), ({"offset": 4}, OutputConflictError), ({"offset": 2}, OutputConflictError),
+     ({"recordCount": 1}, OutputConflictError), ({"recordCount": 0}, OutputConflictError),
      ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, NotWrittenError)],
 )  # fmt: skip
 async def test_an_output_is_written_where_its_own_stream_says_so(wrong: dict[str, Any], error: type[LiftError] | None) -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))
-    output = Output(3, 9, 0, b"value", b"key", (("a", b"b"),))
+    outputs = [Output(3, 9, 0, b"value", b"key", (("a", b"b"),)), Output(4, 9, 1, b"", None, ())]
+    (batch,) = made._batched(outputs)
     if error is None:
-        await made._write(output)
+        await made._write(batch)
     else:
         with pytest.raises(error):
-            await made._write(output)
-    subject, message, _ = asked[0]
-    assert (subject, message.offset, message.value, message.key, message.streamUid) == ("out.here", 3, b"value", b"key", "o1")
+            await made._write(batch)
+    subject, head, records = asked[0]
+    assert (subject, head.stream, head.partition, head.streamUid, head.expectedOffset) == ("out.here", "out", 0, "o1", 3)
+    assert [(r.value, r.key, r.header("a"), r.header("Lift-Output")) for r in records] == [
+        (b"value", b"key", b"b", b"u/0/9/0"),
+        (b"", None, None, b"u/0/9/1"),
+    ]
 
 
-@pytest.mark.parametrize(("number", "expects"), [(0, True), (1, False)])
-async def test_the_first_output_expects_an_empty_stream(number: int, expects: bool) -> None:
-    made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": number})))
-    await made._write(Output(number, 9, 0, b"v", None, ()))
-    assert asked[0][2] == ({"Nats-Expected-Last-Sequence": "0"} if expects else None)
+async def test_the_first_output_expects_an_empty_stream() -> None:
+    made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": 0, "recordCount": 1})))
+    (batch,) = made._batched([Output(0, 9, 0, b"v", None, ())])
+    await made._write(batch)
+    assert asked[0][1].HasField("expectedOffset")
+    assert asked[0][1].expectedOffset == 0
 
 
 async def test_an_output_stream_that_was_made_again_is_another() -> None:

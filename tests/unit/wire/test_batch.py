@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
-from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, restamp, split_batches
+from liftpy.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from tests.unit.wire.batch_fuzz import fuzz
 
 _bytes = st.binary(max_size=20)
@@ -99,15 +99,6 @@ def test_an_unknown_version_is_refused_and_says_so() -> None:
     batch[:4] = crc32c.crc32c(bytes(batch[4:])).to_bytes(4, "little")
     with pytest.raises(UnknownFormatError, match="version 2"):
         parse_batch(bytes(batch))
-
-
-@given(_columns())
-def test_a_leader_stamps_a_publishers_batch(given_: dict) -> None:
-    columns = dict(given_)
-    values = columns.pop("values")
-    batch = parse_batch(restamp(build_batch(values, **columns), 77, 5, 123))
-    assert (batch.base_offset, batch.leader_epoch, batch.timestamp_ns) == (77, 5, 123)
-    assert batch.values() == values
 
 
 def test_batches_lie_back_to_back() -> None:

@@ -1,0 +1,315 @@
+"""A batch that its publisher has built: stored as one, at the expected offset, with one answer; whatever else it holds is refused."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import crc32c
+import pytest
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.published_batch import MAX_BATCH_RECORDS
+from liftpy.replica.effects import AppendBatch, RejectReason
+from liftpy.replica.events import PublishesReceived
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.wire.batch_columns import Columns
+from liftpy.wire.inboxes import InboxRule
+
+_Ack = client_pb2.Ack
+
+
+class Bench:
+    """Partition 1 of the stream s, whose uid is u1; what is taken is appended at once, and committed by ``commit``."""
+
+    max_payload = 1 << 20
+
+    def __init__(self, policy: AckPolicy = AckPolicy.ALL, codec: Codec = Codec.NONE, *, takes: bool = True) -> None:
+        self.batches: list[RecordBatch] = []
+        self.events: list[PublishesReceived] = []
+        self.lines: list[bytes] = []
+        self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")
+        self.ingest = Ingest(
+            shell=self,  # type: ignore[arg-type]
+            subject="ev.1",
+            config=ReplicationConfig(),
+            policy=policy,
+            codec=codec,
+            inboxes=InboxRule(("_INBOX.",)),
+            acks=self.acks,
+            feed=self.append,
+            wall_ns=lambda: 77,
+            log_end_offset=lambda: self.end,
+            may_refuse=lambda: True,
+            takes=lambda: takes,
+        )
+        self.ingest.start()
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].next_offset if self.batches else 0
+
+    def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
+        return None
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        heard()
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        pass
+
+    def send_lines(self, lines: Any) -> None:
+        self.lines += lines
+
+    def append(self, event: PublishesReceived) -> None:
+        self.events.append(event)
+        effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=3, timestamp_ns=event.received_wall_ns)
+        batch = self.ingest.seal(effect)
+        assert len(batch) == event.size_bytes
+        self.ingest.appended(effect, len(batch))
+        self.batches.append(parse_batch(batch))
+
+    def arrive(self, *messages: tuple[bytes, bytes, bytes]) -> None:
+        for reply, payload, block in messages:
+            self.ingest._arrived(b"ev.1", reply, payload, block)
+        self.ingest._drain()
+
+    def commit(self, policy: AckPolicy = AckPolicy.ALL) -> list[_Ack]:
+        self.acks.release(policy, self.end - 1, 3, 0)
+        return self.answers()
+
+    def answers(self) -> list[_Ack]:
+        lines, self.lines = self.lines, []
+        return [frames.decode(line.split(b"\r\n", 1)[1][:-2], _Ack) for line in lines]
+
+
+def published(batch: bytes, **head: Any) -> bytes:
+    fields = {"stream": "s", "streamUid": "u1", "partition": 1, "ackPolicy": client_pb2.ALL} | head
+    return frames.batch_publish(client_pb2.BatchPublish(**fields), batch)
+
+
+THREE = build_batch([b"a", None, b""], keys=[b"k", b"", None], headers=[[("x", b"1"), ("x", b"2")], None, [("y", b"")]])
+REPLY = b"_INBOX.a"
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
+def test_it_is_stored_as_one_batch_with_the_leaders_stamps_and_its_subject(codec: Codec) -> None:
+    bench = Bench(codec=codec)
+    bench.arrive((REPLY, published(THREE, correlationId="c"), b""))
+    (batch,) = bench.batches
+    assert batch.header.codec is codec
+    assert [
+        (r.offset, r.timestamp_ns, r.key, r.value, r.headers, r.subject, r.reply, r.leader_epoch) for r in batch.records()
+    ] == [
+        (0, 77, b"k", b"a", (("x", b"1"), ("x", b"2")), "ev.1", None, 3),
+        (1, 77, b"", None, (), "ev.1", None, 3),
+        (2, 77, None, b"", (("y", b""),), "ev.1", None, 3),
+    ]
+    assert (bench.events[0].record_count, bench.events[0].plain_count, bench.events[0].conditional) == (3, 0, False)
+    assert bench.answers() == [], "nothing is acknowledged before it is committed"
+    assert bench.acks.count == 1
+    (ack,) = bench.commit()
+    assert (ack.offset, ack.recordCount, ack.ackError, ack.correlationId, ack.streamUid) == (0, 3, _Ack.OK, "c", "u1")
+    assert bench.acks.count == 0
+    assert (bench.ingest.counters.records, bench.ingest.counters.batches) == (3, 1)
+
+
+def test_batches_and_single_messages_keep_their_order() -> None:
+    bench = Bench()
+    one = frames.encode(client_pb2.Message(offset=-1, value=b"one", ackPolicy=client_pb2.ALL))
+    bench.arrive(
+        (b"", b"plain", b""),
+        (REPLY, published(THREE), b""),
+        (REPLY, one, b""),
+        (REPLY, published(THREE, expectedOffset=5), b""),
+    )
+    assert [r.value for batch in bench.batches for r in batch.records()] == [b"plain", b"a", None, b"", b"one", b"a", None, b""]
+    assert [(ack.offset, ack.recordCount) for ack in bench.commit()] == [(1, 3), (4, 0), (5, 3)]
+
+
+def test_a_batch_is_committed_as_a_whole() -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(THREE), b""))
+    bench.acks.release(AckPolicy.ALL, 1, 3, 0)
+    assert bench.answers() == []
+    assert len(bench.commit()) == 1
+
+
+@pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
+def test_it_is_stored_at_the_offset_it_expects_or_refused(expected: int, taken: bool) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(THREE, expectedOffset=expected), b""))
+    assert len(bench.batches) == taken
+    if taken:
+        assert bench.events[0].conditional
+    else:
+        (ack,) = bench.answers()
+        assert (ack.ackError, ack.offset) == (_Ack.INCORRECT_OFFSET, -1)
+        assert bench.ingest.counters.rejected == 3
+
+
+def test_the_second_in_flight_expects_the_end_of_the_first() -> None:
+    bench = Bench()
+    bench.arrive(*[(REPLY, published(THREE, expectedOffset=offset), b"") for offset in (0, 3, 6, 7)])
+    assert [batch.base_offset for batch in bench.batches] == [0, 3, 6]
+    assert [ack.ackError for ack in bench.answers()] == [_Ack.INCORRECT_OFFSET]
+
+
+@pytest.mark.parametrize(
+    "head", [{"stream": "t"}, {"streamUid": "u2"}, {"partition": 0}, {"stream": "t", "streamUid": "", "partition": 1}]
+)
+def test_it_is_stored_only_where_it_is_addressed_to(head: dict[str, Any]) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(THREE, **head), b""))
+    assert not bench.batches
+    assert [ack.ackError for ack in bench.answers()] == [_Ack.WRONG_STREAM]
+
+
+def test_nobody_is_answered_who_did_not_ask_or_may_not() -> None:
+    bench = Bench()
+    bench.arrive((b"", published(THREE), b""), (b"data.secret", published(THREE, ackInbox="data.other"), b""))
+    assert [event.plain_count for event in bench.events] == [3, 3]
+    assert bench.commit() == []
+    bench.arrive((b"data.secret", published(THREE, ackInbox="_INBOX.b"), b""))
+    assert [event.plain_count for event in bench.events][2:] == [0]
+    bench.acks.release(AckPolicy.ALL, 8, 3, 0)
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.b"]
+
+
+def test_what_nobody_waits_for_is_counted_by_record_where_it_is_lost() -> None:
+    bench = Bench()
+    bench.arrive((b"", published(THREE, expectedOffset=9), b""))
+    assert bench.ingest.counters.dropped == {"incorrect_offset": 3}
+    bench.ingest.reject(99, RejectReason.NOT_LEADER, "", 0)
+    bench = Bench()
+    bench.ingest._feed = lambda event: bench.ingest.drop(event.token, RejectReason.OVERLOADED)
+    bench.arrive((b"", published(THREE), b""))
+    assert bench.ingest.counters.dropped == {"overloaded": 3}
+    assert bench.ingest.counters.overloaded == 3
+
+
+def test_headers_beside_it_would_not_be_heeded_and_are_refused() -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(THREE), b"NATS/1.0\r\nNats-Msg-Id: 7\r\n\r\n"))
+    assert [ack.ackError for ack in bench.answers()] == [_Ack.MALFORMED]
+
+
+def _patched(batch: bytes, position: int, layout: str, value: int) -> bytes:
+    changed = bytearray(batch)
+    struct.pack_into(layout, changed, position, value)
+    struct.pack_into("<I", changed, 0, crc32c.crc32c(memoryview(changed)[4:]))
+    return bytes(changed)
+
+
+def _longer(batch: bytes) -> bytes:
+    longer = batch + bytes(8)
+    longer = _patched(longer, 8, "<I", len(longer))
+    return _patched(longer, 56, "<I", len(longer) - 64)
+
+
+NULLS = build_batch([b"ab", b"c"], keys=[b"k", b"l"])
+_VALUES = 64 + 8  # ends of two records, then their bytes
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (b"", "0 bytes"),
+        (THREE[:-1], "bytes"),
+        (THREE + b"x", "not one batch"),
+        (THREE + THREE, "not one batch"),
+        (THREE[:70] + b"\xff" + THREE[71:], "CRC-32C"),
+        (_longer(THREE), "shorter than its body"),
+        (_patched(THREE, 6, "<B", 9), "version"),
+        (_patched(NULLS, 64, "<I", 9), "ends of a column of a batch fall"),
+        (build_batch([b"a"], codec=Codec.LZ4), "not compressed"),
+        (build_batch([b"a"], control=True), "no control batch"),
+        (build_batch([b"a"], subjects=["other"]), "values, keys and headers only"),
+        (build_batch([b"a"], replies=["_INBOX.x"]), "values, keys and headers only"),
+        (build_batch([b"a"], timestamps_ns=[5]), "values, keys and headers only"),
+        (build_batch([b"a"], offset_deltas=[4]), "values, keys and headers only"),
+        (build_batch([b"a"], producer_id=1), "names no producer"),
+        (build_batch([b"a"], base_sequence=1), "names no producer"),
+        (build_batch([b"a"], producer_epoch=1), "names no producer"),
+        (build_batch([b"a", b"b"], headers=[[("Lift-Ack", b"all")], None]), "Lift-* is reserved"),
+        (build_batch([b"a", b"b"], headers=[[("x", b"")], [("lift-Key", b"k")]]), "Lift-* is reserved"),
+        (build_batch([b"a", b"b"], headers=[[("lift-Key", b"k")]] * 2), "Lift-* is reserved"),
+        (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "names are not empty"),
+        (build_batch([b"a"], headers=[[("Nats-Expected-Last-Sequence", b"0")]]), "stands beside the batch"),
+    ],
+)
+def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: bytes, text: str) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(batch), b""))
+    assert not bench.batches
+    (ack,) = bench.answers()
+    assert ack.ackError == _Ack.MALFORMED
+    assert text in ack.detail
+
+
+def test_a_null_that_has_bytes_is_refused() -> None:
+    batch = build_batch([b"ab", None, b"c"])
+    position = 64 + 8 + 4  # a bitmap of 8 bytes, then the ends
+    assert struct.unpack_from("<I", batch, position) == (2,)
+    bench = Bench()
+    bench.arrive((REPLY, published(_patched(batch, position, "<I", 3)), b""))
+    assert "no value" in bench.answers()[0].detail
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        build_batch([b""] * (MAX_BATCH_RECORDS + 1)),
+        build_batch([b"a", b"b"], headers=[None, [("x", b"")] * 1025]),
+        build_batch([b"a", b"b"], headers=[[("x", b"y" * 65_536)], [("x", b"")]]),
+    ],
+)
+def test_what_is_too_much_is_refused_as_too_large(batch: bytes) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(batch), b""))
+    assert [ack.ackError for ack in bench.answers()] == [_Ack.TOO_LARGE]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        build_batch([b""] * MAX_BATCH_RECORDS),
+        build_batch([b"a", b"b"], headers=[None, [("x", b"")] * 1024]),
+        build_batch([b"a"], headers=[[("x", b"y" * 65_535)]]),
+        build_batch([b"a"], headers=[[("Lift-Output", b"u/0/1/0")]]),
+    ],
+)
+def test_what_is_just_right_is_stored(batch: bytes) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(batch), b""))
+    stored, sent = bench.batches[0].columns, parse_batch(batch).columns
+    assert (bytes(stored.values.data), stored.values.ends.tolist()) == (bytes(sent.values.data), sent.values.ends.tolist())
+    assert Columns.SUBJECTS in Columns(bench.batches[0].header.column_bits)
+
+
+def test_a_stream_that_answers_nobody_keeps_what_is_for_another_as_bytes() -> None:
+    bench = Bench(AckPolicy.NONE)
+    other = published(THREE, streamUid="u9")
+    bench.arrive((REPLY, other, b""), (REPLY, published(THREE), b""))
+    assert [r.value for batch in bench.batches for r in batch.records()] == [other, b"a", None, b""]
+    assert bench.commit() == []
+
+
+@pytest.mark.parametrize("frame", [published(THREE)[:11], published(THREE)[:8] + b"\xff" * 4, published(THREE)[:13]])
+def test_what_only_looks_like_one_is_stored_as_plain_bytes(frame: bytes) -> None:
+    bench = Bench()
+    bench.arrive((b"", frame, b""))
+    assert [r.value for r in bench.batches[0].records()] == [frame]
+    assert bench.ingest.reader.poison_envelopes == 1
+
+
+def test_a_leader_that_takes_no_more_refuses_a_batch_with_a_condition_at_once() -> None:
+    bench = Bench(takes=False)
+    bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
+    assert [event.conditional for event in bench.events] == [True], "the core says no: it does not wait"
