@@ -34,6 +34,7 @@ from liftpy.service.snapshot import Snapshot
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
+from sidecar.cli.service_endings import EXIT_PLACE_TAKEN
 from sidecar.cli.service_orders import store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
@@ -347,7 +348,7 @@ async def test_services_keep_one_state_over_the_death_of_their_leaders_sidecar_a
     leading = await bench.until(service.leads, "a service leads again")
     first_one = service.processes[leading]
     service.start(leading)  # a second copy, by mistake
-    assert await asyncio.to_thread(service.processes[leading].wait, 20) == 1
+    assert await asyncio.to_thread(service.processes[leading].wait, 20) == EXIT_PLACE_TAKEN
     assert first_one.poll() is None
     first_one.terminate()
     assert await asyncio.to_thread(first_one.wait, 10) == 0
