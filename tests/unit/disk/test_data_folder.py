@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,10 @@ def test_folders_are_made_on_demand(tmp_path: Path) -> None:
     assert storage.names() == []
     with pytest.raises(StorageError):
         FolderStorage(Path("/proc/nowhere/0"))
+
+
+def test_the_lock_says_who_holds_the_folder_and_nothing_of_who_did(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"99999999999999\nand more\n")
+    folder = DataFolder(tmp_path)
+    assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
+    folder.close()

@@ -101,6 +101,8 @@ def test_each_node_is_started_with_what_is_its_own(count: int, controllers: str,
             assert str(Path(dev_cluster.__file__).resolve().parent.parent) in environment["PYTHONPATH"]
             assert made.dies_with == signal.SIGTERM
             assert made.options["start_new_session"], "Ctrl-C is for the parent"
+            assert made.options["text"]
+            assert made.options["stdin"] == subprocess.DEVNULL
             quiet = {key for key in environment if key not in started.made[0].environment}
             assert bool(quiet) is (at > 0), "one of the nodes says that the NATS server lets everybody in"
     for made in started.made:

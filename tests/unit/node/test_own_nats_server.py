@@ -1,0 +1,131 @@
+"""The nats-server that a developer's cluster brings along, without one: how it is started, waited for and ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import UnavailableError
+from sidecar.dev import embedded
+from sidecar.dev.embedded import NatsServer
+
+
+class Process:
+    """In the place of nats-server; writes the port of which the test says that it listens."""
+
+    def __init__(self, server: Scripted, command: list[str], options: dict[str, Any]) -> None:
+        self.command, self.options = command, options
+        self.calls: list[str] = []
+        folder = Path(command[command.index("--ports_file_dir") + 1])
+        self.config = Path(command[command.index("-c") + 1]).read_text(encoding="utf-8")
+        self.stale = [path.name for path in folder.glob("*.ports")]
+        options["stdout"].write(b"first words\n2\n3\nlast words\n" if server.ends else b"")
+        if server.port:
+            (folder / "x.ports").write_text(json.dumps({"nats": [f"nats://127.0.0.1:{server.port}"]}), encoding="utf-8")
+        self.code: int | None = 1 if server.ends else None
+        self.deaf = server.deaf
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+        if not self.deaf:
+            self.code = 0
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.code = -9
+
+    def wait(self, timeout_s: float) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired("x", timeout_s)
+        return self.code
+
+
+class Scripted:
+    def __init__(self) -> None:
+        self.port, self.ends, self.deaf = 0, False, False
+        self.processes: list[Process] = []
+
+    def spawn(self, command: list[str], with_signal: int, **options: Any) -> Process:
+        assert with_signal == signal.SIGKILL
+        self.processes.append(Process(self, command, options))
+        return self.processes[-1]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    made = Scripted()
+    monkeypatch.setattr(embedded, "spawn", made.spawn)
+    monkeypatch.setattr(embedded, "find_nats_server", lambda: Path("/bin/nats-server"))
+    monkeypatch.setattr(embedded, "_POLL_S", 0.001)
+    return made
+
+
+def listener(*words: bytes) -> tuple[socket.socket, int]:
+    """Says one word to each who connects."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for word in words:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(word)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening, listening.getsockname()[1]
+
+
+def test_it_is_up_when_something_that_speaks_nats_answers(scripted: Scripted) -> None:
+    listening, scripted.port = listener(b"HTTP/1.1 400", b"INFO {}\r\n", b"INFO {}\r\n")
+    server = NatsServer(config="jetstream: true\n")
+    server.start()
+    (first,) = scripted.processes
+    assert (server.port, server.url) == (scripted.port, f"nats://127.0.0.1:{scripted.port}")
+    assert first.config == "jetstream: true\n"
+    assert first.command[0] == "/bin/nats-server"
+    assert first.command[first.command.index("-a") + 1] == "127.0.0.1", "on loopback only"
+    assert first.command[first.command.index("-p") + 1] == "-1", "any free port"
+    server.restart(max_payload_bytes=4096)
+    second = scripted.processes[1]
+    assert first.calls == ["kill"]
+    assert second.command[second.command.index("-p") + 1] == str(server.port), "the one that it had"
+    assert second.config == "max_payload: 4096\njetstream: true\n"
+    assert second.stale == [], "what the one before has written says nothing of this one"
+    server.stop()
+    server.stop()
+    assert second.calls == ["terminate"]
+    assert not Path(second.command[second.command.index("-c") + 1]).parent.exists()
+    listening.close()
+
+
+def test_one_that_ends_is_told_in_its_last_words(scripted: Scripted) -> None:
+    scripted.ends = True
+    with pytest.raises(UnavailableError, match=r"nats-server does not come up: 2 \| 3 \| last words"):
+        NatsServer().start()
+    with pytest.raises(UnavailableError, match="was never started"):
+        NatsServer().resume()
+
+
+def test_one_that_listens_nowhere_is_given_up_and_ended_hard(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.02)
+    scripted.deaf = True
+    with pytest.raises(UnavailableError, match="it said nothing"):
+        NatsServer().start()
+    assert scripted.processes[0].calls == ["terminate", "kill"]
+
+
+def test_what_listens_there_answers_or_does_not() -> None:
+    listening, port = listener(b"INFO", b"-ERR")
+    assert embedded._answers(port)
+    assert not embedded._answers(port)
+    listening.close()
+    assert not embedded._answers(port)
