@@ -169,7 +169,6 @@ async def test_what_came_before_the_stop_is_forgotten_and_the_queue_has_its_room
     for _ in range(16):
         bench.publish(b"x" * 1000)
     bench.ingest.stop()
-    await turn()
     bench.ingest.start()
     for _ in range(16):
         bench.publish(b"y" * 1000)
@@ -210,6 +209,27 @@ def test_an_ack_envelope_says_where_the_record_is() -> None:
             correlationId="c1", ackPolicy=client_pb2.LEADER, receptionTimestamp=5, commitTimestamp=6, leaderEpoch=9,
         )
     ]  # fmt: skip
+
+
+def test_an_envelope_of_the_streams_own_policy_is_answered_with_one() -> None:
+    acks, bus = pending()
+    acks.add(3, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, Envelope("c", "", "ev", AckPolicy.ALL, 5)]))
+    acks.release(AckPolicy.ALL, 4, 9, 6)
+    (plain, first), (enveloped, second) = bus.take()
+    assert (plain, first, enveloped) == ("_INBOX.p", b'{"stream":"s","seq":4}', "_INBOX.e")
+    assert frames.decode(second, client_pb2.Ack).offset == 4
+    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.l"], None, [AckPolicy.ALL, AckPolicy.LEADER]))
+    acks.release(AckPolicy.ALL, 6, 9, 6)
+    assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
+
+
+async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
+    bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
+    bench.bus.max_payload = 64 << 20
+    bench.publish(bytes(64 << 20), b"_INBOX.a")
+    await turn()
+    assert (len(bench.bus.lines), bench.batches, bench.bus.failed, bench.ingest._tokens) == (1, [], [], {})
+    assert bench.ingest.counters.rejected == 1
 
 
 def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:

@@ -247,8 +247,11 @@ def test_the_demo_exits_0_only_if_everything_agrees(
     class NoCluster(contextlib.nullcontext[object]):
         nats_url = "nats://nowhere"
 
-        def __init__(self, *_: object, **__: object) -> None:
+        def __init__(self, count: int, *, data: Path) -> None:
             super().__init__(self)
+            made.append((count, data.name, data.parent.name.startswith("liftpy-demo-"), data.parent.exists()))
+
+    made: list[tuple[int, str, bool, bool]] = []
 
     async def run_nothing(*_: object, **__: object) -> tuple[list[demo_steps.Step], dict[str, tuple[int, int]], Failover]:
         steps = [demo_steps.Step("first", 2, 10, 1.0), demo_steps.Step("second", 2, 10, 1.0, agrees, "offset 1: b'x'")]
@@ -261,6 +264,8 @@ def test_the_demo_exits_0_only_if_everything_agrees(
     assert ("everything agrees, record by record" in out, "NO: offset 1" in out) == (agrees, not agrees)
     got, out, _ = run("demo", "--records", "8", "--no-spark", "--json", capsys=capsys)
     assert (got, json.loads(out)["agrees"]) == (code, agrees)
+    assert 0 <= json.loads(out)["seconds"] < 600
+    assert made == [(3, "nodes", True, True)] * 2
 
 
 def test_a_batchs_records_print() -> None:

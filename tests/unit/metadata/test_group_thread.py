@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
@@ -201,8 +202,15 @@ async def test_the_thread_ends_with_its_group(server: NatsServer, tmp_path: Path
     folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace="ends")
     thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()))
-    await thread.open(pytest.fail)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.5)
+    try:
+        await thread.open(pytest.fail)
+        assert sys.getswitchinterval() < 0.01, "neither loop waits long for the other"
+    finally:
+        sys.setswitchinterval(before)
     await thread.close()
     assert not thread._thread.is_alive()
+    assert thread.loop.is_closed()
     await thread.close()
     folder.close()

@@ -225,3 +225,5 @@ async def test_what_waited_when_it_was_closed_is_never_sent() -> None:
     async with asyncio.timeout(30):
         await made.close()
     assert (sent, list(made._waiting), made._waiting_bytes) == ([b"a"], [], 0)
+    assert made._task is not None
+    assert made._task.done(), "nothing goes on behind it"

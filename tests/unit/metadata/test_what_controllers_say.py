@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
 from liftpy.wire import frames
@@ -20,15 +22,17 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata import control, forwarding
+from sidecar.metadata import control, forwarding, joining, membership
 from sidecar.metadata.control import Allowance, NoTurnError, Turns
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.identity import NodeFile
+from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.questions import ask_accused, ask_to_step_aside
 from sidecar.metadata.thread import GroupThread
 from sidecar.raft.library import Node
 from sidecar.raft.sealing import seal
+from sidecar.settings import NodeSettings
 from tests.unit.metadata.test_forwarding import Bus
 from tests.unit.metadata.test_member_driven import Made
 from tests.unit.metadata.test_raft_member_shell import a_member
@@ -343,6 +347,73 @@ def test_a_log_that_flushes_lazily_is_marked_until_a_clean_stop(tmp_path: Path) 
     previous = NodeFile(folder, "a").previous
     assert (previous.incarnation, previous.clean_stop, previous.flushed_always) == (3, True, True)
     folder.close()
+
+
+async def test_heartbeats_go_on_for_ever_within_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[Any] = []
+    monkeypatch.setattr(membership, "spawn_in", lambda loop, work, name, endless: spawned.append((loop, name, endless)))
+    made_with: list[Any] = []
+
+    class Beats:
+        def __init__(self, *given: Any) -> None:
+            made_with.append(given)
+
+        def run(self) -> str:
+            return "running"
+
+    monkeypatch.setattr(membership, "Heartbeats", Beats)
+    settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(session_s=3.0, heartbeat_s=0.5))
+    group: Any = SimpleNamespace(image=ClusterImage(), watch=lambda _: None, inner="inner", loop="its loop")
+    made = membership.Membership(settings, group, lambda _: None, lambda _: None)
+    made.incarnation = 7
+    made.start()
+    assert spawned == [("its loop", "heartbeats", True)]
+    ((inner, heartbeat, every_s, timeout_s, session_s, answered),) = made_with
+    assert (inner, heartbeat) == ("inner", pb.Heartbeat(nodeId="n1", incarnation=7))
+    assert (every_s, timeout_s, session_s, answered) == (0.5, 1.5, 3.0, made._answered)
+
+
+async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Any] = []
+
+    class Group:
+        def __init__(self, *given: Any, **more: Any) -> None:
+            joined.append((type(self).__name__, given, more))
+
+        async def start(self) -> None:
+            joined.append("started")
+
+    class Feed(Group):
+        pass
+
+    async def connect(link: GroupLink) -> None:
+        joined.append("connected")
+
+    monkeypatch.setattr(joining, "RaftMember", Group)
+    monkeypatch.setattr(joining, "FeedSubscriber", Feed)
+    monkeypatch.setattr(GroupLink, "_connect", connect)
+    monkeypatch.setattr(joining, "watch_denials", lambda *_: None)
+    folder: Any = SimpleNamespace(raft=tmp_path / "raft")
+    inboxes: Any = SimpleNamespace(allows=lambda _: True)
+    subjects = Subjects("ns")
+    for controllers in (("n1", "n2"), ("n2",)):
+        settings = NodeSettings("n1", tmp_path, nats=("nats://h:1",), controllers=controllers)
+        link = GroupLink(settings, folder, subjects, inboxes, Counter())
+        group: Any = await link.open(lambda _: None)
+        assert joined[0] == "connected"
+        kind, given, more = joined[1]
+        assert joined[2:] == ["started"]
+        if len(controllers) == 2:
+            assert (kind, more) == ("Group", {"elections": settings.elections})
+            opened, connection, spoken, config, _, is_inbox = given
+            assert (opened.node_id, opened.members, opened.folder) == ("n1", controllers, tmp_path / "raft")
+            assert (connection, spoken, config, is_inbox) == (link._connection, subjects, settings.replication, inboxes.allows)
+        else:
+            assert (kind, given) == ("Feed", ("n1", link._connection, subjects))
+        assert link._group is group
+        joined.clear()
 
 
 async def test_who_follows_the_feed_names_the_leader_that_answered_last() -> None:

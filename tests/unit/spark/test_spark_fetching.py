@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from liftpy.errors import DataLossError, NotFoundError, ProtocolError, Unavailab
 from liftpy.spark import fetching
 from liftpy.spark import link as link_module
 from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
-from liftpy.spark.link import Link, credentials_of, link_to
+from liftpy.spark.link import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
 from liftpy.testing.fake_node import FakeNode, FakeStream, fake_node_in_thread
@@ -226,3 +229,39 @@ def test_a_nats_server_that_restarts_in_the_middle_costs_time_only() -> None:
         server.restart()
         found += [record.offset for pieces in reading for piece in pieces for record in piece.records()]
     assert found == list(range(30_000))
+
+
+def test_a_span_may_take_several_patiences_and_a_task_never_hangs(
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node.add_stream("orders"), [10])
+    allowed: list[float] = []
+    real = fetching.result_of
+    monkeypatch.setattr(fetching, "result_of", lambda future, timeout_s: allowed.append(timeout_s) or real(future, timeout_s))
+    assert offsets(link, planned(0, 10), FetchRules(patience_s=7.0)) == list(range(10))
+    assert set(allowed) == {28.0}
+    waited: list[float] = []
+
+    class Never:
+        cancelled = 0
+
+        def result(self, timeout_s: float) -> None:
+            waited.append(timeout_s)
+            raise concurrent.futures.TimeoutError
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    never: Any = Never()
+    with pytest.raises(UnavailableError, match="no answer within 5 s and then some"):
+        real(never, 5.0)
+    assert never.cancelled == 1
+    assert 5.0 + 4 * CONNECT_TIMEOUT_S < waited[0] <= 60.0, "longer than all that is tried meanwhile"
+
+
+def test_the_loop_of_a_link_ends_with_it() -> None:
+    made = Link(Access(servers="nats://127.0.0.1:1"))
+    (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == made._run]
+    made.close()
+    thread.join(30)
+    assert made._loop.is_closed()
