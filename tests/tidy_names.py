@@ -79,7 +79,6 @@ UNREAD = {
     "liftpy.cluster.placement.facts.Placed.notes": "for people, where a placement is shown",
     "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
     "liftpy.service.poison.OnError.SKIP": "the other of two",
-    "liftpy.wire.envelope.MessageType.BATCH_PUBLISH": _CODE,
     "liftpy.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
     "liftpy.wire.envelope.MessageType.PARTITION_STATUS_RESPONSE": _CODE,
     "liftpy.wire.envelope.MessageType.PROPAGATED_REQUEST": _CODE,

@@ -14,11 +14,11 @@ from liftpy.config import AckPolicy, Codec
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, Publishers
-from liftpy.ingest.published_batch import MAX_HEADER_BYTES, MAX_HEADERS, PublishedBatch, UnfitBatchError, body_to_store
+from liftpy.ingest.published_batch import MAX_HEADER_BYTES, MAX_HEADERS, UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import BatchTooLargeError
+from liftpy.wire.batch import BatchTooLargeError, Body
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
@@ -54,7 +54,7 @@ class MessageColumns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
-    batch: PublishedBatch | None = None
+    batch: Body | None = None
     """The one message is a whole batch; the other columns are not filled in."""
     apart: bool = False
     """One of several messages is a whole batch: they are to be read one by one."""
@@ -243,7 +243,7 @@ class MessageReader:
                 columns.unfit = RejectReason.TOO_LARGE, str(error)
                 return
             expected = head.expectedOffset if head.HasField("expectedOffset") else None
-            columns.batch = PublishedBatch(body, expected)
+            columns.batch = body
             columns.publishers.batch_records = wanted.record_count = body.record_count
             if expected is not None:
                 columns.expected[0] = expected

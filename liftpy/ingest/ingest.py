@@ -270,7 +270,7 @@ class Ingest:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
         several messages are judged one by one."""
         if columns.batch is not None:
-            return columns.batch.body
+            return columns.batch
         try:
             return encode_body(
                 columns.values,

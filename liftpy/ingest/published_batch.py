@@ -7,8 +7,6 @@ published on; offsets, LeaderEpoch and timestamp are the leader's. No Python sta
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from liftpy.config import Codec
@@ -34,13 +32,6 @@ class UnfitBatchError(LiftError):
     def __init__(self, text: str, reason: RejectReason = RejectReason.MALFORMED) -> None:
         super().__init__(text)
         self.reason = reason
-
-
-class PublishedBatch(NamedTuple):
-    """``body``: as it will be sealed. ``expected_offset``: of its first record, None: any."""
-
-    body: Body
-    expected_offset: int | None
 
 
 def body_to_store(published: memoryview, subject: str, codec: Codec) -> Body:
