@@ -153,9 +153,9 @@ def _published(data: bytes) -> Any:
         if found.unfit is None:
             raise ProtocolError("stored as plain bytes: another kind of frame")
         raise ProtocolError(str(found.unfit))
-    sealed = parse_batch(seal_batch(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
+    sealed = parse_batch(seal_batch(found.batch, base_offset=7, leader_epoch=2, timestamp_ns=3))
     records = list(sealed.records())
-    assert [record.offset for record in records] == list(range(7, 7 + found.batch.body.record_count))
+    assert [record.offset for record in records] == list(range(7, 7 + found.batch.record_count))
     assert {record.subject for record in records} == {"data.orders"}
     published = parse_batch(frames.decode_batch_publish(data)[1])
     assert [(r.value, r.key, r.headers) for r in published.records()] == [(r.value, r.key, r.headers) for r in records]
