@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import json
@@ -18,7 +19,8 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownE
 from liftpy.service.poison import Unit
 from liftpy.wire import frames
 from liftpy.wire._pb import service_pb2
-from sidecar.cli import service, service_orders
+from sidecar.cli import service, service_orders, service_query
+from sidecar.cli.main import main
 from sidecar.cli.tables import table
 from sidecar.dev.demo_failover import MAX_RECORDS, Failover
 from sidecar.dev.demo_steps import Positions, Step
@@ -26,7 +28,7 @@ from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
 
 __all__ = ["cluster"]
-demo, dev = importlib.import_module("sidecar.cli.demo"), importlib.import_module("sidecar.cli.dev")
+demo, dev, publish_module = (importlib.import_module(f"sidecar.cli.{name}") for name in ("demo", "dev", "publish"))
 
 
 # ---- streams and rights --------------------------------------------------------------------------------------------------
@@ -441,3 +443,101 @@ async def test_a_record_is_passed_over_only_where_nobody_has_applied_it(monkeypa
         await skip(9)
     with pytest.raises(NotFoundError, match="no 1"):
         await service_orders.pass_over(client, "counter", "s", 1, Unit(5, ""))
+
+
+# ---- publish, node, service query --------------------------------------------------------------------------------------------
+class Publishing:
+    """A client and its publisher: line ``refused`` is not taken."""
+
+    def __init__(self, refused: tuple[int, ...] = ()) -> None:
+        self.refused, self.sent = refused, list[Any]()
+        self.asked: tuple[Any, ...] = ()
+
+    async def publisher(self, name: str, partition: int, *, subject: str, options: Any) -> Publishing:
+        self.asked = (name, partition, subject, options.window)
+        return self
+
+    async def __aenter__(self) -> Publishing:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def send(self, line: bytes, **how: Any) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        number = len(self.sent) + 1
+        self.sent.append((line, how["key"], how["headers"], how["ack"].value))
+        if number in self.refused:
+            answer.set_exception(UnavailableError(f"line {number}"))
+        else:
+            answer.get_loop().call_soon(answer.set_result, SimpleNamespace(offset=100 + number))
+        return answer
+
+    async def post(self, line: bytes, **how: Any) -> None:
+        self.sent.append((line, how["key"], how["headers"], "none"))
+
+
+def published(monkeypatch: pytest.MonkeyPatch, client: Publishing) -> None:
+    monkeypatch.setattr(publish_module, "with_client", lambda _, work: asyncio.run(work(client)))
+
+
+def test_lines_are_published_as_was_said_and_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(b"one\ntwo\nthree")
+    client = Publishing()
+    published(monkeypatch, client)
+    words = ["publish", "s", str(tmp_path / "lines"), "--partition", "2", "--subject", "a.b", "--window", "7", "--key", "k"]
+    code, out, _ = run(capsys, *words, "--header", "a=1=2", "--header", "b=")
+    assert (code, client.asked) == (0, ("s", 2, "a.b", 7))
+    assert [sent[0] for sent in client.sent] == [b"one", b"two", b"three"]
+    assert {(*sent[1:2], tuple(sent[2].items()), sent[3]) for sent in client.sent} == {
+        (b"k", (("a", b"1=2"), ("b", b"")), "all")
+    }
+    assert out.startswith("3 messages published to s/2 (ack all, offsets 101 to 103) in ")
+    client.sent.clear()
+    code, out, _ = run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack", "none", "--json")
+    said = json.loads(out)
+    assert (code, said["published"], said["ack"], said["first_offset"], said["last_offset"]) == (0, 3, "none", -1, -1)
+    assert 0 <= said["seconds"] < 60
+    assert "error" not in said
+    assert "offsets" not in run(capsys, "publish", "s", str(tmp_path / "lines"), "--ack", "none")[1]
+
+
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_the_first_refused_line_is_named(
+    keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(b"1\n2\n3\n4\n")
+    client = Publishing(refused=(2, 4))
+    published(monkeypatch, client)
+    words = ["publish", "s", str(tmp_path / "lines"), *(["--keep-going"] if keep_going else [])]
+    code, out, err = run(capsys, *words, "--json")
+    said = json.loads(out)
+    assert (code, said["refused"], said["first_refused_line"], said["error"]) == (3, 2 if keep_going else 1, 2, "UNAVAILABLE")
+    assert said["detail"] == "line 2"
+    assert said["published"] == (2 if keep_going else 1)
+    assert len(client.sent) == (4 if keep_going else 2)
+    assert f"Error: {said['refused']} lines are not acknowledged, the first of them line 2: line 2" in err
+
+
+@pytest.mark.parametrize(("value", "printed_as"), [(b"42", b"42\n"), (b"42\n", b"42\n"), (b"", b"\n")])
+def test_a_query_prints_the_answer_and_says_where_it_came_from_if_asked(
+    value: bytes, printed_as: bytes, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    class Client:
+        async def query_service(self, name: str, body: bytes, **how: Any) -> Any:
+            asked.append((name, body, how["partition"], how["at_least"]))
+            return SimpleNamespace(value=value, position=9, node="n2")
+
+    monkeypatch.setattr(service_query, "with_client", lambda _, work: asyncio.run(work(Client())))
+    for words in (["--partition", "1", "--at-least", "5"], ["--position"]):
+        with pytest.raises(SystemExit) as left:
+            main(["service", "query", "counter", "how many", *words])
+        assert not left.value.code
+        out, err = capfdbinary.readouterr()
+        assert out == printed_as
+        assert (b"position 9 on n2" in err) is ("--position" in words)
+    assert asked == [("counter", b"how many", 1, 5), ("counter", b"how many", 0, None)]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
 import pytest
+from nats.aio.client import Client as NatsConnection
 
+from liftpy.client import client as client_module
 from liftpy.client import transport as transport_module
 from liftpy.client.addressing import Address
+from liftpy.client.credentials import Credentials
 from liftpy.client.iteration import Iteration
 from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
-from liftpy.client.publisher import Publisher, _InFlight
+from liftpy.client.publisher import Publisher, PublishOptions, _InFlight
 from liftpy.client.transport import open_connection
 from liftpy.errors import (
     ConfigError,
@@ -23,6 +27,7 @@ from liftpy.errors import (
     NotAllowedError,
     NotFoundError,
     OffsetOutOfRangeError,
+    OutcomeUnknownError,
     ProtocolError,
     UnavailableError,
 )
@@ -450,3 +455,79 @@ async def test_a_cancelled_connect_leaves_nothing_half_connected(strict: type[St
     monkeypatch.setattr(strict, "error", ValueError("odd"))
     with pytest.raises(ConfigError, match="can't be connected to as it is: odd"):
         await open_connection("nats://a:1")
+
+
+async def test_whose_connection_it_is_decides_who_closes_it(strict: type[Strict], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Made:
+        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool) -> None:
+            made.append((transport, subjects.namespace, subjects.principal, owns_connection))
+
+    monkeypatch.setattr(client_module, "Client", Made)
+    monkeypatch.setattr(client_module, "Transport", lambda connection: ("over", connection))
+    monkeypatch.setattr(client_module, "make_strict", lambda connection: made.append("made strict"))
+    await client_module.connect("nats://a:1", "ns", credentials=Credentials(principal="me"), name="x", timeout_s=2.0)
+    assert made == [(("over", strict.last), "ns", "me", True)]
+    assert (strict.last.given["name"], strict.last.given["connect_timeout"]) == ("x", 2.0)
+    lent = NatsConnection()
+    await client_module.connect(lent)
+    assert made[1:] == ["made strict", (("over", lent), "liftpy", "", False)]
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+async def test_a_stream_is_there_when_its_leaders_say_so(may_read: bool) -> None:
+    asked: list[Any] = []
+    made: Any = client_module.Client.__new__(client_module.Client)
+
+    class Reader:
+        async def bounds(self, uid: str) -> None:
+            asked.append(("bounds", uid))
+            if not may_read:
+                raise NotAllowedError("not a reader")
+
+    def reader(name: str, partition: int, options: Any) -> Reader:
+        asked.append(("reader", name, partition, options.patience_s))
+        return Reader()
+
+    async def as_nodes_say(stream: Any, partition: int, ready_s: float) -> None:
+        asked.append(("nodes", stream.name, partition, ready_s))
+
+    made._reader, made._led_as_nodes_say = reader, as_nodes_say
+    stream: Any = SimpleNamespace(name="s", uid="u1")
+    await made._led(stream, 3, 7.0)
+    said = [("reader", "s", 3, 7.0), ("bounds", "u1")]
+    assert asked == (said if may_read else [*said, ("nodes", "s", 3, 7.0)])
+
+
+@pytest.mark.parametrize(
+    ("is_publish", "subject", "concerns"),
+    [(True, "ev", True), (True, "inbox.*", False), (False, "inbox.*", True), (False, "ev", False), (True, "other", False)],
+)
+@pytest.mark.parametrize("had_right", [True, False])
+async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, concerns: bool, had_right: bool) -> None:
+    failed: list[tuple[int, Exception]] = []
+    made: Any = Publisher.__new__(Publisher)
+    made._addressing = SimpleNamespace(address=Address("ev", "u1", True))
+    made._inbox, made._posted, made._denied, made._subscription = "inbox", True, None, "listens"
+    made._in_flight, made._has_right = {1: None, 2: None}, had_right
+    made._fail = lambda number, error: failed.append((number, error))
+    made._on_denial(is_publish, subject)
+    assert [number for number, _ in failed] == ([1, 2] if concerns else [])
+    assert all(isinstance(error, OutcomeUnknownError if had_right else NotAllowedError) for _, error in failed)
+    assert made._subscription == (None if concerns and not is_publish else "listens")
+    if not concerns:
+        made._raise_denied()
+        return
+    what = "publish on ev" if is_publish else "listen for acks on inbox.*"
+    with pytest.raises(NotAllowedError, match=re.escape(f"NATS does not let this user {what}")):
+        made._raise_denied()
+    made._raise_denied()  # it is said once
+
+
+def test_an_exit_of_a_window_or_a_patience_that_nobody_can_mean() -> None:
+    for wrong in ({"window": 0}, {"timeout_s": 0.0}, {"patience_s": -1.0}, {"window_bytes": 0}, {"window": (1 << 20) + 1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .* is outside"):
+            PublishOptions(**wrong)
+    assert PublishOptions(window=1, timeout_s=0.01, patience_s=0, window_bytes=1).window == 1
+    assert PublishOptions(window=1 << 20, timeout_s=600, patience_s=3600, window_bytes=1 << 30).patience_s == 3600

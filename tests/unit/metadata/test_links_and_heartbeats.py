@@ -1,0 +1,212 @@
+"""A node's link to the metadata group, its heartbeats by the clock, and how its membership ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import heartbeats, joining, membership
+from sidecar.metadata.joining import GroupLink
+from sidecar.settings import NodeSettings
+
+UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
+NS = 1_000_000_000
+
+
+class Strict:
+    """In the place of the group's connection: fails to connect as often as the test says."""
+
+    made: ClassVar[list[Any]] = []
+    failures: ClassVar[list[Exception]] = []
+
+    def __init__(self, errors: Any) -> None:
+        self.errors, self.options = errors, {"max_reconnect_attempts": 1}
+        self.calls: list[Any] = []
+        Strict.made.append(self)
+
+    async def connect(self, **given: Any) -> None:
+        self.given = given
+        if Strict.failures:
+            raise Strict.failures.pop(0)
+
+    async def flush(self, timeout_s: float) -> None:
+        self.calls.append("flush")
+        raise OSError
+
+    async def close(self) -> None:
+        self.calls.append("close")
+        raise OSError
+
+
+async def test_a_link_connects_until_it_is_let_in_and_closes_all_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
+    monkeypatch.setattr(joining, "StrictConnection", Strict)
+    monkeypatch.setattr(joining, "_RECONNECT_WAIT_S", 0.0)
+    settings = NodeSettings("n1", tmp_path, nats=("nats://h:1", "nats://h:2"), controllers=("n1",))
+    counters: Counter[str] = Counter()
+    folder: Any = SimpleNamespace(raft=tmp_path / "raft")
+    inboxes: Any = None
+    link = GroupLink(settings, folder, Subjects("ns"), inboxes, counters)
+    await link._connect()
+    first, second, third = Strict.made
+    assert (first.calls, second.calls, third.calls) == (["close"], ["close"], [])
+    assert first.errors is second.errors is third.errors is counters
+    assert link._connection is third
+    assert third.options["max_reconnect_attempts"] == -1
+    given = third.given
+    assert (given["servers"], given["name"], given["inbox_prefix"]) == (
+        ["nats://h:1", "nats://h:2"],
+        "liftpy-n1-group",
+        b"ns.inbox.n1",
+    )
+    assert (given["max_reconnect_attempts"], given["pending_size"]) == (1, 0)
+    assert given["closed_cb"] == given["disconnected_cb"] == link._disconnected
+    assert (given["reconnected_cb"], given["error_cb"]) == (link._reconnected, link._error)
+
+    async def stop() -> None:
+        third.calls.append("group")
+
+    link._group = SimpleNamespace(stop=stop)  # type: ignore[assignment]
+    await link.close()
+    assert third.calls == ["group", "flush", "close"]
+
+
+class Beaten:
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, float]] = []
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append((request.heartbeat, timeout_s))
+        return pb.ControlResponse(index=len(self.asked))
+
+
+async def test_a_heartbeat_leaves_at_each_time_and_none_while_the_nodes_loop_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    slept: list[float] = []
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(heartbeats, "clock", SimpleNamespace(now_ns=lambda: round(now[0] * NS)))
+    group: Any = Beaten()
+    answered: list[Any] = []
+    beat = pb.Heartbeat(nodeId="n1", incarnation=2)
+    running = heartbeats.Heartbeats(group, beat, 0.5, 1.0, 3.0, lambda *what: answered.append(what))
+    home: list[Any] = []
+    loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
+    running._home = loop
+
+    class Over(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += 0.5
+        if len(slept) == 8:
+            raise Over
+
+    monkeypatch.setattr(heartbeats, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Over):
+        await running.run()
+    assert [seen for seen, _ in group.asked] == [beat] * 6, "for as long as a session"
+    assert {timeout_s for _, timeout_s in group.asked} == {1.0}
+    assert slept == [0.5] * 8
+    turned = [call for call, *given in home if not given]
+    assert len(turned) == 1, "it is asked once, until it says that it turns"
+    told = [tuple(given) for _, *given in home if given]
+    assert [(sent_ns, response.index) for sent_ns, response in told] == [(round((100 + n / 2) * NS), n + 1) for n in range(6)]
+    turned[0]()
+    slept.clear()
+    with pytest.raises(Over):
+        await running.run()
+    assert len(group.asked) == 12, "it goes on when the loop turns"
+    assert len([call for call, *given in home if not given]) == 2
+
+
+class Asking:
+    """A group that answers as the test says; its image is what the test shows."""
+
+    def __init__(self, *answers: pb.ControlResponse) -> None:
+        self.answers, self.asked = list(answers), list[Any]()
+        self.image = ClusterImage()
+        self.watcher: Any = None
+
+    def watch(self, callback: Any) -> None:
+        self.watcher = callback
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append((request, timeout_s))
+        return self.answers.pop(0)
+
+
+def a_membership(group: Any, told: list[Any]) -> membership.Membership:
+    settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(), rack="r", weight=2.0)
+    return membership.Membership(settings, group, told.append, told.append)
+
+
+@pytest.mark.parametrize(
+    ("node", "seen", "incarnation", "ends"),
+    [(None, 9, 3, True), (None, 8, 3, False), (None, 9, 0, False), ("n1", 9, 3, False)],
+)
+async def test_a_node_that_was_removed_ends_when_the_image_says_so_too(
+    node: str | None, seen: int, incarnation: int, ends: bool
+) -> None:
+    group, told = Asking(), list[Any]()
+    made = a_membership(group, told)
+    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
+    made.incarnation, made._seen_index = incarnation, seen
+    group.image = replace(ClusterImage(), nodes={node: None} if node else {})  # type: ignore[dict-item]
+    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
+    assert len(told) == ends
+    if ends:
+        assert "was removed from the cluster" in str(told[0])
+
+
+@pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
+async def test_another_process_of_the_id_ends_this_one(own: int | None, ends: bool) -> None:
+    group, told = Asking(), list[Any]()
+    made = a_membership(group, told)
+    made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
+    made.incarnation = 3
+    group.image = replace(ClusterImage(), nodes={"n1": SimpleNamespace(incarnation=own)} if own else {})  # type: ignore[dict-item]
+    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    assert len(told) == ends
+    if ends:
+        assert "another process has registered as n1" in str(told[0])
+    made._end_heartbeats = None
+    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    assert len(told) == ends, "after the last heartbeat nothing is heard any more"
+
+
+async def test_who_leaves_says_so_after_its_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
+    group, told = Asking(refusal, pb.ControlResponse(), refusal), list[Any]()
+    made = a_membership(group, told)
+    made.incarnation = 3
+
+    async def end() -> None:
+        told.append(len(group.asked))
+
+    made._end_heartbeats = end
+    await made.leave(7.0)
+    await made.leave(7.0)
+    assert told == [0], "once, and before it is said"
+    assert [request.fenceNode for request, _ in group.asked] == [pb.FenceNode(nodeId="n1", incarnation=3)] * 2
+    assert group.asked[0][1] == 7.0
+    assert caplog.messages == ["the metadata group was not told of the stop: nobody leads"]
+    await made.drain(5.0)
+    assert group.asked[2] == (pb.ControlRequest(drainNode=pb.DrainNode(nodeId="n1", incarnation=3)), 5.0)
+    assert caplog.messages[1:] == ["leaderships are not handed over: nobody leads"]
