@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ from typing import Any
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
-from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.service.agreement import BEGINNING
 from liftpy.service.answering import QueryServer
 from liftpy.service.base import DivergedError, Role, Service
@@ -226,8 +227,10 @@ class ServiceHost:
     def _refused(self, refusal: pb.ServiceRefusal) -> None:
         if refusal.instance != self._instance:
             return
-        if refusal.reason == _Reason.REPLACED:
-            raise FencedError(f"{refusal.node}: {refusal.detail}")
+        if refusal.reason == _Reason.REPLACED and self._greeted:
+            self._greeted, self._heard_s = False, -math.inf  # no role by an old order; the next hello asks for the place
+            if self.machine is not None:
+                self._obey()
         if refusal.reason == _Reason.WRONG_STREAM:
             raise NotFoundError(f"{refusal.node}: {refusal.detail}: start the service anew")
         if refusal.reason == _Reason.MALFORMED:
@@ -239,6 +242,8 @@ class ServiceHost:
         if refusal.reason == _Reason.DIVERGED:
             self._diverged_at = refusal.position
             raise DivergedError(f"{refusal.node}: {refusal.detail}")
+        if refusal.detail != self._refusal:
+            logger.warning("%s beside %s is not registered: %s", self._settings.service, refusal.node, refusal.detail)
         self._refusal = refusal.detail
 
     def _is_beside_the_leader(self) -> bool:

@@ -19,6 +19,9 @@ promotion, by the candidate's own time-out, so that a node is tried whose servic
 promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
 caught up once. One that stands at a record that it can't apply is not waited for.
 
+An instance stays registered while it is heard, whoever else says to be this service: a hello proves nothing. Once it has been silent
+for half a session, the next that asks takes its place. It does not end then, but asks in turn.
+
 A compacted stream takes no services: what compaction has removed is missing in one node's replay and was there in another's.
 """
 
@@ -181,7 +184,7 @@ class ServiceSessions:
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
         """A registration or a heartbeat; ``inbox`` has been checked."""
-        refusal = self._why_not(hello)
+        refusal = self._why_not(hello, now_ns)
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
         if hello.leaving:
@@ -219,7 +222,7 @@ class ServiceSessions:
         told: list[Effect] = [self._join_log(session, view)] if self._give_order(session, view) else []
         return [*told, *self._gate_moved()]
 
-    def _why_not(self, hello: pb.ServiceHello) -> tuple[pb.ServiceRefusal.Reason, str] | None:
+    def _why_not(self, hello: pb.ServiceHello, now_ns: int) -> tuple[pb.ServiceRefusal.Reason, str] | None:
         try:
             check_name(hello.service, "service")
         except InvalidNameError as error:
@@ -234,8 +237,12 @@ class ServiceSessions:
         session = self._sessions.get(hello.service)
         if session is None and len(self._sessions) >= MAX_SERVICES:
             return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
-        if session is not None and session.instance != hello.instance and not hello.first:
-            return pb.ServiceRefusal.REPLACED, "a newer instance of this service has registered with this node"
+        if session is None or session.instance == hello.instance:
+            return None
+        if not hello.first:
+            return pb.ServiceRefusal.REPLACED, "another instance of this service has registered with this node"
+        if now_ns < session.expires_ns - self._session_ns // 2:
+            return pb.ServiceRefusal.TAKEN, "another instance of this service runs beside this node: it is waited for"
         return None
 
     def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:

@@ -239,6 +239,7 @@ class ServiceRefusal(_message.Message):
         TOO_MANY: _ClassVar[ServiceRefusal.Reason]
         MALFORMED: _ClassVar[ServiceRefusal.Reason]
         COMPACTED: _ClassVar[ServiceRefusal.Reason]
+        TAKEN: _ClassVar[ServiceRefusal.Reason]
         DIVERGED: _ClassVar[ServiceRefusal.Reason]
     UNKNOWN: ServiceRefusal.Reason
     NO_SUCH_PARTITION: ServiceRefusal.Reason
@@ -247,6 +248,7 @@ class ServiceRefusal(_message.Message):
     TOO_MANY: ServiceRefusal.Reason
     MALFORMED: ServiceRefusal.Reason
     COMPACTED: ServiceRefusal.Reason
+    TAKEN: ServiceRefusal.Reason
     DIVERGED: ServiceRefusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]

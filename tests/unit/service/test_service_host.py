@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.progress import NotServedError
-from liftpy.errors import ConfigError, FencedError, FolderLockedError, UnavailableError
+from liftpy.errors import ConfigError, FolderLockedError, NotFoundError, UnavailableError
 from liftpy.service import DivergedError, Outbox, Role, feeding, host
 from liftpy.service.emitter import Emitter
 from liftpy.service.host import ServiceHost
@@ -158,12 +158,29 @@ async def test_a_sidecar_that_cannot_be_reached_now_is_told_later(running: Any) 
 
 async def test_what_ends_it_is_raised_and_leaves_nothing_behind(running: Any, tmp_path: Path) -> None:
     bus, _, task, _ = running
-    refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.REPLACED, node="n1")
+    refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.WRONG_STREAM, node="n1")
     await bus.tell(refusal)
-    with pytest.raises(FencedError):
+    with pytest.raises(NotFoundError):
         await task
     assert bus.subscribed == {}
     ServiceLock(tmp_path, "sum", "in", 0).close()
+
+
+async def test_one_whose_place_is_taken_leads_no_longer_and_asks_for_it(running: Any) -> None:
+    """Who took it may be nobody: a hello proves nothing."""
+    bus, made, task, _ = running
+    await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
+    await bus.until(lambda: made._leads() and not bus.hellos[-1].first)
+    await bus.tell(pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.REPLACED, node="n1", detail="x"))
+    assert not made._leads()
+    await bus.until(lambda: bus.hellos[-1].first)
+    await bus.tell(
+        pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.TAKEN, node="n1", detail="waited for")
+    )
+    assert made.problem == "waited for"
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
+    await bus.until(lambda: made._leads() and not made.problem and not bus.hellos[-1].first)
+    assert not task.done()
 
 
 async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(running: Any, tmp_path: Path) -> None:
@@ -380,7 +397,7 @@ def test_an_order_and_a_refusal_say_all_that_they_say() -> None:
     assert (tell.inbox, tell.message) == ("_INBOX.a", wanted)
     (tell,) = s.hello(hello(instance=6, position=2), "_INBOX.b", view, 0)
     assert isinstance(tell, Tell)
-    detail = "a newer instance of this service has registered with this node"
+    detail = "another instance of this service has registered with this node"
     refusal = pb.ServiceRefusal(
         reason=pb.ServiceRefusal.REPLACED, detail=detail, node="n1", service="bank", stream="s", partition=0, instance=6
     )
@@ -494,7 +511,7 @@ def test_the_furthest_that_is_told_is_the_slowest_ones_and_never_past_the_stop()
     assert replays(s.hello(hello("b", position=8), "_INBOX.a", CANDIDATE, 0)) == [], "the slowest has not moved"
     assert replays(s.hello(hello("a", position=30), "_INBOX.a", CANDIDATE, 0)) == [Replayed(8, False)]
     assert replays(s.hello(hello("b", position=40), "_INBOX.a", CANDIDATE, 0)) == [Replayed(10, False)]
-    s.hello(hello("a", instance=2, first=True, position=0), "_INBOX.a", CANDIDATE, 0)
+    s.hello(hello("a", instance=2, first=True, position=0), "_INBOX.a", CANDIDATE, 1500)
     assert s.report(9)[0]["position"] == 0, "a new process begins anew"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
+from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.emitter import Emitter, NotWrittenError
 from liftpy.service.feeding import Feeder
@@ -99,7 +99,7 @@ async def test_an_order_says_where_to_stop_and_that_the_log_was_cut(
 
 @pytest.mark.parametrize(
     ("reason", "error"),
-    [(pb.ServiceRefusal.REPLACED, FencedError), (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
+    [(pb.ServiceRefusal.TAKEN, None), (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
      (pb.ServiceRefusal.MALFORMED, ProtocolError), (pb.ServiceRefusal.COMPACTED, ConfigError),
      (pb.ServiceRefusal.TOO_MANY, None), (pb.ServiceRefusal.NO_SUCH_PARTITION, None)],
 )  # fmt: skip

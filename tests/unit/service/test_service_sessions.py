@@ -188,14 +188,21 @@ def test_a_leader_that_loses_its_lease_is_no_leader_for_its_services() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_a_newer_instance_takes_the_place_of_an_older_one() -> None:
+def test_another_instance_takes_the_place_of_one_that_is_silent_and_of_no_other() -> None:
+    """A hello proves nothing: a forged one would end a service, or set it back."""
     s = sessions()
     s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 0)
-    assert refused(s.hello(hello(instance=2), "_INBOX.b", FOLLOWS, 0)) == "REPLACED"
-    (order,) = joined(s.hello(hello(instance=2, first=True), "_INBOX.b", FOLLOWS, 0))
+    assert refused(s.hello(hello(instance=2), "_INBOX.b", FOLLOWS, 5000)) == "REPLACED"
+    for at_ns in range(0, 10_000, 500):
+        (order,) = joined(s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, at_ns))
+        assert order.instance == 1
+        assert refused(s.hello(hello(instance=2, first=True), "_INBOX.b", FOLLOWS, at_ns + 400)) == "TAKEN"
+    assert refused(s.hello(hello(instance=2, first=True), "_INBOX.b", FOLLOWS, 9500 + 1499)) == "TAKEN"
+    (order,) = joined(s.hello(hello(instance=2, first=True), "_INBOX.b", FOLLOWS, 9500 + 1500))
     assert order.instance == 2
-    assert refused(s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)) == "REPLACED"
-    s.hello(hello(instance=1, leaving=True), "", FOLLOWS, 0)  # the old one's goodbye is not the new one's
+    assert refused(s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 11_000)) == "REPLACED"
+    assert refused(s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 11_000)) == "TAKEN"
+    s.hello(hello(instance=1, leaving=True), "", FOLLOWS, 11_000)  # the old one's goodbye is not the new one's
     assert len(s) == 1
 
 
