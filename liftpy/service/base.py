@@ -10,7 +10,7 @@ alone. No clock but ``now_ns`` (log time: the leader's stamp on the record), no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -89,8 +89,12 @@ class Service:
         """
         raise NotImplementedError("this service takes no queries")
 
-    def take_snapshot(self) -> bytes:
-        """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework."""
+    def take_snapshot(self) -> bytes | Callable[[], bytes]:
+        """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework.
+
+        Or a function that makes them, called once, in another thread, while heartbeats and queries go on: what it reads must not
+        be changed by later records (a copy, a frozen value), nor by queries.
+        """
         raise NotImplementedError
 
     def on_role_change(self, role: Role, leader_epoch: int) -> None:

@@ -402,9 +402,13 @@ class Feeder:
             records = self._verified(records)
         until_s = time.monotonic() + self._settings.step_s
         while chunk := list(islice(records, self._chunk_records)):
+            if chunk[-1].offset + 1 >= machine.boundary and not await self._is_its_turn():
+                return
             began_s = time.monotonic()
             applied = machine.apply(chunk, self._stop_before_failing())
             self._chunk_took(time.monotonic() - began_s)
+            if applied.snapshots:
+                self._keeper.blocked(time.monotonic() - began_s)
             self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
@@ -422,6 +426,16 @@ class Feeder:
         else:
             if self._cut is None:
                 await self._skip(self._progress.next_offset)
+
+    async def _is_its_turn(self) -> bool:
+        """Wait for this node's turn to take a snapshot, unless a promotion waits; False: the records are to be read anew."""
+        machine, until_s = self._machine, time.monotonic() + self._keeper.turn_s()
+        while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
+            self._wake.clear()
+            await self._woken(left_s)
+            if self._verifying or self._cut is not None:
+                return False
+        return True
 
     def _stop_before_failing(self) -> int | None:
         failing, stop = self._failing, self._stop_position

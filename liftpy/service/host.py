@@ -20,6 +20,7 @@ from typing import Any
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
+from liftpy.config import NS_PER_S
 from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.service.agreement import BEGINNING
 from liftpy.service.answering import QueryServer
@@ -47,6 +48,8 @@ logger = logging.getLogger("liftpy.service")
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
+_AHEAD_S = 5.0
+"""Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
 
 
 class ServiceHost:
@@ -292,6 +295,8 @@ class ServiceHost:
         if order.snapshotRequest > self._snapshots_wanted:
             feeder.keep_state()
         self._snapshots_wanted = order.snapshotRequest
+        if self._keeper is not None:
+            self._keeper.turn = order.turn
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
         self._acknowledge()
 
@@ -385,7 +390,11 @@ class ServiceHost:
         """Why it does not go on, '' when it does."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         snapshot = self._keeper.problem if self._keeper is not None else ""
-        return self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
+        stands = self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
+        ahead_s = self.machine.ahead_ns / NS_PER_S if self.machine is not None else 0.0
+        if stands or ahead_s < _AHEAD_S:
+            return stands
+        return f"log time is {ahead_s:.0f} s ahead of the newest record: a leader's clock was; timers wait until records come there"
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)

@@ -3,6 +3,9 @@
 At every multiple of ``snapshot_every`` the machine brings a snapshot about, on all nodes alike. On one node alone it is also stored
 after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process is told to stop, when an operator asks, and right
 below a record that can't be applied.
+
+All nodes come to a multiple of ``snapshot_every`` at about the same time, and ``take_snapshot`` may block for long. They take it there,
+so that the bytes can be compared, but in turn: the leader's node at once, the others after one, two, ... times what the last one took.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ logger = logging.getLogger("liftpy.service")
 
 _KNOWN = 64
 _TOLD = 4
+_NOTICED_S = 0.01
+_TURN = 1.5
+"""Of what the last snapshot took: between the turns of two nodes."""
+_LONGEST_TURN_S = 5.0
 
 
 class SnapshotKeeper:
@@ -43,6 +50,10 @@ class SnapshotKeeper:
         self._fresh_bytes = 0
         """Of the log, since the newest snapshot."""
         self._soon = False
+        self._blocked_s = 0.0
+        """How long the last snapshot has blocked the service."""
+        self.turn = 0
+        """Of this node, as the sidecar says: 0 is the first."""
         self.life = secrets.randbits(62)
         """Another one whenever the state begins anew."""
         self._began: Kept | None = None
@@ -101,7 +112,8 @@ class SnapshotKeeper:
         """Store it; one that can't be is said, and the records go on: it only shortens the next replay."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
-            kept = await asyncio.to_thread(self._store.save, snapshot, compared_end)
+            whole = await asyncio.to_thread(snapshot.whole)
+            kept = await asyncio.to_thread(self._store.save, whole, compared_end)
         except StorageError as error:
             logger.warning("%s goes on without the snapshot at %d: %s", snapshot.identity, snapshot.position, error)
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
@@ -109,7 +121,7 @@ class SnapshotKeeper:
             self.problem = ""
             self._stored = [*self._stored[-_KNOWN:], kept]
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
-            self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(snapshot.state), time.monotonic()
+            self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
             self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:
@@ -124,6 +136,15 @@ class SnapshotKeeper:
     def offers(self) -> list[Kept]:
         """The newest that services beside other nodes may begin from: whose outputs are compared, and which are of this log."""
         return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
+
+    # ---- not on all nodes at once --------------------------------------------------------------------------------------------
+    def blocked(self, took_s: float) -> None:
+        """Taking a snapshot has kept the service from its records for so long."""
+        self._blocked_s = took_s
+
+    def turn_s(self) -> float:
+        """How long this node waits before it takes one, so that another has taken it; 0: no longer than anybody notices."""
+        return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
 
     # ---- beside the multiples of snapshot_every ----------------------------------------------------------------------------
     def came(self, size_bytes: int) -> None:

@@ -67,6 +67,8 @@ class ServiceMachine:
         """LeaderEpoch of the last record applied, 0: none."""
         self.now_ns = 0
         """Log time: the greatest stamp seen; never falls."""
+        self._stamp_ns = 0
+        """Of the record that was applied last."""
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
         """In which the role was given."""
@@ -101,7 +103,7 @@ class ServiceMachine:
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _blamed("on_start"):
-            self._service.on_start(None if snapshot is None else snapshot.state)
+            self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
         """Take a role; return whether it is another one (or the same in another LeaderEpoch), which the service is told."""
@@ -111,6 +113,12 @@ class ServiceMachine:
         with _blamed("on_role_change"):
             self._service.on_role_change(role, leader_epoch)
         return True
+
+    @property
+    def ahead_ns(self) -> int:
+        """How far log time is ahead of the newest record's stamp: a leader's clock was that much ahead, and timers that were set since
+        wait that much longer. 0: it is not."""
+        return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
 
     @property
     def waits_for_outputs(self) -> bool:
@@ -128,7 +136,7 @@ class ServiceMachine:
         done = Applied()
         stop = _NO_STOP if stop_position is None else stop_position
         may_wait = self.outbox is not None and self.role is Role.LEADER
-        boundary = (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
+        boundary = self.boundary
         source = self._source = _Source()
         try:
             for record in records:
@@ -142,6 +150,7 @@ class ServiceMachine:
                 source.offset, source.index = offset, 0
                 self._apply(record)
                 done.count += 1
+                self._stamp_ns = record.timestamp_ns
                 if offset + 1 >= boundary:
                     boundary = self._snapshot_through(offset + 1, done)
         finally:
@@ -234,14 +243,23 @@ class ServiceMachine:
             self._source = source
         return boundary + self._snapshot_every
 
+    @property
+    def boundary(self) -> int:
+        """Where the next snapshot is taken."""
+        return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
+
     def snapshot(self, position: int | None = None) -> Snapshot:
-        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records)."""
+        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records).
+
+        Its bytes may be still to be made, in any thread (``Snapshot.whole``).
+        """
         if self.failed:
             raise ServiceFailedError(f"{self.identity} has failed at {self.position}: its state is no state")
         with _blamed("take_snapshot"):
             state = self._service.take_snapshot()
+        make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
-            raise ServiceFailedError(f"take_snapshot returned {type(state).__name__}, not bytes")
+            make, state = _made_later(state), b""
         return Snapshot(
             identity=self.identity,
             position=self.position if position is None else position,
@@ -253,6 +271,7 @@ class ServiceMachine:
             output_digest=self.outbox.digest if self.outbox is not None else b"",
             skips=tuple(unit for unit in self._skips if unit.offset < self.position),
             sections=tuple((kind, content) for kind, content in self._sections() if content),
+            make=make,
         )
 
     def _sections(self) -> Iterator[tuple[Section, bytes]]:
@@ -316,6 +335,20 @@ class ServiceMachine:
                 f"{what} is for on_record and on_timer: anywhere else it would not be the same on every node"
             )
         return self._source
+
+
+def _made_later(make: object) -> Callable[[], bytes]:
+    if not callable(make):
+        raise ServiceFailedError(f"take_snapshot returned {type(make).__name__}, not bytes, nor what makes them")
+
+    def made() -> bytes:
+        with _blamed("what take_snapshot returned"):
+            state = make()
+        if not isinstance(state, bytes):
+            raise ServiceFailedError(f"what take_snapshot returned made {type(state).__name__}, not bytes")
+        return state
+
+    return made
 
 
 class _blamed:

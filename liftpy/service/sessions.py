@@ -56,6 +56,8 @@ class ReplicaView:
     log_end_offset: int
     epoch_start_offset: int = 0
     """Of the epoch in which it leads."""
+    turn: int = 0
+    """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +426,7 @@ class ServiceSessions:
                 node=self._node,
                 leads=view.leads,
                 snapshotRequest=session.snapshots_wanted,
+                turn=view.turn,
                 agreed=session.agreed if session.fetching else (),
             ),
         )

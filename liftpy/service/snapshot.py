@@ -22,8 +22,8 @@ All fields are functions of the log alone, so the files of all nodes are equal, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import crc32c
@@ -92,13 +92,21 @@ class Snapshot:
     output_digest: bytes = b""
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
+    make: Callable[[], bytes] | None = None
+    """Makes ``state``, which is empty until then; None: it is there."""
 
     def section(self, kind: Section) -> bytes:
         """Its bytes, b"" where there are none."""
         return dict(self.sections).get(kind, b"")
 
+    def whole(self) -> Snapshot:
+        """The same with its state. Raises ServiceFailedError."""
+        return self if self.make is None else replace(self, state=self.make(), make=None)
+
     def encode(self) -> bytes:
         """The bytes of the snapshot's file."""
+        if self.make is not None:
+            return self.whole().encode()
         identity = str(self.identity).encode()
         timers = _named(self.timers)
         skips = _named((unit.offset, unit.timer) for unit in self.skips)

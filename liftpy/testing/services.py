@@ -111,7 +111,7 @@ class ServiceTest:
 
     def snapshot(self) -> bytes:
         """What ``take_snapshot`` gives now."""
-        return self._run.machine.snapshot().state
+        return self._run.machine.snapshot().whole().state
 
     def restart(self) -> ServiceTest:
         """Go on with a new instance that begins with a snapshot of now, as after the death of its process."""

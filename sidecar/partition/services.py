@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -169,6 +169,7 @@ class PartitionServices:
             high_watermark=high_watermark,
             epoch_start_offset=epoch_start_offset,
             log_end_offset=self._log.log_end_offset,
+            turn=_turn(self._node_id, replica.state.replicas, replica.state.leader),
         )
 
     def _report_soon(self) -> None:
@@ -249,6 +250,11 @@ class PartitionServices:
                 case Replayed(position, False):
                     if position > 0:
                         self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
+
+
+def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
+    followers = [replica for replica in replicas if replica != leader]
+    return followers.index(node) + 1 if node in followers else 0
 
 
 class Found(Protocol):

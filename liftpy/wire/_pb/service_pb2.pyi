@@ -93,7 +93,7 @@ class ServiceHello(_message.Message):
     def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ...) -> None: ...
 
 class JoinLog(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "turn")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class JoinLog(_message.Message):
     SNAPSHOTREQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -128,7 +129,8 @@ class JoinLog(_message.Message):
     snapshotRequest: int
     leads: bool
     agreed: _containers.RepeatedCompositeFieldContainer[AgreedSnapshot]
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ...) -> None: ...
+    turn: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class ServiceAck(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")

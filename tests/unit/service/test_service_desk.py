@@ -38,7 +38,7 @@ class World:
         timers: Any = SimpleNamespace(set=lambda timer, at_ns: self.timers.append((at_ns, timer)), cancel=lambda *_: None)
         key = PartitionKey("s", "u1", 0)
         self.moved: list[tuple[str, str]] = []
-        self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"))
+        self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2")
         self.services = PartitionServices(
             bus=bus,
             key=key,
@@ -259,3 +259,10 @@ def test_a_service_that_looks_for_a_snapshot_is_told_what_other_nodes_agree_on(w
     world.services.reported(report("n3", b"b"))
     world.say(hello(fetching=True))
     assert not world.last(pb.JoinLog).agreed, "one against one"
+
+
+@pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
+def test_an_order_says_when_it_is_this_nodes_turn(world: World, leader: str, turn: int) -> None:
+    world.replica.state.leader = leader
+    world.say(hello())
+    assert world.last(pb.JoinLog).turn == turn

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.client.slices import BatchSlice
 from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
-from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine, Snapshot
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, feeding
 from liftpy.service.feeding import Feeder
 from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.settings import ServiceSettings
@@ -391,3 +392,120 @@ async def test_retention_up_to_the_very_state_is_fine(node: Node, log: FakeLog, 
     log.append(3)
     await again.at(23)
     await again.close()
+
+
+# ---- snapshots, not on all nodes at once -----------------------------------------------------------------------------------
+class Slow(Sum):
+    """Its snapshot blocks everything for a moment."""
+
+    def take_snapshot(self) -> bytes:
+        time.sleep(0.02)
+        return super().take_snapshot()
+
+
+async def test_a_follower_takes_its_snapshot_after_the_leader_has_and_at_the_same_position(
+    log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it takes a moment that nobody notices, or a promotion waits."""
+    node = Node(log, tmp_path)
+    monkeypatch.setattr(node, "_make", Slow)
+    node.feeder._factory = Slow
+    waited: list[float] = []
+    real: Any = node.feeder._woken
+
+    async def woken(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        await asyncio.sleep(0)
+
+    node.keeper.turn = 2
+    log.append(15)
+    await node.start()
+    await node.stored(10)
+    took_s = node.keeper._blocked_s
+    assert took_s >= 0.02
+    assert node.keeper.turn_s() == pytest.approx(took_s * 3)
+    monkeypatch.setattr(node.feeder, "_woken", woken)
+    log.append(10)
+    await node.stored(10, 20)
+    assert waited, "it was another node's turn"
+    assert waited[0] <= took_s * 3
+    waited.clear()
+    node.become(Role.LEADER, 2)
+    log.append(10)
+    await node.stored(20, 30)
+    node.become(Role.FOLLOWER, 3)
+    node.feeder.stop_at(45)
+    log.append(10)
+    await node.stored(30, 40)
+    assert not [timeout_s for timeout_s in waited if timeout_s != feeding._PAUSE_S]
+    monkeypatch.setattr(node.feeder, "_woken", real)
+    node.keeper.blocked(1000.0)
+    assert node.keeper.turn_s() == 5.0
+    node.keeper.blocked(0.009)
+    assert node.keeper.turn_s() == 0.0
+    await node.close()
+
+
+async def test_one_that_waits_for_its_turn_obeys_what_it_is_told_meanwhile(log: FakeLog, tmp_path: Path) -> None:
+    node = Node(log, tmp_path)
+    log.append(8)
+    await node.start()
+    await node.at(8)
+    node.keeper.turn = 1
+    node.keeper.blocked(1000.0)
+    log.append(4)
+    async with asyncio.timeout(30):
+        while log.highest_read < 11:
+            await asyncio.sleep(0.001)
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert node.machine.position == 8
+    del log.batches[6:]
+    node.feeder.cut_at(6)
+    await node.at(6)
+    assert len(node.services[0].values) == 8, "nothing that was cut was applied"
+    log.append(2)
+    await node.at(8)
+    log.append(4)
+    node.feeder.stop_at(11)  # a promotion waits
+    await node.at(11)
+    await node.stored(10)
+    await node.close()
+
+
+async def test_the_bytes_of_a_state_may_be_made_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
+    class Later(Sum):
+        threads: ClassVar[list[int]] = []
+
+        def take_snapshot(self) -> Any:
+            values = tuple(self.values)
+
+            def make() -> bytes:
+                self.threads.append(threading.get_ident())
+                return json.dumps(values).encode()
+
+            return make
+
+    node, other = Node(log, tmp_path / "a"), Node(log, tmp_path / "b")
+    node.feeder._factory = Later
+    log.append(12)
+    await node.start()
+    await node.stored(10)
+    assert Later.threads[0] != threading.get_ident()
+    assert len(Later.threads) == 1
+    await other.start()
+    await other.stored(10)
+    assert node.store._path(10).read_bytes() == other.store._path(10).read_bytes()
+    for made in (node, other):
+        await made.close()
+
+
+@pytest.mark.parametrize("made", [7, lambda: 7, lambda: 1 // 0])
+async def test_what_makes_no_bytes_ends_the_service(node: Node, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sum, "take_snapshot", lambda self: made)
+    node.log.append(12)
+    await node.start()
+    assert node.task is not None
+    with pytest.raises(ServiceFailedError, match="take_snapshot returned"):
+        async with asyncio.timeout(30):
+            await node.task

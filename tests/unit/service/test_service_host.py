@@ -183,6 +183,20 @@ async def test_one_whose_place_is_taken_leads_no_longer_and_asks_for_it(running:
     assert not task.done()
 
 
+@pytest.mark.parametrize(("ahead_s", "said"), [(0.0, ""), (4.9, ""), (3600.0, "log time is 3600 s ahead of the newest record")])
+async def test_log_time_that_runs_ahead_is_said_where_nothing_worse_is(
+    running: Any, ahead_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, made, _, _ = running
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: made.machine is not None)
+    monkeypatch.setattr(type(made.machine), "ahead_ns", ahead_s * 1e9)
+    assert made.problem.startswith(said)
+    assert bool(made.problem) is bool(said)
+    made._feeder.problem = "worse"
+    assert made.problem == "worse"
+
+
 async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
 

@@ -284,3 +284,17 @@ def test_a_timer_that_is_set_for_now_fires_before_the_next_record_and_one_that_w
         ["timer", "late"],
         [3, "x"],
     ]
+
+
+def test_one_bad_stamp_is_seen_until_records_have_come_there() -> None:
+    """Log time is the greatest stamp; how far it is ahead of the records is a figure of its own."""
+    _, machine = started()
+    assert machine.ahead_ns == 0
+    machine.apply([record(0, at_ns=100), record(1, at_ns=3_600_000), record(2, at_ns=200)])
+    assert (machine.now_ns, machine.ahead_ns) == (3_600_000, 3_599_800)
+    _, again = started(snapshot=machine.snapshot())
+    assert (again.now_ns, again.ahead_ns) == (3_600_000, 0), "no record yet"
+    again.apply([record(3, at_ns=300)])
+    assert again.ahead_ns == 3_599_700
+    again.apply([record(4, at_ns=3_600_001)])
+    assert again.ahead_ns == 0
