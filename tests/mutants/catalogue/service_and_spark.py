@@ -26,7 +26,7 @@ MUTANTS = [
         ("orders for another instance", "if order.instance != self._instance or (", "if (", "two instances of a service lead"),
         ("an older order is obeyed", "(self._order is not None and order.ackId < self._order.ackId):", "(self._order is not None and order.ackId < 0):", "a service leads after it was told to follow"),
         ("a lease in seconds", "leased = time.monotonic() - self._heard_s < order.leaseMs / 1000", "leased = time.monotonic() - self._heard_s < order.leaseMs", "a service that is cut off leads for a quarter of an hour"),
-        ("a replaced service goes on", "            raise FencedError(f\"{refusal.node}: {refusal.detail}\")", "            return", "two instances of a service run, and overwrite each other's snapshots"),
+        ("a replaced service leads on", "self._greeted, self._heard_s = False, -math.inf", "self._greeted = False", "two instances of a service lead"),
     ),
     *rows(
         "liftpy/service/log_timers.py",
@@ -62,7 +62,7 @@ MUTANTS = [
     *rows(
         "liftpy/service/sessions.py",
         ("an acknowledgement of an earlier order", "or session.instance != ack.instance or ack.ackId != order.ack_id:", "or session.instance != ack.instance:", "a service leads before it has replayed"),
-        ("a replaced instance comes back", "if session is not None and session.instance != hello.instance and not hello.first:", "if session is None and hello.instance < 0:", "two instances of a service take turns"),
+        ("who is heard is replaced", "if now_ns < session.expires_ns - self._session_ns // 2:", "if now_ns < 0:", "a forged hello sets a service back"),
         ("services without bound", "if session is None and len(self._sessions) >= MAX_SERVICES:", "if session is None and len(self._sessions) >= MAX_SERVICES * MAX_SERVICES:", "forged hellos fill a node's memory"),
         ("a service that left holds a promotion up", "            self._gate.names -= {hello.service}\n", "            pass\n", "a partition has no leader until a service comes back"),
         ("the replay's end is past HW", "        stop_position = view.high_watermark + 1\n        names", "        stop_position = view.log_end_offset\n        names", "a service sees records that may be cut"),

@@ -37,7 +37,7 @@ async def host() -> ServiceHost:
     settings = ServiceSettings("sum", "in", "n1", Path("/nowhere"))
     made: Any = ServiceHost(lambda: None, settings, Transport())  # type: ignore[arg-type,return-value]
     made.told = []
-    made.machine = SimpleNamespace(role=Role.FOLLOWER, position=5, identity="sum", outbox=None)
+    made.machine = SimpleNamespace(role=Role.FOLLOWER, position=5, identity="sum", outbox=None, ahead_ns=0)
 
     def change_role(role: Role, epoch: int) -> bool:
         changed = made.machine.role is not role
