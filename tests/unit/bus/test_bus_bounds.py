@@ -1,0 +1,195 @@
+"""What a connection sends, keeps and refuses, byte for byte; what it says of rights and of what was dropped, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from liftpy.errors import NotAllowedError
+from sidecar.bus import connection as module
+from sidecar.bus import drops
+from sidecar.bus.connection import BusConnection
+from sidecar.bus.drops import Drops
+from sidecar.bus.rights import _MAX_SAID, RightsWatch
+
+
+class Sending(BusConnection):
+    """Connected or not as the test says; what it writes is kept here."""
+
+    up, waiting = True, 0
+
+    @property
+    def _is_up(self) -> bool:
+        return self.up
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.waiting
+
+    def _write(self, pieces: Any, size_bytes: int) -> None:
+        self.written.append((b"".join(pieces), size_bytes))
+
+
+@pytest.fixture
+async def sending() -> Sending:
+    made = Sending("acks")
+    made.written = []  # type: ignore[attr-defined]
+    made._max_payload = 1000
+    made._send_buffer_bytes = 5000
+    return made
+
+
+async def test_a_message_leaves_as_one_line_with_its_size(sending: Any) -> None:
+    assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
+    assert sending.send("a.b", [b""])
+    assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
+    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (2, 6)
+
+
+async def test_what_waits_has_a_bound(sending: Any) -> None:
+    sending.waiting = 4900
+    assert sending.send("s", [b"x" * 100])
+    assert not sending.send("s", [b"x" * 101])
+    sending.waiting = 0
+    assert sending.send("s", [b"x" * 1000])
+    assert not sending.send("s", [b"x" * 1001])
+    assert sending.errors == {"send buffer full": 1, "larger than max_payload": 1}
+    assert [size for _, size in sending.written] == [100, 1000]
+
+
+async def test_without_a_connection_only_what_is_to_be_kept_is_kept(sending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    sending.up = False
+    assert not sending.send("s", [b"x"])
+    assert sending.send("s", [b"x" * 300], keep=True)
+    assert not sending.send("s", [b"x" * 301], keep=True)
+    assert sending.errors == {"dropped while disconnected": 2}
+
+
+@pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
+async def test_acks_are_kept_up_to_a_bound_and_counted_beyond(
+    up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    sending.up = up
+    sending.send_lines([b"x" * (bound - 1), b"y"])
+    sending.waiting = 1
+    sending.send_lines([b"x" * (bound - 3), b"y", b"z"])
+    sending.send_lines([b"x"])
+    assert sending.written == [(b"x" * (bound - 1) + b"y", bound), (b"x" * (bound - 3) + b"yz", bound - 1), (b"x", 1)]
+    sending.waiting = bound
+    sending.send_lines([b"x", b"y"])
+    assert sending.errors == {"acks dropped": 2}
+    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
+
+
+async def test_there_is_room_for_one_more_however_large(sending: Any) -> None:
+    sending.waiting = 4000
+    assert sending.has_room
+    sending.waiting = 4001
+    assert not sending.has_room
+    sending.waiting, sending.up = 0, False
+    assert not sending.has_room
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def watch() -> Any:
+    made: Any = RightsWatch("ns", lambda error: made.ended.append(error), Counter())
+    made.ended = []
+    return made
+
+
+def test_a_refusal_in_its_own_namespace_ends_the_start_once(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    watch.denied(True, "shop.orders")
+    watch.denied(False, "nsx.raft.n1")
+    assert watch.ended == []
+    watch.denied(False, "ns.raft.n1")
+    watch.denied(True, "ns.raft.n2")
+    (error,) = watch.ended
+    assert isinstance(error, NotAllowedError)
+    assert "does not let this node subscribe on ns.raft.n1" in str(error)
+    assert "--role node --namespace ns" in str(error)
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        "NATS does not let this node publish on shop.orders",
+        "NATS does not let this node subscribe on nsx.raft.n1",
+        "NATS does not let this node publish on ns.raft.n2",
+    ]
+    assert watch._counters == {"refused by NATS's rights": 4}
+
+
+def test_a_node_that_is_up_says_each_refusal_once_and_some_at_most(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    watch.started()
+    for _ in range(2):
+        watch.denied(True, "ns.a")
+        watch.denied(False, "ns.a")
+    assert (watch.ended, len(caplog.messages)) == ([], 2)
+    for number in range(2 * _MAX_SAID):
+        watch.denied(True, f"s.{number}")
+    assert len(caplog.messages) == _MAX_SAID
+    assert watch._counters == {"refused by NATS's rights": 4 + 2 * _MAX_SAID}
+
+
+# ---- what was dropped ------------------------------------------------------------------------------------------------------
+async def test_what_was_dropped_is_said_with_its_largest_and_leaves_no_timer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    class Loop:
+        def call_later(self, seconds: float, call: Any) -> Timer:
+            assert seconds == drops._SAY_EVERY_S
+            timers.append(Timer())
+            return timers[-1]
+
+    monkeypatch.setattr(drops.asyncio, "get_running_loop", Loop)
+    made = Drops()
+    made.count("s/0", "overloaded", 3)
+    for number in range(10):
+        made.count(f"s/{number}", "overloaded", number + 1)
+    assert [text.rpartition("dropped: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
+    made._say()  # the timer's time has come
+    assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
+        "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip
+    made._say()
+    assert len(caplog.messages) == 2, "there is nothing to say"
+    assert made._timer is None
+    made.count("s/1", "below_min_isr", 1)
+    assert len(caplog.messages) == 3, "at once again"
+    made.count("s/1", "below_min_isr", 2)
+    made.close()
+    assert caplog.messages[3].endswith("2 of s/1: below_min_isr")
+    assert all(timer.cancelled for timer in timers)
+    assert len(timers) == 4
+
+
+async def test_a_failure_in_a_sink_is_logged_once_in_a_while(sending: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        sending.sink_failed(b"s" * 5000, KeyError("bug"))
+    assert sending.errors == {"messages not taken": 3}
+    assert len(caplog.messages) == 1
+    assert len(caplog.messages[0]) < 1000
+    sending._may_say()
+    sending.sink_failed(b"s", KeyError("bug"))
+    assert len(caplog.messages) == 2
+
+
+async def test_what_follows_a_read_follows_it_in_order_and_outside_of_one_in_the_next_turn(sending: Any) -> None:
+    done: list[int] = []
+    sending.behind_read(lambda: done.append(1))
+    assert done == []
+    await asyncio.sleep(0)
+    assert done == [1]
+    sending._taking = True
+    sending.behind_read(lambda: done.append(2))
+    await asyncio.sleep(0)
+    assert (done, len(sending._behind)) == ([1], 1)
