@@ -16,6 +16,7 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
 from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
@@ -29,6 +30,8 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "PlacementPlan",
+    "PlacementWish",
     "PublishAck",
     "PublishOptions",
     "Publisher",
@@ -37,6 +40,7 @@ __all__ = [
     "QueryRefusedError",
     "ReadOptions",
     "Start",
+    "Tally",
     "Until",
     "connect",
     "parse_start",

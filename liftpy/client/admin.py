@@ -10,10 +10,11 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 
+from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
-from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
@@ -102,24 +103,100 @@ class Admin:
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
+        placement: PlacementWish | None = None,
     ) -> StreamImage:
         """Attach a new stream to ``subject``; ``replicas`` 0 means 3, or the number of live nodes if fewer.
 
-        Raises InvalidNameError, AlreadyExistsError, ConfigError (also: not enough nodes), UnavailableError.
+        Where there are too few nodes it is made and waits for them (``waiting``). Raises InvalidNameError, AlreadyExistsError,
+        ConfigError (also: no node has room), UnavailableError.
         """
+        create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
+
+    async def plan_stream(
+        self,
+        name: str,
+        subject: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 0,
+        config: StreamConfig | None = None,
+        placement: PlacementWish | None = None,
+    ) -> PlacementPlan:
+        """Where ``create_stream`` would place it; nothing is done. Raises the same."""
+        create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        create.dryRun = True
+        return await self._plan(cluster_pb2.ControlRequest(createStream=create))
+
+    def _create(
+        self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementWish
+    ) -> cluster_pb2.CreateStream:
         check_name(name, "stream")
         check_data_subject(subject, self._subjects.namespace)
-        request = cluster_pb2.ControlRequest()
-        request.createStream.CopyFrom(
-            cluster_pb2.CreateStream(
-                name=name,
-                subject=subject,
-                partitions=partitions,
-                replicationFactor=replicas,
-                config=config_to_pb(config or StreamConfig()),
-            )
+        return cluster_pb2.CreateStream(
+            name=name,
+            subject=subject,
+            partitions=partitions,
+            replicationFactor=replicas,
+            config=config_to_pb(config or StreamConfig()),
+            placement=placement.policy,
+            manual=placement.lists(),
+            allowOffline=placement.allow_offline,
         )
-        return await self._whole(await self._command(request))
+
+    async def add_partitions(
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+    ) -> StreamImage:
+        """Give a stream so many partitions; those that it has stay where they are. 0: as many as an assignment makes.
+
+        Raises NotFoundError, ConfigError (also: fewer than it has, not enough nodes), UnavailableError.
+        """
+        more = self._more(name, partitions, uid, placement or PlacementWish())
+        return await self._whole(await self._command(cluster_pb2.ControlRequest(addPartitions=more)))
+
+    async def plan_partitions(
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+    ) -> PlacementPlan:
+        """Where ``add_partitions`` would place them; nothing is done. Raises the same."""
+        more = self._more(name, partitions, uid, placement or PlacementWish())
+        more.dryRun = True
+        return await self._plan(cluster_pb2.ControlRequest(addPartitions=more))
+
+    def _more(self, name: str, partitions: int, uid: str, placement: PlacementWish) -> cluster_pb2.AddPartitions:
+        check_name(name, "stream")
+        return cluster_pb2.AddPartitions(
+            name=name,
+            uid=uid,
+            partitions=partitions,
+            placement=placement.policy,
+            manual=placement.lists(),
+            allowOffline=placement.allow_offline,
+        )
+
+    async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
+        response = await self._command(request)
+        if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
+            raise ConfigError(response.detail or "the metadata group answered without a plan")
+        try:
+            return plan_from_pb(response.plan)
+        except ValueError as error:
+            raise ProtocolError(f"the plan can't be read: {error}") from None
+
+    async def set_node(self, node_id: str, *, weight: float | None = None, rack: str | None = None) -> NodeImage:
+        """Say a node's weight or rack, whatever its settings say, for what is placed from now on. Raises NotFoundError, ConfigError."""
+        check_name(node_id, "node")
+        request = cluster_pb2.SetNode(nodeId=node_id)
+        if weight is not None:
+            request.weight = weight
+        if rack is not None:
+            request.rack = rack
+        return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
+
+    async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
+        """Take back what ``set_node`` said: the node's settings hold from its next start on. Raises NotFoundError."""
+        check_name(node_id, "node")
+        request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
+        return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""

@@ -16,13 +16,14 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.iteration import Iteration
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
+from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
-from liftpy.cluster.image import StreamImage
+from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.ids import check_name
@@ -34,6 +35,7 @@ from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
 
 _READY = "LEADER_READY"
+_PLACED_POLL_S = 0.25
 _STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
 
 
@@ -119,19 +121,78 @@ class Client:
         partitions: int = 1,
         replicas: int = 0,
         config: StreamConfig | None = None,
+        placement: PlacementWish | None = None,
         ready_s: float = 15.0,
     ) -> StreamImage:
         """Attach a new stream to ``subject`` and wait until its leaders take messages.
 
-        ``replicas``: 0 means 3, or the number of live nodes if fewer. ``ready_s``: how long to wait for the leaders; 0: don't
-        (a plain message sent before a leader listens is heard by nobody). Raises InvalidNameError, AlreadyExistsError,
-        ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its leaders are not there yet).
+        ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
+        them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
+        Raises InvalidNameError, AlreadyExistsError, ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its
+        leaders are not there yet).
         """
-        stream = await self._admin.create_stream(name, subject, partitions=partitions, replicas=replicas, config=config)
+        stream = await self._admin.create_stream(
+            name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+        )
         self._streams[name] = stream
-        if ready_s:
-            await asyncio.gather(*(self._led(stream, partition.partition, ready_s) for partition in stream.partitions))
+        return await self.until_ready(stream, ready_s) if ready_s else stream
+
+    async def until_ready(self, stream: StreamImage, ready_s: float = 15.0, first: int = 0) -> StreamImage:
+        """Wait until the leaders of the partitions from ``first`` on take messages; UnavailableError after ``ready_s`` seconds."""
+        give_up_at = asyncio.get_running_loop().time() + ready_s
+        while stream.waiting:
+            left_s = give_up_at - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise UnavailableError(f"stream {stream.name} is made, and waits for more nodes ({INSUFFICIENT_NODES})")
+            await asyncio.sleep(min(left_s, _PLACED_POLL_S))
+            stream = self._streams[stream.name] = await self._admin.stream(stream.name)
+        new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
+        await asyncio.gather(*(self._led(stream, number, ready_s) for number in new))
         return stream
+
+    async def plan_stream(
+        self,
+        name: str,
+        subject: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 0,
+        config: StreamConfig | None = None,
+        placement: PlacementWish | None = None,
+    ) -> PlacementPlan:
+        """Where ``create_stream`` would place it; nothing is done."""
+        return await self._admin.plan_stream(
+            name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+        )
+
+    async def add_partitions(
+        self,
+        name: str,
+        partitions: int = 0,
+        *,
+        uid: str = "",
+        placement: PlacementWish | None = None,
+        ready_s: float = 15.0,
+    ) -> StreamImage:
+        """Give a stream so many partitions, and wait for the leaders of the new ones; see ``Admin.add_partitions``."""
+        before = len((await self._describe(name)).partitions)
+        stream = await self._admin.add_partitions(name, partitions, uid=uid, placement=placement)
+        self._streams[name] = stream
+        return await self.until_ready(stream, ready_s, before) if ready_s else stream
+
+    async def plan_partitions(
+        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
+    ) -> PlacementPlan:
+        """Where ``add_partitions`` would place them; nothing is done."""
+        return await self._admin.plan_partitions(name, partitions, uid=uid, placement=placement)
+
+    async def set_node(self, node_id: str, *, weight: float | None = None, rack: str | None = None) -> NodeImage:
+        """Say a node's weight or rack; see ``Admin.set_node``."""
+        return await self._admin.set_node(node_id, weight=weight, rack=rack)
+
+    async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
+        """Take that back; see ``Admin.reset_node``."""
+        return await self._admin.reset_node(node_id, weight=weight, rack=rack)
 
     async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
         """Return when its leader takes messages, as it says itself, or as its node does to who may not read."""
@@ -300,7 +361,9 @@ class Client:
             address = _address(subject)
         else:
             known = self._streams.get(stream)
-            address = _address_of(known if known is not None else await self._described(stream), partition)
+            if known is None or partition >= len(known.partitions):  # it may have been added meanwhile
+                known = await self._described(stream)
+            address = _address_of(known, partition)
 
         async def find() -> Address:
             return _address_of(await self._described(stream), partition, subject)
@@ -359,6 +422,8 @@ def _check_partition(partition: int) -> None:
 
 
 def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
+    if stream.waiting:
+        raise UnavailableError(f"stream {stream.name} waits for more nodes ({INSUFFICIENT_NODES})")
     if partition >= len(stream.partitions):
         last = len(stream.partitions) - 1
         raise NotFoundError(f"{stream.name} has no partition {partition}: its partitions are 0 to {last}")

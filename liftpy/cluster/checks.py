@@ -41,8 +41,11 @@ def check_image(image: ClusterImage) -> None:
     check(held == hosted, "M7", "hosted", held, hosted)
     answering = SubjectIndex()
     for name, stream in image.streams.items():
-        answering = answering.with_stream(name, stream.subject, len(stream.partitions)) if stream.answers else answering
+        answering = answering.with_stream(name, stream.subject, stream.partition_count) if stream.answers else answering
     check(image.answering == answering, "M7", "subjects that are answered")
+    for stream in image.streams.values():
+        check(bool(stream.partitions) != bool(stream.waiting), "C3", "no partitions, and none that wait", stream)
+    check(image.waiting == {name for name, stream in image.streams.items() if stream.waiting}, "M7", "waiting", image.waiting)
     check(image.leader_counts == Map(led), "M7", "leader counts", image.leader_counts, led)
 
 

@@ -65,6 +65,8 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         nonce=node.nonce,
         earlierNonces=node.earlier_nonces,
         partitionBudget=node.partition_budget,
+        weightByHand=node.weight_by_hand,
+        rackByHand=node.rack_by_hand,
     )
 
 
@@ -85,6 +87,8 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         nonce=message.nonce,
         earlier_nonces=tuple(message.earlierNonces),
         partition_budget=message.partitionBudget,
+        weight_by_hand=message.weightByHand,
+        rack_by_hand=message.rackByHand,
     )
 
 
@@ -140,6 +144,9 @@ def stream_to_pb(stream: StreamImage) -> pb.Stream:
         config=config_to_pb(stream.config),
         partitions=[partition_to_pb(partition) for partition in stream.partitions],
         createdTimeNs=stream.created_time_ns,
+        placement=stream.placement,
+        replicationFactor=stream.replication_factor,
+        waiting=stream.waiting,
     )
 
 
@@ -153,6 +160,9 @@ def stream_from_pb(message: pb.Stream, names: Names | None = None) -> StreamImag
         config=config_from_pb(message.config),
         partitions=tuple(partition_from_pb(partition, names) for partition in message.partitions),
         created_time_ns=message.createdTimeNs,
+        placement=message.placement,
+        replication_factor=message.replicationFactor,
+        waiting=message.waiting,
     )
 
 

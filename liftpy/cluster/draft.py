@@ -84,6 +84,9 @@ class Draft:
         self._epoch += count
         return self._epoch - count
 
+    def takes_long(self) -> None:
+        """Said before a decision works for long, in steps."""
+
     def add(self, record: Record) -> None:
         """Append a record."""
         self.records.append(record)

@@ -1,5 +1,5 @@
 """What the metadata leader does besides ordering the log, behind one door: sessions, election clocks, accused leaders, preferred
-leaders. Pure.
+leaders, streams that wait for nodes. Pure.
 
 The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
 about each request before it goes into the log, proposes what ``due`` returns, and puts ``questions`` on the bus. Nothing here
@@ -22,11 +22,14 @@ from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
 from liftpy.cluster.starts import Descent, descent
+from liftpy.cluster.waiting import WaitingStreams
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 
-Proposable = pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader | pb.ReportLeader
+Proposable = (
+    pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader | pb.ReportLeader | pb.PlaceStream
+)
 
 
 def control_request(message: Proposable) -> pb.ControlRequest:
@@ -44,6 +47,8 @@ def control_request(message: Proposable) -> pb.ControlRequest:
             return pb.ControlRequest(electLeader=message)
         case pb.ReportLeader():
             return pb.ControlRequest(reportLeader=message)
+        case pb.PlaceStream():
+            return pb.ControlRequest(placeStream=message)
     assert_never(message)
 
 
@@ -69,6 +74,7 @@ class MetadataDuties:
         self._timers = ElectionTimers(config)
         self._accusations = Accusations()
         self._preferred = PreferredLeaders(config.preferred_leaders_every)
+        self._waiting = WaitingStreams()
         self._image = ClusterImage()
         self._leading = False
 
@@ -84,6 +90,7 @@ class MetadataDuties:
         self._in_log.clear()
         self._accusations.lead(term)
         self._preferred.lead(now_ns)
+        self._waiting.lead(image, now_ns)
         self._sessions.lead(image, now_ns)
         self._timers.lead(image, now_ns)
 
@@ -92,6 +99,7 @@ class MetadataDuties:
         self._leading = False
         self._accusations.resign()
         self._preferred.resign()
+        self._waiting.resign()
         self._sessions.resign()
         self._timers.resign()
 
@@ -101,6 +109,7 @@ class MetadataDuties:
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self._sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
+        self._waiting.image_changed(image, now_ns)
 
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
@@ -227,7 +236,8 @@ class MetadataDuties:
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """What to propose now; what concerns single partitions in batches, however many there are."""
-        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *self._preferred.due(self._image, now_ns))
+        preferred, waiting = self._preferred.due(self._image, now_ns), self._waiting.due(now_ns)
+        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting)
         many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns))
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
@@ -235,6 +245,6 @@ class MetadataDuties:
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
-        machines = (self._sessions, self._timers, self._accusations, self._preferred)
+        machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

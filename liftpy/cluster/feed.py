@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import crc32c
 
-from liftpy.cluster.records import OperationDone, Record, StreamCreated, record_to_pb
+from liftpy.cluster.records import OperationDone, PartitionsAdded, Record, StreamCreated, record_to_pb
 from liftpy.wire._pb import cluster_pb2 as pb
 
 CHUNK_SIZE_BYTES = 256 * 1024
@@ -174,7 +174,13 @@ def _size_bytes(messages: Iterable[pb.Record]) -> int:
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
     """Whether the records don't fit into one entry; measured only when they are so many that they might not."""
-    states = sum(len(record.stream.partitions) if isinstance(record, StreamCreated) else 1 for record in records)
+    states = sum(_states(record) for record in records)
     if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False
     return _size_bytes(map(record_to_pb, records)) > message_bytes
+
+
+def _states(record: Record) -> int:
+    if isinstance(record, PartitionsAdded):
+        return len(record.partitions)
+    return len(record.stream.partitions) + 1 if isinstance(record, StreamCreated) else 1

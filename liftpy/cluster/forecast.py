@@ -25,11 +25,15 @@ from liftpy.wire._pb import cluster_pb2 as pb
 
 
 class _WouldChangeError(Exception):
-    """The decision has a first record."""
+    """The decision has a first record, or takes long."""
 
 
 class _Trial(Draft):
     """A draft that nothing can be added to."""
+
+    def takes_long(self) -> None:
+        """Stop here as well: a trial is made in one go, on the metadata leader, and apply works in steps."""
+        raise _WouldChangeError
 
     def add(self, record: Record) -> None:
         """Stop here."""

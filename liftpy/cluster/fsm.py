@@ -18,7 +18,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
 from liftpy.cluster.replay import replay, replaying_all
-from liftpy.cluster.requests import kind_of
+from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.steps import Steps
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -134,6 +134,9 @@ class ClusterFsm:
         if kind_of(request).read_only:
             decision = decide(image, request, image.time_ns, self.rules)
             return _Applied(image, (), _finish(decision.response, request.operationId, image.index))
+        if changes_nothing(request):  # a dry run
+            looked = yield from deciding_on(Draft(image, image.time_ns, self.rules), request)
+            return _Applied(image, (), _finish(looked.response, request.operationId, image.index))
         held = image.operations.get(request.operationId)
         if held is not None:
             return _Applied(image, (), again(image, held))

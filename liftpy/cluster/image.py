@@ -20,6 +20,9 @@ from liftpy.config import AckPolicy, CommitPolicy, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 
+INSUFFICIENT_NODES = "insufficient-nodes"
+"""The state of a stream that waits for nodes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeImage:
@@ -48,6 +51,9 @@ class NodeImage:
     """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
     partition_budget: int = 0
     """Replicas that it takes, as its process said; 0: it did not say."""
+    weight_by_hand: bool = False
+    """An operator has set the weight: what the node says does not count."""
+    rack_by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,22 @@ class StreamImage:
     partitions: tuple[PartitionState, ...]
     """``partitions[i].partition == i``."""
     created_time_ns: int = 0
+    placement: str = ""
+    """The policy that it was created with; '': the default."""
+    replication_factor: int = 0
+    """0: as many replicas as partition 0 has."""
+    waiting: int = 0
+    """So many partitions wait until there are enough nodes for them (``insufficient-nodes``); there are none yet."""
+
+    @property
+    def replica_count(self) -> int:
+        """Of each partition that is placed."""
+        return self.replication_factor or (len(self.partitions[0].replicas) if self.partitions else 0)
+
+    @property
+    def partition_count(self) -> int:
+        """Of all partitions, those that wait included."""
+        return len(self.partitions) or self.waiting
 
     def key(self, partition: int) -> PartitionKey:
         """The identity of partition ``partition``."""
@@ -136,7 +158,7 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterImage:
-    """All of it. ``hosted``, ``replica_counts``, ``leader_counts``, ``answering`` and ``trail`` are derived and are not encoded."""
+    """All of it. Derived, and not encoded: ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting``, ``trail``."""
 
     index: int = 0
     """Of the last applied entry."""
@@ -157,6 +179,8 @@ class ClusterImage:
     """Node id -> number of partitions that it leads; nodes that lead none are absent."""
     answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
     """The subjects of the streams that answer publishers."""
+    waiting: frozenset[str] = frozenset()
+    """Names of the streams that wait for nodes."""
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
     """Which streams changed last."""
 
@@ -195,7 +219,7 @@ class ClusterImage:
         answering = self.answering
         for stream in added:
             if stream.answers:
-                answering = answering.with_stream(stream.name, stream.subject, len(stream.partitions))
+                answering = answering.with_stream(stream.name, stream.subject, stream.partition_count)
         return replace(
             self,
             answering=answering,
@@ -203,6 +227,7 @@ class ClusterImage:
             hosted=_host(self.hosted, added),
             replica_counts=_count(self.replica_counts, (step for stream in added for step in _replicas(stream, 1))),
             leader_counts=_count(self.leader_counts, ((p.leader, 1) for stream in added for p in stream.partitions)),
+            waiting=self.waiting.union(stream.name for stream in added if stream.waiting),
         )
 
     def without_stream(self, name: str) -> ClusterImage:
@@ -219,7 +244,26 @@ class ClusterImage:
             replica_counts=_count(self.replica_counts, _replicas(stream, -1)),
             leader_counts=_count(self.leader_counts, ((p.leader, -1) for p in stream.partitions)),
             reports=reports.finish(),
+            waiting=self.waiting.difference((name,)),
             trail=self.trail.step(name),
+        )
+
+    def with_partitions_added(self, stream: StreamImage, added: tuple[PartitionState, ...]) -> ClusterImage:
+        """With more partitions of ``stream`` (which is in the image), numbered on; those that waited are among them."""
+        fresh = replace(stream, partitions=(*stream.partitions, *added), waiting=0)
+        answering = self.answering
+        if stream.answers:
+            answering = answering.without_stream(stream.name, stream.subject)
+            answering = answering.with_stream(stream.name, stream.subject, len(fresh.partitions))
+        return replace(
+            self,
+            answering=answering,
+            streams=self.streams.set(stream.name, fresh),
+            hosted=_host(_unhost(self.hosted, stream), (fresh,)),
+            replica_counts=_count(self.replica_counts, ((node, 1) for p in added for node in p.replicas)),
+            leader_counts=_count(self.leader_counts, ((p.leader, 1) for p in added)),
+            waiting=self.waiting.difference((stream.name,)),
+            trail=self.trail.step(stream.name),
         )
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
@@ -228,7 +272,7 @@ class ClusterImage:
         number = changed.partition
         old = stream.partitions[number]
         partitions = (*stream.partitions[:number], changed, *stream.partitions[number + 1 :])
-        fresh = StreamImage(stream.name, stream.uid, stream.subject, stream.config, partitions, stream.created_time_ns)
+        fresh = replace(stream, partitions=partitions)
         hosted, counts, reports = self.hosted, self.leader_counts, self.reports
         replica_counts = self.replica_counts
         if old.replicas != changed.replicas:

@@ -24,7 +24,7 @@ from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.leaderless import Leaderless
 from liftpy.cluster.pages import describer
-from liftpy.cluster.requests import kind_of
+from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -281,7 +281,7 @@ class MetadataMember:
         if len(command) >= max_bytes:
             self._is_over(order)
             return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
-        if not kind_of(request).read_only:
+        if not changes_nothing(request):
             order.is_first = self._duties.logged(request.operationId)
         return command
 

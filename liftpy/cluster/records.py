@@ -33,8 +33,17 @@ class StreamDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionsAdded:
+    """More partitions of the stream ``stream`` with the unique id ``uid``, numbered on; with the first ones it waits no longer."""
+
+    stream: str
+    uid: str
+    partitions: tuple[PartitionState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node was registered, fenced or unfenced."""
+    """A node was registered, fenced or unfenced, or an operator has set something of it."""
 
     node: NodeImage
 
@@ -81,6 +90,7 @@ class LeaderReported:
 Record: TypeAlias = (
     StreamCreated
     | StreamDeleted
+    | PartitionsAdded
     | NodeChanged
     | NodeRemoved
     | PartitionStateChanged
@@ -97,6 +107,9 @@ def record_to_pb(record: Record) -> pb.Record:
             return pb.Record(streamCreated=codec.stream_to_pb(stream))
         case StreamDeleted(name, uid):
             return pb.Record(streamDeleted=pb.StreamDeleted(name=name, uid=uid))
+        case PartitionsAdded(stream_name, uid, partitions):
+            added = pb.PartitionsAdded(stream=stream_name, uid=uid, partitions=map(codec.partition_to_pb, partitions))
+            return pb.Record(partitionsAdded=added)
         case NodeChanged(node):
             return pb.Record(nodeRegistered=codec.node_to_pb(node))
         case NodeRemoved(node_id):
@@ -123,6 +136,9 @@ def record_from_pb(message: pb.Record) -> Record:
             return StreamCreated(codec.stream_from_pb(message.streamCreated))
         case "streamDeleted":
             return StreamDeleted(message.streamDeleted.name, message.streamDeleted.uid)
+        case "partitionsAdded":
+            more, names = message.partitionsAdded, codec.Names()
+            return PartitionsAdded(more.stream, more.uid, tuple(codec.partition_from_pb(p, names) for p in more.partitions))
         case "nodeRegistered":
             return NodeChanged(codec.node_from_pb(message.nodeRegistered))
         case "nodeRemoved":

@@ -17,6 +17,7 @@ from liftpy.cluster.records import (
     NodeChanged,
     NodeRemoved,
     OperationDone,
+    PartitionsAdded,
     PartitionStateChanged,
     Record,
     StreamCreated,
@@ -37,6 +38,14 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             held = image.streams.get(name)
             check(held is not None and held.uid == uid, "M11", "delete of", name, uid)
             return image.without_stream(name)
+        case PartitionsAdded(stream_name, uid, partitions):
+            held = image.streams.get(stream_name)
+            check(held is not None and held.uid == uid, "M11", "more partitions of", stream_name, uid)
+            assert held is not None
+            numbers = [partition.partition for partition in partitions]
+            first = len(held.partitions)
+            check(numbers == list(range(first, first + len(numbers))), "C1", "numbering", numbers, first)
+            return image.with_partitions_added(held, partitions)
         case NodeChanged(node):
             return replace(image, nodes=image.nodes.set(node.node_id, node))
         case NodeRemoved(node_id):

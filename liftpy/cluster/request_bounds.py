@@ -20,6 +20,8 @@ MAX_REQUEST_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 1024
 """Of one name, subject or setting, in UTF-8; most have to be far shorter, as who decides says."""
 MAX_LIST_LENGTH = 256
+_LONG_LISTS = {"manual": 10_000}
+"""Maps of partitions, made by hand; MAX_REQUEST_BYTES bounds them."""
 _FOR_PEOPLE = "reason"
 
 
@@ -34,8 +36,9 @@ def _wrong(message: Message, path: str) -> str:
     for field, value in message.ListFields():
         where = f"{path}{field.name}"
         values = value if field.is_repeated else (value,)
-        if len(values) > MAX_LIST_LENGTH:
-            return f"{where} has {len(values)} items, more than {MAX_LIST_LENGTH}"
+        most = _LONG_LISTS.get(field.name, MAX_LIST_LENGTH)
+        if len(values) > most:
+            return f"{where} has {len(values)} items, more than {most}"
         if field.name == _FOR_PEOPLE:
             setattr(message, field.name, value[: MAX_TEXT_BYTES // 4])
             continue

@@ -73,8 +73,10 @@ REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
     "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
+    "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS),
     "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
+    "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
@@ -90,6 +92,7 @@ REQUESTS: dict[str, RequestKind] = {
     "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
     "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
+    "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
@@ -100,6 +103,11 @@ _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 def kind_of(request: pb.ControlRequest) -> RequestKind:
     """The row of ``request``; one that nobody may ask for where it has none."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
+
+
+def changes_nothing(request: pb.ControlRequest) -> bool:
+    """Whether it only looks, wherever it is answered: it needs no deduplication."""
+    return kind_of(request).read_only or request.createStream.dryRun or request.addPartitions.dryRun
 
 
 def may_be_logged(request: pb.ControlRequest) -> bool:

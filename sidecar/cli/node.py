@@ -10,6 +10,7 @@ import click
 
 from liftpy.client import Client, ClusterState
 from liftpy.cluster.decisions.nodes import why_it_stays
+from liftpy.cluster.image import NodeImage
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
 from sidecar.cli.options import connection_options, json_option
@@ -17,11 +18,12 @@ from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
 _POLL_S = 0.1
+AUTO = "auto"
 
 
 @click.group()
 def node() -> None:
-    """Remove a node that is gone for good."""
+    """Remove a node that is gone for good; say a node's weight and rack."""
 
 
 @node.command()
@@ -52,6 +54,59 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
     if controller:
         click.echo(f"{node_id} stays one of the controllers, as long as their settings name it", err=True)
+
+
+@node.command(name="set-weight")
+@click.argument("node_id", metavar="NODE")
+@click.argument("weight", metavar="WEIGHT|auto")
+@json_option
+@connection_options
+def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None:
+    """Say NODE's share of partitions, for the placements that weigh; auto: as the node's settings say, from its next start on."""
+    value = None if weight == AUTO else _number(weight)
+
+    async def work(client: Client) -> NodeImage:
+        return await (client.reset_node(node_id, weight=True) if value is None else client.set_node(node_id, weight=value))
+
+    _show_facts(with_client(target, work), as_json)
+
+
+@node.command(name="set-rack")
+@click.argument("node_id", metavar="NODE")
+@click.argument("rack", metavar="RACK|auto")
+@json_option
+@connection_options
+def set_rack(node_id: str, rack: str, as_json: bool, target: Target) -> None:
+    """Say where NODE stands, for placement ('': nowhere); auto: as the node's settings say, from its next start on."""
+
+    async def work(client: Client) -> NodeImage:
+        return await (client.reset_node(node_id, rack=True) if rack == AUTO else client.set_node(node_id, rack=rack))
+
+    _show_facts(with_client(target, work), as_json)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number, and not {AUTO}", param_hint="WEIGHT") from None
+
+
+def _show_facts(node: NodeImage, as_json: bool) -> None:
+    facts = {
+        "node": node.node_id,
+        "weight": node.weight,
+        "weight_by_hand": node.weight_by_hand,
+        "rack": node.rack,
+        "rack_by_hand": node.rack_by_hand,
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    by_hand = {True: " (by hand)", False: ""}
+    click.echo(
+        f"{node.node_id}: weight {node.weight:g}{by_hand[node.weight_by_hand]}, rack {node.rack or 'none'}{by_hand[node.rack_by_hand]}"
+    )
 
 
 async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:

@@ -70,4 +70,4 @@ def rights(
 
 async def _subjects_of(client: Client, streams: tuple[str, ...]) -> tuple[str, ...]:
     described = [await client.stream(name) for name in streams]
-    return tuple(s for stream in described for s in partition_subjects(stream.subject, len(stream.partitions)))
+    return tuple(s for stream in described for s in partition_subjects(stream.subject, stream.partition_count))

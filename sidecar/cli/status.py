@@ -14,6 +14,8 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, ClusterState
+from liftpy.cluster.image import INSUFFICIENT_NODES
+from liftpy.cluster.waiting import why_it_waits
 from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -51,6 +53,11 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
             for stream in state.streams()
             if only in (None, stream.name)
             for partition in stream.partitions
+        ],
+        "waiting": [
+            {"stream": stream.name, "uid": stream.uid, "partitions": stream.waiting, "why": why_it_waits(state.image, stream)}
+            for stream in state.streams()
+            if only in (None, stream.name) and stream.waiting
         ],
     }
 
@@ -124,6 +131,10 @@ def _show(found: dict[str, Any]) -> None:
     columns = ("node", "state", "incarnation", "rack", "leads", "metadata", "version")
     console.print(table(columns, rows, folds=("rack", "version"), title="nodes", width=console.width))
     console.print(f"metadata leader: {found['metadata_leader'] or 'none'}", highlight=False)
+    for waits in found["waiting"]:
+        console.print(f"stream {waits['stream']}: {INSUFFICIENT_NODES}: {waits['why']}", highlight=False)
+    if not found["partitions"] and found["waiting"]:
+        return
     if not found["partitions"]:
         console.print("no streams yet: liftpy stream create NAME --subject SUBJECT", highlight=False)
         return

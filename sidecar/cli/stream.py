@@ -1,18 +1,23 @@
-"""``liftpy stream``: create, list, show and delete streams."""
+"""``liftpy stream``: create, list, show, enlarge and delete streams."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import click
 from rich.console import Console
 
 from liftpy.client import Client
-from liftpy.cluster.image import StreamImage
+from liftpy.client.plans import PlacementPlan, PlacementWish
+from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.cluster.placement import DEFAULT_POLICY
+from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
 from sidecar.cli.tables import table
@@ -23,14 +28,14 @@ DEFAULT_REPLICAS = 3
 
 @click.group()
 def stream() -> None:
-    """Create, list, show and delete streams."""
+    """Create, list, show, enlarge and delete streams."""
 
 
 @stream.command()
 @click.argument("name")
 @click.option("--subject", required=True, help="NATS subject to store; applications go on publishing there.")
 @click.option(
-    "--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Partition N listens on SUBJECT.N."
+    "--partitions", type=click.IntRange(1, 10_000), default=None, help="Partition N listens on SUBJECT.N.  [default: 1]"
 )
 @click.option(
     "--replicas",
@@ -39,26 +44,93 @@ def stream() -> None:
     help="Copies of each partition.  [default: 3, or the nodes there are]",
 )
 @setting_options
+@placement_options
 @json_option
 @connection_options
 def create(
-    name: str, subject: str, partitions: int, replicas: int | None, as_json: bool, target: Target, config: StreamConfig
+    name: str,
+    subject: str,
+    partitions: int | None,
+    replicas: int | None,
+    as_json: bool,
+    target: Target,
+    config: StreamConfig,
+    placement: PlacementWish,
+    dry_run: bool,
 ) -> None:
-    """Attach a new stream NAME to a NATS subject."""
-
-    async def work(client: Client) -> StreamImage:
-        return await client.create_stream(name, subject, partitions=partitions, replicas=replicas or 0, config=config)
-
-    made = with_client(target, work)
-    count = len(made.partitions[0].replicas)
+    """Attach a new stream NAME to a NATS subject. Without enough nodes it waits for them."""
+    if placement.assignment and partitions not in (None, len(placement.assignment)):
+        raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
+    wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
+    if dry_run:
+        show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
+        return
+    made, why = with_client(target, lambda client: wanted.create(client, name))
     if as_json:
         click.echo(json.dumps(stream_json(made)))
         return
-    click.echo(f"stream {made.name} on {made.subject}: {_count(partitions, 'partition')}, {_count(count, 'replica')} each")
-    if replicas is None and count < DEFAULT_REPLICAS:
+    count = made.replica_count
+    click.echo(
+        f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
+    )
+    if made.waiting:
+        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. It is placed when they come")
+    elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
             f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What ``stream create`` was told."""
+
+    subject: str
+    partitions: int
+    replicas: int
+    config: StreamConfig
+    placement: PlacementWish
+
+    async def plan(self, client: Client, name: str) -> PlacementPlan:
+        """Where it would be placed."""
+        return await client.plan_stream(name, **self._words())
+
+    async def create(self, client: Client, name: str) -> tuple[StreamImage, str]:
+        """The stream, its leaders there; or one that waits, and why."""
+        made = await client.create_stream(name, **self._words(), ready_s=0)
+        if made.waiting:
+            return made, why_it_waits((await client.describe_cluster()).image, made)
+        return await client.until_ready(made), ""
+
+    def _words(self) -> dict[str, Any]:
+        return {
+            "subject": self.subject,
+            "partitions": self.partitions,
+            "replicas": self.replicas,
+            "config": self.config,
+            "placement": self.placement,
+        }
+
+
+@stream.command(name="add-partitions")
+@click.argument("name")
+@click.option("--to", "total", type=click.IntRange(2, 10_000), default=None, help="How many there are to be then.")
+@placement_options
+@json_option
+@connection_options
+def add_partitions(
+    name: str, total: int | None, as_json: bool, target: Target, placement: PlacementWish, dry_run: bool
+) -> None:
+    """Give stream NAME more partitions. Those that it has stay where they are; keys are not moved."""
+    if total is None and not placement.assignment:
+        raise click.UsageError("say how many partitions there are to be: --to COUNT, or give an --assignment of the new ones")
+    if dry_run:
+        show_plan(
+            with_client(target, lambda client: client.plan_partitions(name, total or 0, placement=placement)), name, as_json
+        )
+        return
+    made = with_client(target, lambda client: client.add_partitions(name, total or 0, placement=placement))
+    click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {_count(len(made.partitions), 'partition')}")
 
 
 @stream.command(name="list")
@@ -70,10 +142,7 @@ def list_streams(as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
         return
-    rows = [
-        (s.name, s.subject, str(len(s.partitions)), str(len(s.partitions[0].replicas)), s.config.ack_policy.value, s.uid)
-        for s in streams
-    ]
+    rows = [(s.name, s.subject, _partitions(s), str(s.replica_count), s.config.ack_policy.value, s.uid) for s in streams]
     columns = ("stream", "subject", "partitions", "replicas", "ack", "uid")
     Console().print(
         table(columns, rows, folds=("uid",)) if streams else "no streams yet: liftpy stream create NAME --subject SUBJECT"
@@ -86,18 +155,28 @@ def list_streams(as_json: bool, target: Target) -> None:
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
     """Show one stream: settings, partitions, leaders, ISR."""
-    found = with_client(target, lambda client: client.stream(name))
+
+    async def work(client: Client) -> tuple[StreamImage, str]:
+        found = await client.stream(name)
+        return found, why_it_waits((await client.describe_cluster()).image, found) if found.waiting else ""
+
+    found, why = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(stream_json(found)))
+        click.echo(json.dumps(stream_json(found) | ({"waits": why} if found.waiting else {})))
         return
     described = stream_json(found)
-    settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, len(found.partitions[0].replicas)).items())
+    settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, found.replica_count).items())
     rows = []
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
         rows.append((*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"])))
     console = Console()
     console.print(f"stream {found.name} (uid {found.uid}) on {found.subject}", f"{settings}", sep="\n", highlight=False)
+    if found.waiting:
+        console.print(
+            f"{_count(found.waiting, 'partition')} of {_count(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"
+        )
+        return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
     console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
 
@@ -128,7 +207,11 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
         "uid": image.uid,
         "subject": image.subject,
         "created_time_ns": image.created_time_ns,
-        "config": shown(image.config, len(image.partitions[0].replicas)),
+        "config": shown(image.config, image.replica_count),
+        "placement": image.placement or DEFAULT_POLICY,
+        "replicas": image.replica_count,
+        "status": INSUFFICIENT_NODES if image.waiting else "placed",
+        "waiting": image.waiting,
         "partitions": [
             {
                 "partition": p.partition,
@@ -143,6 +226,10 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
             for p in image.partitions
         ],
     }
+
+
+def _partitions(image: StreamImage) -> str:
+    return f"{image.waiting} ({INSUFFICIENT_NODES})" if image.waiting else str(len(image.partitions))
 
 
 def _count(count: int, what: str) -> str:

@@ -15,8 +15,8 @@ from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.records import NodeChanged, NodeRemoved
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
 from liftpy.cluster.steps import Steps
-from liftpy.errors import InvalidNameError
-from liftpy.ids import shown
+from liftpy.errors import ConfigError, InvalidNameError
+from liftpy.ids import check_name, shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import check_speaker
 
@@ -45,8 +45,8 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
     node = NodeImage(
         node_id=request.nodeId,
         incarnation=draft.next_incarnation(),
-        rack=request.rack,
-        weight=request.weight or 1.0,
+        rack=known.rack if known is not None and known.rack_by_hand else request.rack,
+        weight=known.weight if known is not None and known.weight_by_hand else _weight(request),
         version=request.version,
         status_address=request.statusAddress,
         fenced=False,
@@ -57,6 +57,8 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
         nonce=request.nonce,
         earlier_nonces=tuple(request.earlierNonces),
         partition_budget=request.partitionBudget,
+        weight_by_hand=known is not None and known.weight_by_hand,
+        rack_by_hand=known is not None and known.rack_by_hand,
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
@@ -109,6 +111,40 @@ def unfence_node(draft: Draft, request: pb.UnfenceNode) -> Steps[Decision]:
     return draft.done(pb.ControlResponse(node=node_to_pb(back), detail=detail))
 
 
+def _weight(request: pb.RegisterNode) -> float:
+    return request.weight if request.HasField("weight") else 1.0
+
+
+def set_node(draft: Draft, request: pb.SetNode) -> Decision:
+    """What an operator says of a node: it holds, whatever the node says when it registers, until it is taken back. Moves nothing."""
+    node = draft.image.nodes.get(request.nodeId)
+    if node is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, _unknown(draft.image, request.nodeId))
+    try:
+        changed = _set(node, request)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if changed != node:
+        draft.add(NodeChanged(changed))
+    return draft.done(pb.ControlResponse(node=node_to_pb(changed)))
+
+
+def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
+    if request.HasField("weight"):
+        if not 0 <= request.weight <= MAX_WEIGHT:
+            raise ConfigError(f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}")
+        node = replace(node, weight=request.weight, weight_by_hand=True)
+    if request.HasField("rack"):
+        if request.rack:
+            check_name(request.rack, "rack")
+        node = replace(node, rack=request.rack, rack_by_hand=True)
+    return replace(
+        node,
+        weight_by_hand=node.weight_by_hand and not request.weightAsItSays,
+        rack_by_hand=node.rack_by_hand and not request.rackAsItSays,
+    )
+
+
 def remove_node(draft: Draft, request: pb.RemoveNode) -> Decision:
     """Forget a node that has stopped and holds no replica; what it held must have been moved or deleted before."""
     wrong = why_it_stays(draft.image, request.nodeId)
@@ -123,8 +159,7 @@ def why_it_stays(image: ClusterImage, node_id: str) -> str:
     """Why the node can't be removed, '' if it can."""
     node = image.nodes.get(node_id)
     if node is None:
-        some = ", ".join(sorted(image.nodes)[:10]) + (" ..." if len(image.nodes) > 10 else "")
-        return f"there is no node {shown(node_id)}; there are: {some or 'none'}"
+        return _unknown(image, node_id)
     if not node.fenced:
         return f"node {node_id!r} is alive: stop it first"
     hosted = image.hosted.get(node_id)
@@ -134,6 +169,11 @@ def why_it_stays(image: ClusterImage, node_id: str) -> str:
     count = image.replica_counts.get(node_id, 0)
     some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"node {node_id!r} holds {count} replicas of {some}: move them, or delete those streams, first"
+
+
+def _unknown(image: ClusterImage, node_id: str) -> str:
+    some = ", ".join(sorted(image.nodes)[:10]) + (" ..." if len(image.nodes) > 10 else "")
+    return f"there is no node {shown(node_id)}; there are: {some or 'none'}"
 
 
 def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
@@ -147,7 +187,7 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
     if len(request.earlierNonces) > MAX_EARLIER_NONCES:
         return f"{len(request.earlierNonces)} earlier nonces, more than {MAX_EARLIER_NONCES}"
     if not 0 <= request.weight <= MAX_WEIGHT:
-        return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g} (0: 1)"
+        return f"weight = {request.weight} is outside 0..{MAX_WEIGHT:g}"
     return ""
 
 

@@ -1,15 +1,20 @@
-"""CreateStream and DeleteStream."""
+"""CreateStream, AddPartitions, PlaceStream and DeleteStream."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from liftpy.cluster.codec import stream_to_pb
+from liftpy.cluster.decisions.placing import assigned, new_partitions, placed_now, plan_of
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
-from liftpy.cluster.placement import place
-from liftpy.cluster.placement.facts import NodeFacts, Wanted
+from liftpy.cluster.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
+from liftpy.cluster.placement import MANUAL
+from liftpy.cluster.placement.facts import Placed, Wanted
 from liftpy.cluster.placement.placement_error import NoRoomError, NotEnoughNodesError
-from liftpy.cluster.records import StreamCreated, StreamDeleted
+from liftpy.cluster.records import PartitionsAdded, StreamCreated, StreamDeleted
+from liftpy.cluster.steps import Steps
 from liftpy.cluster.stream_config import config_from_pb
+from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
@@ -26,125 +31,223 @@ OVERLAP_ERR_CODE = 10065
 """What JetStream says, and its err_code."""
 
 
-def create_stream(draft: Draft, request: pb.CreateStream) -> Decision:
-    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty."""
-    image = draft.image
+def create_stream(draft: Draft, request: pb.CreateStream) -> Steps[Decision]:
+    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty. Without enough
+    nodes it waits for them, without partitions."""
     try:
-        _check_names(request, draft.rules.namespace)
-        config = config_from_pb(request.config)
-        held = image.streams.get(request.name)
+        held = draft.image.streams.get(request.name)
+        config = _checked(draft, request, held)
         if held is not None:
             existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
             existing.response.stream.CopyFrom(stream_to_pb(held))
             return existing
-        if len(image.streams) >= MAX_STREAMS:
-            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
-        _check_overlap(image, request, config)
-        replicas = _place(draft, request)
-    except (NoRoomError, NotEnoughNodesError) as error:
+        wanted = _wanted(draft, request)
+        placed = yield from _placed_or_waits(draft, wanted)
+    except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
+    waits = isinstance(placed, NotEnoughNodesError)
     stream = StreamImage(
         name=request.name,
         uid=draft.next_stream_uid(),
         subject=request.subject,
         config=config,
-        partitions=_partitions(draft, replicas),
+        partitions=() if isinstance(placed, NotEnoughNodesError) else _taken(draft, placed),
         created_time_ns=draft.now_ns,
+        placement=wanted.policy,
+        replication_factor=wanted.replication_factor or len(wanted.assignment[0].replicas),
+        waiting=wanted.partitions if waits else 0,
     )
     draft.add(StreamCreated(stream))
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, len(replicas[0]))))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, stream, placed)))
+
+
+def place_stream(draft: Draft, request: pb.PlaceStream) -> Steps[Decision]:
+    """The partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
+    held = draft.image.streams.get(request.name)
+    if held is None or held.uid != request.uid:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
+    if not held.waiting:
+        return draft.done()
+    try:
+        placed = yield from placed_now(draft, waiting_for(held, draft.placement_index))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    draft.add(PartitionsAdded(held.name, held.uid, _taken(draft, placed)))
+    return draft.done()
+
+
+def add_partitions(draft: Draft, request: pb.AddPartitions) -> Steps[Decision]:
+    """More partitions of a stream; those that are there stay where they are."""
+    held = _named(draft, request.name, request.uid)
+    if isinstance(held, Decision):
+        return held
+    if held.waiting:
+        detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
+    try:
+        wanted = _wanted_more(draft, request, held)
+        if wanted is None:
+            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail="it has as many already"))
+        placed = yield from placed_now(draft, wanted)
+    except (NoRoomError, NotEnoughNodesError) as error:
+        return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
+    added = _taken(draft, placed, wanted.first)
+    draft.add(PartitionsAdded(held.name, held.uid, added))
+    more = replace(held, partitions=(*held.partitions, *added))
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(more), detail="; ".join(placed.notes)))
 
 
 def delete_stream(draft: Draft, request: pb.DeleteStream) -> Decision:
     """Delete by name and unique id; without an id, the stream that has the name at apply [M11]."""
-    held = draft.image.streams.get(request.name)
-    if held is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r}")
-    if request.uid and request.uid != held.uid:
-        detail = f"stream {request.name!r} is {held.uid} now; {request.uid} is gone"
-        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    held = _named(draft, request.name, request.uid)
+    if isinstance(held, Decision):
+        return held
     draft.add(StreamDeleted(held.name, held.uid))
     return draft.done(pb.ControlResponse(detail=held.uid))
 
 
-def _check_names(request: pb.CreateStream, namespace: str) -> None:
+def _named(draft: Draft, name: str, uid: str) -> StreamImage | Decision:
+    """The stream of that name, and of that unique id if there is one; or the refusal."""
+    held = draft.image.streams.get(name)
+    if held is None:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
+    if uid and uid != held.uid:
+        return refuse(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {held.uid} now; {uid} is gone")
+    return held
+
+
+def _checked(draft: Draft, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
+    """The configuration; raise ConfigError for what is wrong whatever nodes there are."""
+    image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
         raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
-    check_data_subject(request.subject, namespace)
-    count = request.partitions or 1
+    check_data_subject(request.subject, draft.rules.namespace)
+    _check_count(request.subject, _count(request))
+    config = config_from_pb(request.config)
+    if held is None:
+        if len(image.streams) >= MAX_STREAMS:
+            raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")
+        _check_overlap(image, image.answering, request.subject, _count(request), config)
+    return config
+
+
+def _count(request: pb.CreateStream) -> int:
+    return len(request.manual) or request.partitions or 1
+
+
+def _check_count(subject: str, count: int) -> None:
     if count > MAX_PARTITIONS_PER_STREAM:
         raise ConfigError(f"partitions = {count} is outside 1..{MAX_PARTITIONS_PER_STREAM}")
-    if count > 1 and request.subject.endswith(">"):
+    if count > 1 and subject.endswith(">"):
         raise ConfigError("a subject that ends in '>' can have one partition only: partition N listens on <subject>.N")
-    if len(data_subject(request.subject, count - 1)) > MAX_SUBJECT_LENGTH:
+    if len(data_subject(subject, count - 1)) > MAX_SUBJECT_LENGTH:
         raise ConfigError(f"subject with the partition number is longer than {MAX_SUBJECT_LENGTH} characters")
 
 
-def _check_overlap(image: ClusterImage, request: pb.CreateStream, config: StreamConfig) -> None:
-    """At most one stream answers on a subject [A8]; one that never answers may listen anywhere."""
+def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
+    """At most one stream answers on a subject [A8]; one that never answers may listen anywhere. ``answering``: the others."""
     if config.ack_policy is AckPolicy.NONE:
         return
-    name = image.answering.overlapping(request.subject, request.partitions or 1)
+    name = answering.overlapping(subject, count)
     if name:
         held = image.streams[name]
-        of = f"{held.subject!r} ({len(held.partitions)} partitions)" if len(held.partitions) > 1 else f"{held.subject!r}"
+        of = f"{held.subject!r} ({held.partition_count} partitions)" if held.partition_count > 1 else f"{held.subject!r}"
         raise ConfigError(
-            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {request.subject!r} with {of} of {name!r}; "
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
             "choose another subject, or the ack policy none, with which a stream answers nobody"
         )
 
 
-def _place(draft: Draft, request: pb.CreateStream) -> list[tuple[str, ...]]:
-    image = draft.image
-    factor = request.replicationFactor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(image.live_nodes())))
-    if factor > MAX_REPLICATION_FACTOR:
-        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
-    wanted = Wanted(
-        policy=request.placement,
+def _wanted(draft: Draft, request: pb.CreateStream) -> Wanted:
+    assignment = assigned(request.manual)
+    if assignment and request.placement not in ("", MANUAL):
+        raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
+    factor = request.replicationFactor
+    if not assignment and request.placement != MANUAL:
+        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(draft.image.live_nodes())))
+    _check_factor(factor or max((len(entry.replicas) for entry in assignment), default=1))
+    return Wanted(
+        policy=MANUAL if assignment else request.placement,
         stream=request.name,
-        partitions=request.partitions or 1,
+        partitions=_count(request),
         replication_factor=factor,
         start=draft.placement_index,
-    )
-    placed = place([_facts(image, node) for node in image.nodes.values()], wanted)
-    draft.placement_index = placed.next_start
-    return placed.replicas
-
-
-def _facts(image: ClusterImage, node: NodeImage) -> NodeFacts:
-    return NodeFacts(
-        node_id=node.node_id,
-        rack=node.rack,
-        weight=node.weight,
-        live=not node.fenced,
-        replicas=image.replica_counts.get(node.node_id, 0),
-        leaders=image.leader_counts.get(node.node_id, 0),
-        budget=node.partition_budget,
+        assignment=assignment,
+        allow_offline=request.allowOffline,
     )
 
 
-def _partitions(draft: Draft, placed: list[tuple[str, ...]]) -> tuple[PartitionState, ...]:
-    leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
-    return tuple(
-        PartitionState(
-            partition=number,
-            replicas=replicas,
-            isr=replicas,
-            leader=replicas[0],
-            leader_epoch=leader_epoch + number,
-            epoch=epoch + number,
-            last_leader=replicas[0],
-            leaderships=1,
+def waiting_for(stream: StreamImage, start: int) -> Wanted:
+    """What ``stream`` waits for."""
+    return Wanted(
+        policy=stream.placement,
+        stream=stream.name,
+        partitions=stream.waiting,
+        replication_factor=stream.replica_count,
+        start=start,
+    )
+
+
+def _wanted_more(draft: Draft, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
+    """What is to be added; None: nothing is."""
+    first, assignment = len(held.partitions), assigned(request.manual)
+    total = request.partitions or first + len(assignment)
+    policy = MANUAL if assignment else request.placement or held.placement
+    if total == first:
+        return None
+    if total < first:
+        raise ConfigError(f"stream {held.name!r} has {first} partitions: they can become more, not fewer")
+    if policy == MANUAL and total != first + len(assignment):
+        raise ConfigError(
+            f"stream {held.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
         )
-        for number, replicas in enumerate(placed)
+    _check_count(held.subject, total)
+    others = draft.image.answering.without_stream(held.name, held.subject) if held.answers else draft.image.answering
+    _check_overlap(draft.image, others, held.subject, total, held.config)
+    return Wanted(
+        policy=policy,
+        stream=held.name,
+        partitions=total - first,
+        replication_factor=held.replica_count,
+        start=draft.placement_index,
+        first=first,
+        assignment=assignment,
+        allow_offline=request.allowOffline,
     )
 
 
-def _said(request: pb.CreateStream, factor: int) -> str:
-    if request.replicationFactor:
-        return ""
-    fewer = factor < DEFAULT_REPLICATION_FACTOR
-    return f"replication factor {factor}" + (": there are no more live nodes" if fewer else "")
+def _check_factor(factor: int) -> None:
+    if factor > MAX_REPLICATION_FACTOR:
+        raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
+
+
+def _placed_or_waits(draft: Draft, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
+    try:
+        return (yield from placed_now(draft, wanted))
+    except NotEnoughNodesError as error:
+        return error
+
+
+def _taken(draft: Draft, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
+    """The partitions; the next ones are placed behind them."""
+    draft.placement_index = placed.next_start
+    return new_partitions(draft, placed.replicas, first)
+
+
+def _said(request: pb.CreateStream, stream: StreamImage, placed: Placed | NotEnoughNodesError) -> str:
+    if isinstance(placed, NotEnoughNodesError):
+        return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
+    said = list(placed.notes)
+    if not request.replicationFactor and stream.placement != MANUAL:
+        fewer = stream.replication_factor < DEFAULT_REPLICATION_FACTOR
+        said.append(f"replication factor {stream.replication_factor}" + (": there are no more live nodes" if fewer else ""))
+    return "; ".join(said)

@@ -25,6 +25,7 @@ from liftpy.cluster.steps import Steps, finished
 DEFAULT_POLICY = "round-robin"
 MANUAL = "manual"
 NO_RACKS = "no node has a rack: placed round robin"
+_MOMENT_HASHES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,11 @@ def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
     replicas = yield from _within_budgets(round_robin if without_racks else row.place, row, candidates, wanted)
     next_start = wanted.start + wanted.partitions * row.uses_start
     return Placed(replicas=replicas, next_start=next_start, notes=(NO_RACKS,) if without_racks else ())
+
+
+def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
+    """Whether ``placing`` is more than a moment's work."""
+    return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:

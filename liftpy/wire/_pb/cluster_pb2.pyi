@@ -51,7 +51,7 @@ class StreamConfig(_message.Message):
     def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget")
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class Node(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     EARLIERNONCES_FIELD_NUMBER: _ClassVar[int]
     PARTITIONBUDGET_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTBYHAND_FIELD_NUMBER: _ClassVar[int]
+    RACKBYHAND_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     rack: str
@@ -80,7 +82,9 @@ class Node(_message.Message):
     nonce: int
     earlierNonces: _containers.RepeatedScalarFieldContainer[int]
     partitionBudget: int
-    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ...) -> None: ...
+    weightByHand: bool
+    rackByHand: bool
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., weightByHand: _Optional[bool] = ..., rackByHand: _Optional[bool] = ...) -> None: ...
 
 class Partition(_message.Message):
     __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete")
@@ -117,23 +121,29 @@ class Partition(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Stream(_message.Message):
-    __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs")
+    __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     CREATEDTIMENS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     uid: str
     subject: str
     config: StreamConfig
     partitions: _containers.RepeatedCompositeFieldContainer[Partition]
     createdTimeNs: int
-    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ...) -> None: ...
+    placement: str
+    replicationFactor: int
+    waiting: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ..., placement: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class CreateStream(_message.Message):
-    __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual")
+    __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual", "allowOffline", "dryRun")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +151,8 @@ class CreateStream(_message.Message):
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     MANUAL_FIELD_NUMBER: _ClassVar[int]
+    ALLOWOFFLINE_FIELD_NUMBER: _ClassVar[int]
+    DRYRUN_FIELD_NUMBER: _ClassVar[int]
     name: str
     subject: str
     partitions: int
@@ -148,13 +160,57 @@ class CreateStream(_message.Message):
     config: StreamConfig
     placement: str
     manual: _containers.RepeatedCompositeFieldContainer[ReplicaList]
-    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., partitions: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ...) -> None: ...
+    allowOffline: bool
+    dryRun: bool
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., partitions: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ..., allowOffline: _Optional[bool] = ..., dryRun: _Optional[bool] = ...) -> None: ...
 
 class ReplicaList(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "partition")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+    partition: int
+    def __init__(self, replicas: _Optional[_Iterable[str]] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class AddPartitions(_message.Message):
+    __slots__ = ("name", "uid", "partitions", "placement", "manual", "allowOffline", "dryRun")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    MANUAL_FIELD_NUMBER: _ClassVar[int]
+    ALLOWOFFLINE_FIELD_NUMBER: _ClassVar[int]
+    DRYRUN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    partitions: int
+    placement: str
+    manual: _containers.RepeatedCompositeFieldContainer[ReplicaList]
+    allowOffline: bool
+    dryRun: bool
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[int] = ..., placement: _Optional[str] = ..., manual: _Optional[_Iterable[_Union[ReplicaList, _Mapping]]] = ..., allowOffline: _Optional[bool] = ..., dryRun: _Optional[bool] = ...) -> None: ...
+
+class PlaceStream(_message.Message):
+    __slots__ = ("name", "uid")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class SetNode(_message.Message):
+    __slots__ = ("nodeId", "weight", "rack", "weightAsItSays", "rackAsItSays")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTASITSAYS_FIELD_NUMBER: _ClassVar[int]
+    RACKASITSAYS_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    weight: float
+    rack: str
+    weightAsItSays: bool
+    rackAsItSays: bool
+    def __init__(self, nodeId: _Optional[str] = ..., weight: _Optional[float] = ..., rack: _Optional[str] = ..., weightAsItSays: _Optional[bool] = ..., rackAsItSays: _Optional[bool] = ...) -> None: ...
 
 class DeleteStream(_message.Message):
     __slots__ = ("name", "uid")
@@ -458,7 +514,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +539,9 @@ class ControlRequest(_message.Message):
     LEAVEISR_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     DESCRIBESTREAM_FIELD_NUMBER: _ClassVar[int]
+    PLACESTREAM_FIELD_NUMBER: _ClassVar[int]
+    ADDPARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SETNODE_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -507,10 +566,13 @@ class ControlRequest(_message.Message):
     leaveIsr: LeaveIsr
     batch: Batch
     describeStream: DescribeStream
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ...) -> None: ...
+    placeStream: PlaceStream
+    addPartitions: AddPartitions
+    setNode: SetNode
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -546,6 +608,7 @@ class ControlResponse(_message.Message):
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     error: ControlResponse.Error
     detail: str
@@ -557,7 +620,40 @@ class ControlResponse(_message.Message):
     partition: Partition
     cluster: ClusterDescription
     batch: BatchAnswers
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ...) -> None: ...
+    plan: PlacementPlan
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ...) -> None: ...
+
+class PlacementPlan(_message.Message):
+    __slots__ = ("nodes", "firstPartition", "replicationFactor", "replicas", "notes", "waits")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FIRSTPARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[PlannedNode]
+    firstPartition: int
+    replicationFactor: int
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    waits: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[PlannedNode, _Mapping]]] = ..., firstPartition: _Optional[int] = ..., replicationFactor: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., notes: _Optional[_Iterable[str]] = ..., waits: _Optional[str] = ...) -> None: ...
+
+class PlannedNode(_message.Message):
+    __slots__ = ("nodeId", "rack", "weight", "replicas", "leaders", "fenced")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    LEADERS_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    rack: str
+    weight: float
+    replicas: int
+    leaders: int
+    fenced: bool
+    def __init__(self, nodeId: _Optional[str] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., replicas: _Optional[int] = ..., leaders: _Optional[int] = ..., fenced: _Optional[bool] = ...) -> None: ...
 
 class ClusterDescription(_message.Message):
     __slots__ = ("image", "metadataLeader", "controllers", "more", "nextPartition")
@@ -592,7 +688,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -601,6 +697,7 @@ class Record(_message.Message):
     OPERATIONDONE_FIELD_NUMBER: _ClassVar[int]
     COUNTERSMOVED_FIELD_NUMBER: _ClassVar[int]
     LEADERREPORTED_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONSADDED_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -609,7 +706,18 @@ class Record(_message.Message):
     operationDone: OperationDone
     countersMoved: CountersMoved
     leaderReported: LeaderReported
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ...) -> None: ...
+    partitionsAdded: PartitionsAdded
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ...) -> None: ...
+
+class PartitionsAdded(_message.Message):
+    __slots__ = ("stream", "uid", "partitions")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partitions: _containers.RepeatedCompositeFieldContainer[Partition]
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
 
 class StreamDeleted(_message.Message):
     __slots__ = ("name", "uid")

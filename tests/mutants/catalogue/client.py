@@ -15,7 +15,7 @@ MUTANTS = [
         ("an answer to another request is taken", "if response.operationId != operation_id:", "if not response.operationId:", "an operator is told of somebody else's request"),
         ("each attempt is a new operation", "        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)\n        payload = frames.sealed(request)\n", "        payload = frames.sealed(request)\n", "a request without an operation id is refused, or applied twice"),
         ("a fenced answer is any error", "    _Error.FENCED: FencedError,\n", "", "applications can't tell who is to blame"),
-        ("replicas are partitions", "                partitions=partitions,\n                replicationFactor=replicas,", "                partitions=partitions,\n                replicationFactor=partitions,", "a stream has as many replicas as partitions"),
+        ("replicas are partitions", "            replicationFactor=replicas,", "            replicationFactor=partitions,", "a stream has as many replicas as partitions"),
         ("only the first page is read", "        while pages.request is not None:\n            pages.add(await self._read(", "        if pages.request is not None:\n            pages.add(await self._read(", "partitions of large streams are missing"),
     ),
     *rows(

@@ -113,7 +113,7 @@ MUTANTS = [
     *rows(
         "liftpy/cluster/replay.py",
         ("a witness has two voices", "(*(held for held in reports if held.witness != report.witness), report)", "(*reports, report)", "one follower is a majority"),
-        ("a delete of another stream's uid", "held is not None and held.uid == uid, \"M11\"", "held is not None, \"M11\"", "a late delete takes the new stream of the name"),
+        ("a delete of another stream's uid", "held is not None and held.uid == uid, \"M11\", \"delete of\"", "held is not None, \"M11\", \"delete of\"", "a late delete takes the new stream of the name"),
     ),
     *rows(
         "liftpy/cluster/request_bounds.py",
@@ -172,13 +172,33 @@ MUTANTS = [
         ("any stop is clean", "return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)", "return request.previousIncarnation != 0 and unbroken", "a replica that lost what it acknowledged stays in the ISR"),
         ("any incarnation before is known", "known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)", "known_to_it = request.previousIncarnation <= known.incarnation", "an older copy of a folder is taken for whole"),
         ("a node that holds data makes room", "if node.fenced and not draft.image.hosted.get(node.node_id)]", "if node.fenced]", "a node with data is forgotten by the cluster"),
+        ("settings win over operators", "rack=known.rack if known is not None and known.rack_by_hand else request.rack,", "rack=request.rack,", "a rack that was set is gone after the node's next start"),
+        ("weight 0 is 1", 'return request.weight if request.HasField("weight") else 1.0', "return request.weight or 1.0", "a node that is to get nothing gets its share"),
         ("live nodes are removed", "    if not node.fenced:\n        return f\"node {node_id!r} is alive: stop it first\"\n", "", "a running node is taken out of the cluster"),
     ),
     *rows(
-        "liftpy/cluster/decisions/streams.py",
-        ("a delete of any uid", "if request.uid and request.uid != held.uid:", "if request.uid and not held.uid:", "a late delete takes the new stream of the name"),
-        ("reserved names are streams", "    if request.name in RESERVED_NAMES:\n", "    if request.name in ():\n", "a stream called info stores what operators ask"),
+        "liftpy/cluster/waiting.py",
+        ("what is under way is proposed again", "            if stream.uid in self._proposed_ns:\n                continue\n", "", "the metadata leader fills its log with one stream that waits"),
+        ("what came to nothing is forgotten", "if uid in uids and now_ns - at_ns < AGAIN_AFTER_NS", "if uid in uids", "a stream waits for ever although its nodes are there"),
+        ("changes of nodes do not matter", 'for of in ("nodes", "waiting", "replica_counts")', 'for of in ("waiting", "replica_counts")', "nodes come, and the stream that waits for them stays as it is"),
+        ("a look is never repeated", "= now_ns + LOOK_EVERY_NS, now_ns + AGAIN_AFTER_NS", "= now_ns + LOOK_EVERY_NS, None", "a proposal that was lost is not made again"),
+    ),
+    *rows(
+        "liftpy/cluster/decisions/placing.py",
+        ("nodes that are down are in sync", "    up = replicas if live.issuperset(replicas) else tuple(node for node in replicas if node in live)\n", "    up = replicas\n", "a partition made by hand is led by a node that is down"),
         ("budgets count without what is there", "replicas=image.replica_counts.get(node.node_id, 0),", "replicas=0,", "a node is given more partitions than it has descriptors for"),
+        ("a plan counts what is placed", "replicas=node.replicas,\n                leaders", "replicas=node.leaders,\n                leaders", "a dry run shows wrong tallies"),
+    ),
+    *rows(
+        "liftpy/cluster/decisions/streams.py",
+        ("added partitions start anew", "    added = _taken(draft, placed, wanted.first)\n", "    added = _taken(draft, placed)\n", "partitions are added under numbers that are taken"),
+        ("added partitions are placed as the first ones", "        first=first,\n", "        first=0,\n", "added partitions lie where the first ones lie"),
+        ("added partitions claim nothing", "    _check_overlap(draft.image, others, held.subject, total, held.config)\n", "", "two streams answer on one subject"),
+        ("a dry run is done", "    if request.dryRun:\n        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))\n    waits", "    waits", "a dry run creates the stream"),
+        ("fewer partitions are more", "    if total < first:\n", "    if total < 0:\n", "partitions vanish, or something is answered that is not true"),
+        ("any stream that waits is placed", "if held is None or held.uid != request.uid:", "if held is None:", "a late order places another stream of the name"),
+        ("a delete of any uid", "    if uid and uid != held.uid:", "    if uid and not held.uid:", "a late delete takes the new stream of the name"),
+        ("reserved names are streams", "    if request.name in RESERVED_NAMES:\n", "    if request.name in ():\n", "a stream called info stores what operators ask"),
         ("the next stream begins at the same node", "draft.placement_index = placed.next_start", "draft.placement_index = wanted.start", "all leaders are on the first node"),
     ),
     *rows(
@@ -206,7 +226,7 @@ MUTANTS = [
     *rows(
         "liftpy/cluster/placement/least_loaded.py",
         ("weights do not count", "heappush(queue, (replicas[n] / weights[n], leaders[n], n))", "heappush(queue, (replicas[n], leaders[n], n))", "a large node gets what a small one gets"),
-        ("the first one chosen leads", "min(chosen, key=lambda n: leaders[n] / weights[n])", "chosen[0]", "one node leads twice as much as others"),
+        ("leaders are not evened out", "        if (leaders[least] + 1) / weights[least] < leaders[leader] / weights[leader]:", "        if leaders[least] > leaders[leader]:", "one node leads three partitions more than others"),
     ),
     *rows(
         "liftpy/cluster/placement/manual.py",

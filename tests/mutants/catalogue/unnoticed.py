@@ -229,7 +229,12 @@ MUTANTS: list[Mutant] = [
             "node_id, state.image",
             "liftpy node remove fails with a traceback",
         ),
-        ("JSON for people and text for machines", "if as_json:", "if (not (as_json)):", "scripts that read node remove break"),
+        (
+            "JSON for people and text for machines",
+            "    if as_json:\n        click.echo(json.dumps({",
+            "    if not as_json:\n        click.echo(json.dumps({",
+            "scripts that read node remove break",
+        ),
     ),
     *rows(
         "sidecar/cli/status.py",

@@ -70,6 +70,9 @@ class Cluster:
         self.asked.append(("create", name, subject, how["partitions"], how["replicas"]))
         return self.image.streams[name]
 
+    async def until_ready(self, stream: StreamImage) -> StreamImage:
+        return stream
+
     async def node_status(self, node_id: str, timeout_s: float) -> dict[str, Any]:
         said = self.said.get(node_id, UnavailableError(f"{node_id} is silent"))
         if isinstance(said, Exception):

@@ -254,7 +254,7 @@ async def test_doubts_about_an_address_wait_ever_longer_and_each_is_followed(mon
 # ---- the client ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
 def test_a_partition_that_is_not_there_is_said_so(partition: int, there: bool) -> None:
-    stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"))
+    stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
     if there:
         assert _partition_of(stream, partition) == "abc"[partition]
     else:

@@ -98,12 +98,12 @@ def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None
 
 def test_every_outcome_of_an_operation_is_given_once() -> None:
     driver = Driver()
-    refused = driver.create()
-    assert refused.error == Error.NOT_ENOUGH_NODES
-    driver.register("a")
-    again = driver.ask(refused.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders"))
+    refused = driver.delete("orders")
+    assert refused.error == Error.NOT_FOUND
+    driver.create()
+    again = driver.ask(refused.operationId, deleteStream=pb.DeleteStream(name="orders"))
     assert again == refused
-    assert not driver.fsm.image.streams
+    assert driver.fsm.image.streams
 
 
 def test_a_registration_that_comes_twice_is_one_incarnation() -> None:

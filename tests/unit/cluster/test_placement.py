@@ -241,8 +241,11 @@ def test_manual_names_every_defect_with_its_entry() -> None:
 
 def test_ties_of_rendezvous_are_broken_alike_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logarithms of other machines are off by other bits, here by far more: what comes of it is the same."""
-    nodes = [NodeFacts(node_id=f"n{n}", weight=1 + n % 3) for n in range(40)]
+    nodes = facts(range(40))
+    near = np.arange(40, dtype=np.uint64) * np.uint64(2**20) // np.uint64(7) + np.uint64(2**63)
+    monkeypatch.setattr(rendezvous.__globals__["_Ranking"], "_hashes", lambda _self, partition: near ^ np.uint64(partition))
     expected = placed(nodes, "rendezvous", 60, 5)
+    assert expected[0] == ("39", "38", "37", "36", "35")
     for seed in range(4):
         noise = np.random.default_rng(seed)
 
@@ -380,3 +383,14 @@ def test_least_loaded_balances_replicas_and_leaders(count: int, partitions: int,
     for most_apart, given_ in ((1, [n for r in found for n in r]), (2, [r[0] for r in found])):
         counts = [given_.count(node.node_id) for node in nodes]
         assert max(counts) - min(counts) <= most_apart
+
+
+def test_least_loaded_evens_leaders_out() -> None:
+    """Counts that went three apart before leaderships were looked at once more."""
+    apart = 0
+    for count in range(2, 10):
+        for factor in range(1, count + 1):
+            led = Counter({str(node): 0 for node in range(count)})
+            led.update(replicas[0] for replicas in placed(facts(range(count)), "least-loaded", 28, factor))
+            apart = max(apart, max(led.values()) - min(led.values()))
+    assert apart == 2

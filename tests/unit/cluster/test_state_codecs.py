@@ -34,6 +34,8 @@ def test_every_field_of_every_state_comes_back() -> None:
         nonce=7,
         earlier_nonces=(8, 9),
         partition_budget=10,
+        weight_by_hand=True,
+        rack_by_hand=True,
     )
     state = a_partition(
         unclean_elected=True,
@@ -58,12 +60,13 @@ def test_every_field_of_every_state_comes_back() -> None:
     )
     operation = Operation(b"0123456789abcdef", 5, b"answer", 6)
     counters = Counters(1, 2, 3, 4, 5)
+    stream = dataclasses.replace(a_stream(state), placement="rack", replication_factor=3, waiting=2)
     codecs: tuple[tuple[Any, Any, Any], ...] = (
         (node, codec.node_to_pb, codec.node_from_pb),
         (state, codec.partition_to_pb, codec.partition_from_pb),
         (operation, codec.operation_to_pb, codec.operation_from_pb),
         (counters, codec.counters_to_pb, codec.counters_from_pb),
-        (a_stream(state), codec.stream_to_pb, codec.stream_from_pb),
+        (stream, codec.stream_to_pb, codec.stream_from_pb),
     )
     for value, there, back in codecs:
         assert back(there(value)) == value

@@ -38,9 +38,6 @@ def test_fenced_nodes_get_no_replica() -> None:
     driver = Driver(("a", "b", "c"))
     driver.fence("b")
     assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
-    assert driver.create("more", replicationFactor=3).error == Error.NOT_ENOUGH_NODES
-    assert "1 more needed" in driver.create("more2", replicationFactor=3).detail
-    assert Driver().create().error == Error.NOT_ENOUGH_NODES
 
 
 def test_the_start_index_of_round_robin_is_chained() -> None:

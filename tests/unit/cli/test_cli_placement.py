@@ -1,0 +1,238 @@
+"""Placement on the command line: the whole way from the words to the state machine and back, without a NATS server between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client
+from liftpy.client.plans import assignment_from_json, plan_from_pb
+from liftpy.cluster.placement import POLICIES
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.cli import node, status, stream
+from sidecar.cli.main import main
+from tests.unit.cluster.cluster_driver import Driver
+
+
+class Wire:
+    """A transport whose other end is the state machine itself."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.counters: Counter[str] = Counter()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        request = frames.decode(payload, pb.ControlRequest)
+        self.driver.now_ns += 1
+        request.timeNs = self.driver.now_ns
+        return frames.sealed(self.driver.apply(request.SerializeToString()))
+
+
+class Printed:
+    def __init__(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+        self.driver = driver
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        """(exit code, what was printed)."""
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        said = self._capsys.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    def json(self, *words: str) -> Any:
+        code, said = self(*words, "--json")
+        assert code == 0, said
+        return json.loads(said)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    driver = Driver()
+    for number in range(6):
+        driver.register(f"n{number}", rack=f"r{number // 2}")
+    client = Client(Wire(driver), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
+
+    async def led(*_: Any) -> None:
+        return None
+
+    async def silent(*_: Any) -> None:
+        raise UnavailableError("nobody is there")
+
+    monkeypatch.setattr(client, "_led", led)
+    monkeypatch.setattr(client, "node_status", silent)
+    for module in (stream, node, status):
+        monkeypatch.setattr(module, "with_client", lambda _target, work: asyncio.run(work(client)))
+    monkeypatch.setenv("COLUMNS", "160")
+    return Printed(driver, capsys)
+
+
+def replicas(run: Printed, name: str = "orders") -> list[list[str]]:
+    return [list(p.replicas) for p in run.driver.fsm.image.streams[name].partitions]
+
+
+CREATE = ("stream", "create", "orders", "--subject", "shop.orders")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_dry_run_prints_the_map_and_the_tallies_and_the_create_does_it(run: Printed, policy: str) -> None:
+    run("stream", "create", "before", "--subject", "before", "--partitions", "5")
+    words = (*CREATE, "--partitions", "7", "--placement", policy)
+    planned = run.json(*words, "--dry-run")
+    assert "orders" not in run.driver.fsm.image.streams
+    made = run.json(*words)
+    assert [entry["replicas"] for entry in planned["partitions"]] == replicas(run)
+    assert [entry["id"] for entry in planned["partitions"]] == list(range(7))
+    assert (made["placement"], made["status"], made["replicas"]) == (policy, "placed", 3)
+    image = run.driver.fsm.image
+    assert {name: tally["replicas"] for name, tally in planned["nodes"].items()} == dict(image.replica_counts)
+    assert {name: tally["leaders"] for name, tally in planned["nodes"].items()} == {
+        name: image.leader_counts.get(name, 0) for name in image.nodes
+    }
+    assert sum(tally["new_replicas"] for tally in planned["racks"].values()) == 21
+    assert sum(tally["new_leaders"] for tally in planned["racks"].values()) == 7
+    assert planned["racks"]["r0"]["replicas"] == image.replica_counts["n0"] + image.replica_counts["n1"]
+
+
+def test_a_dry_run_for_people(run: Printed) -> None:
+    for number in range(6):
+        run.driver.ask(setNode=pb.SetNode(nodeId=f"n{number}", rack=""))
+    code, said = run(*CREATE, "--placement", "rack", "--partitions", "2", "--dry-run")
+    assert code == 0
+    assert "note: no node has a rack: placed round robin" in said
+    assert "n0 n1 n2" in said
+    assert "nothing was done" in said
+    assert "racks" not in said.split("nothing")[0].split("note: ")[1].split("\n", 1)[1]
+
+
+def test_a_file_is_placed_as_it_says(run: Printed, tmp_path: Path) -> None:
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps([{"id": n, "replicas": [f"n{n}", "n5"]} for n in range(3)]))
+    planned = run.json(*CREATE, "--assignment", str(file), "--dry-run")
+    file.write_text(json.dumps(planned["partitions"]))  # what a dry run prints is an assignment
+    run.json(*CREATE, "--assignment", str(file))
+    assert replicas(run) == [["n0", "n5"], ["n1", "n5"], ["n2", "n5"]]
+    file.write_text(json.dumps([{"id": 3, "replicas": ["n4", "n0"]}]))
+    assert run.json("stream", "add-partitions", "orders", "--assignment", str(file), "--dry-run")["partitions"][0]["id"] == 3
+    run.json("stream", "add-partitions", "orders", "--assignment", str(file))
+    assert replicas(run)[3:] == [["n4", "n0"]]
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(run: Printed, tmp_path: Path) -> None:
+    file = tmp_path / "map.json"
+    run.driver.fence("n3")
+    file.write_text(
+        '[{"id": 1, "replicas": ["n0", "n9"]}, {"id": 2, "replicas": ["n0", "n0"]}, {"id": 3, "replicas": ["n3", "n1"]}]'
+    )
+    code, said = run(*CREATE, "--assignment", str(file))
+    assert code == 2
+    for rule in (
+        "must start with id 0 (entry 0)",
+        "unknown node id: n9 in assigned partition with id: 1 (entry 0)",
+        "duplicate node ids found in assigned partition with id: 2 (entry 1)",
+        "node id: n3 is not live",
+    ):
+        assert rule in " ".join(said.split())
+    file.write_text('[{"id": 0, "replicas": ["n3", "n1"]}]')
+    assert run(*CREATE, "--assignment", str(file))[0] == 2
+    assert run(*CREATE, "--assignment", str(file), "--allow-offline")[0] == 0
+    assert run.driver.partition().leader == "n1"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "error reading replica assignment"),
+        ("{}", "not a list"),
+        ("[1, {}]", "entry 0: no object; entry 1: id is no whole number"),
+        (
+            '[{"id": 0, "replicas": "n1"}, {"id": true, "replicas": []}]',
+            "entry 0: replicas is no list of node ids; entry 1: id is no",
+        ),
+        ('[{"id": 0, "replicas": [1.5]}, {"id": 1, "replicas": [], "x": 1}]', "entry 1: unknown x"),
+        ('[{"id": 99999999999, "replicas": []}]', "entry 0: id is no whole number"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_every_entry(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        assignment_from_json(text)
+    assert says in str(raised.value)
+
+
+def test_node_ids_may_be_numbers() -> None:
+    assert assignment_from_json('[{"id": 0, "replicas": [5001, "a"]}]') == ((0, ("5001", "a")),)
+
+
+def test_a_plan_that_is_no_map_is_refused() -> None:
+    for plan in (pb.PlacementPlan(replicas=[0]), pb.PlacementPlan(replicas=[0, 1], replicationFactor=2)):
+        with pytest.raises(ValueError, match="no map"):
+            plan_from_pb(plan)
+
+
+def test_a_stream_that_waits_says_for_what_wherever_it_is_shown(run: Printed) -> None:
+    code, said = run(*CREATE, "--replicas", "8", "--partitions", "3")
+    assert code == 0
+    assert "it waits, insufficient-nodes: not enough nodes: 2 more needed" in said
+    assert "insufficient-nodes: not enough nodes: 2 more needed" in run("stream", "show", "orders")[1]
+    shown = run.json("stream", "show", "orders")
+    assert (shown["status"], shown["waiting"], shown["partitions"]) == ("insufficient-nodes", 3, [])
+    assert shown["waits"] == "not enough nodes: 2 more needed"
+    assert "3 (insufficient-nodes)" in run("stream", "list")[1]
+    assert "stream orders: insufficient-nodes: not enough nodes: 2 more needed" in run("status")[1]
+    assert [waits["stream"] for waits in run.json("status")["waiting"]] == ["orders"]
+    assert "waits for nodes" in run("stream", "add-partitions", "orders", "--to", "5")[1]
+    assert run.json("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")["waits"].endswith(
+        "2 more needed"
+    )
+    assert "would wait" in run("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")[1]
+
+
+def test_words_that_do_not_fit_are_refused(run: Printed, tmp_path: Path) -> None:
+    file = tmp_path / "map.json"
+    file.write_text('[{"id": 0, "replicas": ["n1"]}]')
+    for words in (
+        ("--placement", "rack", "--assignment", str(file)),
+        ("--allow-offline",),
+        ("--assignment", str(file), "--partitions", "2"),
+        ("--placement", "manual"),
+    ):
+        assert run(*CREATE, *words)[0] == 2
+    file.write_text("[]")
+    assert "no assigned partitions found" in run(*CREATE, "--assignment", str(file))[1]
+    assert run("stream", "add-partitions", "orders")[0] == 2
+
+
+def test_partitions_are_added_and_the_old_ones_stay(run: Printed) -> None:
+    run(*CREATE, "--partitions", "2")
+    before = replicas(run)
+    assert [
+        entry["id"] for entry in run.json("stream", "add-partitions", "orders", "--to", "5", "--dry-run")["partitions"]
+    ] == [2, 3, 4]
+    assert replicas(run) == before
+    assert "has 5 partitions" in run("stream", "add-partitions", "orders", "--to", "5")[1]
+    assert replicas(run)[:2] == before
+    assert len(replicas(run)) == 5
+    code, said = run("stream", "add-partitions", "orders", "--to", "4")
+    assert code == 2
+    assert "not fewer" in said
+
+
+def test_a_nodes_weight_and_rack_are_said_and_taken_back(run: Printed) -> None:
+    assert run.json("node", "set-weight", "n1", "2.5")["weight"] == 2.5
+    assert run.json("node", "set-rack", "n1", "r9") == {
+        "node": "n1", "weight": 2.5, "weight_by_hand": True, "rack": "r9", "rack_by_hand": True,
+    }  # fmt: skip
+    assert "weight 2.5 (by hand), rack r9 (by hand)" in run("node", "set-weight", "n1", "2.5")[1]
+    assert run.json("node", "set-weight", "n1", "auto")["weight_by_hand"] is False
+    assert run.json("node", "set-rack", "n1", "auto")["rack_by_hand"] is False
+    assert run("node", "set-weight", "n1", "much")[0] == 2
+    assert run("node", "set-weight", "n1", "--", "-1")[0] == 2
+    assert run("node", "set-weight", "n7", "1")[0] == 1
