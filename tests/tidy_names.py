@@ -104,6 +104,7 @@ WIDE_CONSTRUCTORS = {
     "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
 }
 POSITIONAL_RECORDS = {
+    "liftpy.cluster.image.StreamImage": "its first five are what a stream is; made by keywords where it is more",
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
     "liftpy.cluster.session._NodeSession": "made in one place",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",

@@ -147,7 +147,7 @@ def _wrong(entry: Any) -> str:
 
 
 def _names_a_node(node: object) -> bool:
-    return isinstance(node, str) or type(node) is int
+    return type(node) is int or (isinstance(node, str) and node.isascii())
 
 
 def tally_rows(tallies: Mapping[str, Tally]) -> Iterable[Sequence[str]]:

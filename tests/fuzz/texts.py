@@ -8,12 +8,16 @@ import warnings
 from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
+from liftpy.client.plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
 from liftpy.config import FlushPolicy
 from liftpy.errors import ConfigError
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec
 from liftpy.spark.options import OPTIONS, SourceOptions
+from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from sidecar.bus import backlog
 from sidecar.status import desk as status_desk
 from tests.fuzz import meanings
@@ -23,6 +27,16 @@ from tests.fuzz.mutate import bytes_of
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
+
+
+_PLAN = PlacementPlan(
+    nodes=[PlannedNode(nodeId="n1", rack="r", weight=1.5, replicas=3, leaders=1, fenced=True), PlannedNode(nodeId="n2")],
+    firstPartition=2,
+    replicationFactor=2,
+    replicas=[0, 1, 1, 0],
+    notes=["note"],
+    waits="why",
+)
 
 
 def _names(data: bytes) -> None:
@@ -161,6 +175,22 @@ def decoders() -> list[Decoder]:
             c,
             meanings.position_text,
             covers=("liftpy.client.positions:parse_start",),
+        ),
+        Decoder(
+            "assignment in a file",
+            [b'[{"id": 0, "replicas": ["n1", 5001]}, {"id": 1, "replicas": ["n2", "n1"]}]'],
+            assignment_from_json,
+            c,
+            lambda f: json.dumps([{"id": number, "replicas": list(replicas)} for number, replicas in f]).encode(),
+            make=damaged_json,
+            covers=("liftpy.client.plans:assignment_from_json",),
+        ),
+        Decoder(
+            "plan of a placement",
+            [_PLAN.SerializeToString()],
+            lambda d: plan_from_pb(PlacementPlan.FromString(d)),
+            (ValueError, DecodeError),
+            covers=("liftpy.client.plans:plan_from_pb",),
         ),
         Decoder(
             "ends",

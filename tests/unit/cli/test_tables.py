@@ -41,7 +41,9 @@ def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.Monkey
     monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
     node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True}
     node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0"}
-    status._show({"nodes": [node], "metadata_leader": "n1", "partitions": [partition("orders", "n1", "n2", "n3")], "waiting": []})
+    status._show(
+        {"nodes": [node], "metadata_leader": "n1", "partitions": [partition("orders", "n1", "n2", "n3")], "waiting": []}
+    )
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "\u2026" not in text

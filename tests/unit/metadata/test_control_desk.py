@@ -270,7 +270,8 @@ LONG = "a" * 400_000
         pb.ControlRequest(createStream=pb.CreateStream(name=LONG, subject="x")),
         pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x" * 4000)),
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders-" + "a" * 4000)),
-        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n1"])] * 257)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList()] * 10_001)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n1"] * 257)])),
         pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
     ],
 )
