@@ -147,7 +147,7 @@ def plan_ranges(
             if starts.get(key, 0) < ends[key]:
                 losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
             continue
-        start = starts.get(key, view.log_start_offset)
+        start = starts.get(key, min(view.log_start_offset, ends[key]))
         if start > ends[key]:
             raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {ends[key]}")
         kept, loss = _kept(view, start, ends[key])

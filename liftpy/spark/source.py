@@ -23,7 +23,7 @@ from liftpy.errors import ConfigError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
-from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, never_back, share_out
+from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, never_back, share_out
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange, Views, plan_ranges, resolve_ends, resolve_starts
 from liftpy.spark.reading import read_planned
@@ -145,8 +145,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_uids(begun.uids, end.uids)
             ends = never_back(end.next_offsets, begun.next_offsets)
             if isinstance(limit, ReadMaxRows):
-                ends = share_out(limit.max_rows, begun.next_offsets, ends)
+                ends = share_out(limit.max_rows, self._with_added(begun.next_offsets, ends), ends)
             return StreamOffsets(ends, {**begun.uids, **end.uids}).to_json()
+
+    def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
+        """``starts``, and where partitions begin that were added since: what is in them counts for the limit, too."""
+        if ends.keys() <= starts.keys():
+            return starts
+        views = self._asked().views(max_age_s=BOUNDS_AGE_S)
+        added = {key: min(views[key].log_start_offset, ends[key]) for key in ends.keys() - starts.keys() if key in views}
+        return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end: what is committed now is read by this run, nothing later."""

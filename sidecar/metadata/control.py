@@ -13,6 +13,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
@@ -197,10 +198,10 @@ class ControlDesk:
         """What may not be asked for there, by them. And a stream among the inboxes would take what others wait for: asked here and not
         inside apply, because the prefixes are a setting, and controllers whose settings differ must not decide differently."""
         detail = fit(request, size_bytes) or refusal(door, who, request)
-        create = request.createStream
+        subject = request.createStream.subject
         for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
-            if begins_under(create.subject, create.partitions or 1, prefix):
-                detail = f"subject {shown(create.subject)} would overlap with the inboxes under {prefix}: choose another"
+            if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
+                detail = f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
         return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
     async def _answer(self, asker: str, reply: str, request: pb.ControlRequest) -> None:

@@ -102,6 +102,29 @@ def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> 
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
 
 
+def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_within_its_limit(
+    source: Open, node: FakeNode, link: Link
+) -> None:
+    stream = node.add_stream("orders")
+    append(stream.partitions[0], 100)
+    reader = streaming(source())
+    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)  # what is known is too old
+    start = reader.initialOffset()
+    append(stream.partitions[0], 30)
+    stream.partitions.append(FakePartition())
+    append(stream.partitions[1], 60)
+    read: list[tuple[int, int, int]] = []
+    for _ in range(3):
+        end = reader.latestOffset(start, ReadMaxRows(30))
+        plan = reader.partitions(start, end)
+        assert sum(end_ - first for _, first, end_ in ranges(plan)) == 30
+        read += ranges(plan)
+        start = end
+    assert start == {"orders": {"0": 130, "1": 60, "uid": "uid-orders"}}
+    assert sorted(read) == [(0, 100, 110), (0, 110, 120), (0, 120, 130), (1, 0, 20), (1, 20, 40), (1, 40, 60)]
+    assert reader.latestOffset(start, ALL) == start
+
+
 def test_offsets_never_go_back_when_a_new_leader_knows_less_for_a_moment(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
