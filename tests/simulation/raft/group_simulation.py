@@ -29,6 +29,7 @@ import pysyncobj.syncobj
 
 import sidecar.metadata.identity
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.placement import POLICIES
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.errors import StorageError
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -301,11 +302,22 @@ class Run:
             self._streams += 1
             name = f"s{self._streams}"
             create = pb.CreateStream(name=name, subject=f"subject.{name}{self._width()}", partitions=draw.randint(1, 3))
+            create.placement = self.draws["placement"].choice(("", *POLICIES))
+            create.replicationFactor = self.draws["placement"].randint(0, len(self.nodes))
             return pb.ControlRequest(createStream=create, operationId=operation_id)
         name = draw.choice(streams)
         uid = self.ghost.newest.streams[name].uid
         if kind < 0.7:
             return pb.ControlRequest(deleteStream=pb.DeleteStream(name=name), operationId=operation_id)
+        if kind < 0.8:
+            count = len(self.ghost.newest.streams[name].partitions) + 1
+            more = pb.AddPartitions(
+                name=name, uid=uid, partitions=count, placement=self.draws["placement"].choice(list(POLICIES))
+            )
+            return pb.ControlRequest(addPartitions=more, operationId=operation_id)
+        if kind < 0.85:
+            weighed = pb.SetNode(nodeId=draw.choice(sorted(self.nodes)), weight=self.draws["placement"].randint(0, 2))
+            return pb.ControlRequest(setNode=weighed, operationId=operation_id)
         return pb.ControlRequest(
             electLeader=pb.ElectLeader(stream=name, uid=uid, partition=0, node=draw.choice(sorted(self.nodes))),
             operationId=operation_id,

@@ -15,6 +15,7 @@ from cluster_driver import MS, Driver
 from liftpy.cluster.checks import LeadershipHistory, check_image, check_step
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.image import StreamImage
+from liftpy.cluster.placement import POLICIES
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -34,6 +35,8 @@ class Process:
 class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.orders = random.Random(seed + 1_000_000)
+        self.made = 0
         self.driver = Driver(elections=True)
         self.duties = MetadataDuties(ReplicationConfig())
         self.now_ns = 0
@@ -84,6 +87,36 @@ class World:
         elif node.alive and dice > 0.98:
             self.ask(drainNode=pb.DrainNode(nodeId=name, incarnation=node.incarnation))
 
+    def order(self) -> None:
+        """What operators ask for: streams of any placement, also such as wait for nodes; more partitions; weights and racks."""
+        dice, streams = self.orders.random(), sorted(self.driver.fsm.image.streams)
+        policy = self.orders.choice(("", *POLICIES))
+        name = self.orders.choice(streams)
+        if dice < 0.02 and len(streams) < 8:
+            factor, count = self.orders.randint(1, 4), self.orders.randint(1, 4)
+            self.made += 1
+            create = pb.CreateStream(
+                name=f"t{self.made}", subject=f"y.{self.made}", partitions=count, replicationFactor=factor, placement=policy
+            )
+            self.ask(createStream=create)
+        elif dice < 0.025:
+            by_hand = [pb.ReplicaList(partition=n, replicas=self.orders.sample(NODES, 2)) for n in range(2)]
+            self.made += 1
+            create = pb.CreateStream(name=f"t{self.made}", subject=f"y.{self.made}", manual=by_hand, allowOffline=True)
+            self.ask(createStream=create)
+        elif dice < 0.035:
+            kept = self.driver.fsm.image.streams[name].partitions
+            count = len(kept) + self.orders.randint(1, 2)
+            answer = self.ask(addPartitions=pb.AddPartitions(name=name, partitions=count, placement=policy))
+            now = self.driver.fsm.image.streams[name]
+            assert now.partitions[: len(kept)] == kept
+            assert len(now.partitions) == (count if answer.error == pb.ControlResponse.OK else len(kept))
+        elif dice < 0.045:
+            node = self.orders.choice(NODES)
+            self.ask(setNode=pb.SetNode(nodeId=node, weight=self.orders.choice((0, 1, 3)), rack=self.orders.choice(("x", "y"))))
+        elif dice < 0.05 and name.startswith("t"):
+            self.ask(deleteStream=pb.DeleteStream(name=name))
+
     # ---- what nodes do -----------------------------------------------------------------------------------------------------
     def tick(self, luck: float) -> None:
         self.now_ns += TICK_NS
@@ -95,9 +128,10 @@ class World:
             kind = request.WhichOneof("request")
             assert kind is not None
             self.ask(**{kind: getattr(request, kind)})
-        for stream, number in [(s, n) for s in sorted(self.driver.fsm.image.streams) for n in range(2)]:
+        streams = self.driver.fsm.image.streams
+        for stream, number in [(s, n) for s in sorted(streams) for n in range(len(streams[s].partitions))]:
             for name, node in self.nodes.items():
-                if node.alive and self.rng.random() < luck:
+                if node.alive and name in streams[stream].partitions[number].replicas and self.rng.random() < luck:
                     held = self.driver.fsm.image.streams[stream]
                     self.act(name, node, held, held.partitions[number])
 
@@ -154,8 +188,8 @@ class World:
 
     def settle(self, whole: bool, limit_ns: int) -> None:
         deadline = self.now_ns + limit_ns
-        while self.unfinished(whole):
-            assert self.now_ns < deadline, self.unfinished(whole)
+        while self.unfinished(whole) or self.driver.fsm.image.waiting:
+            assert self.now_ns < deadline, (self.unfinished(whole), self.driver.fsm.image.waiting)
             self.tick(1.0)
 
 
@@ -164,9 +198,13 @@ def test_after_any_faults_every_partition_with_a_complete_replica_has_a_leader(s
     world = World(seed)
     for _ in range(400):
         world.fault()
+        world.order()
         world.tick(luck=0.3)
     world.heal()
+    for node in NODES:
+        world.ask(setNode=pb.SetNode(nodeId=node, weight=1, rack=node))
     world.settle(whole=False, limit_ns=5000 * MS)
+    assert not world.driver.fsm.image.waiting, "there are as many nodes and racks as anything waits for"
     world.settle(whole=True, limit_ns=30_000 * MS)
     # Without a command nothing else happens: what is Offline now waits for the operator [C10].
     assert world.driver.fsm.failure_count == 0
