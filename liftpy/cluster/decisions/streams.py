@@ -26,6 +26,7 @@ MAX_STREAMS = 100_000
 MAX_PARTITIONS_PER_STREAM = 10_000
 MAX_REPLICATION_FACTOR = 32
 DEFAULT_REPLICATION_FACTOR = 3
+AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
 """What JetStream says, and its err_code."""
@@ -91,7 +92,7 @@ def add_partitions(draft: Draft, request: pb.AddPartitions) -> Steps[Decision]:
     try:
         wanted = _wanted_more(draft, request, held)
         if wanted is None:
-            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail="it has as many already"))
+            return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail=AS_MANY))
         placed = yield from placed_now(draft, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))

@@ -28,6 +28,7 @@ from pathlib import Path
 import pysyncobj.syncobj
 
 import sidecar.metadata.identity
+from liftpy.cluster.decisions.streams import AS_MANY
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.placement import POLICIES
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -88,6 +89,7 @@ class Run:
         """When the last frame of a link arrives: without a fault none overtakes another."""
         self._sent = 0
         self._streams = 0
+        self._weights = 0
         self.checks = Checks(self)
         self._next_tick = {name: self.now + draws["ticks"].random() * TICK_S for name in self.members}
         self.disk = FaultyDisk()
@@ -316,7 +318,9 @@ class Run:
             )
             return pb.ControlRequest(addPartitions=more, operationId=operation_id)
         if kind < 0.85:
-            weighed = pb.SetNode(nodeId=draw.choice(sorted(self.nodes)), weight=self.draws["placement"].randint(0, 2))
+            weight = self.draws["placement"].randint(0, 2) + self._weights * 1e-6  # another one each time
+            self._weights += 1
+            weighed = pb.SetNode(nodeId=draw.choice(sorted(self.nodes)), weight=weight)
             return pb.ControlRequest(setNode=weighed, operationId=operation_id)
         return pb.ControlRequest(
             electLeader=pb.ElectLeader(stream=name, uid=uid, partition=0, node=draw.choice(sorted(self.nodes))),
@@ -330,6 +334,8 @@ class Run:
         self.seen[f"clients: {pb.ControlResponse.Error.Name(response.error)}"] += 1
         if response.error in (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.NOT_METADATA_LEADER):
             self.ghost.told_refused(request)
+        elif response.error == pb.ControlResponse.OK and response.detail == AS_MANY:
+            self.seen["partitions that were there already"] += 1  # which needs no entry
         elif response.error == pb.ControlResponse.OK and request.WhichOneof("request") != "electLeader":
             self._acked(request, response)
 
