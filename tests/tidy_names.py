@@ -76,7 +76,6 @@ _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
-    "liftpy.cluster.placement.facts.Placed.notes": "for people, where a placement is shown",
     "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
     "liftpy.service.poison.OnError.SKIP": "the other of two",
     "liftpy.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
