@@ -440,8 +440,8 @@ _DRAWN = {
     "sidecar/metadata/control.py": [
         (
             "a stream in the inboxes",
-            "if begins_under(create.subject, create.partitions or 1, prefix):",
-            "if begins_under(prefix, create.partitions or 1, create.subject):",
+            "if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):",
+            "if begins_under(prefix, MAX_PARTITIONS_PER_STREAM, subject):",
             "a stream takes the answers meant for others",
         ),
     ],

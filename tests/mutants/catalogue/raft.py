@@ -121,7 +121,7 @@ MUTANTS = [
         ("a node may ask for another", "return reply.startswith(f\"{self._subjects.inbox(who)}.\".encode()) and self._node_inboxes.allows(reply)", "return self._node_inboxes.allows(reply)", "a node's user answers another node's requests"),
         ("who asks is who it says", "        request.sender = who\n", "", "a principal asks in another's name"),
         ("requests have no bound", "elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:", "elif len(self._under_way) >= _MAX_WAITING:", "large requests fill the metadata leader's memory"),
-        ("any partition of a stream may overlap an inbox", "begins_under(create.subject, create.partitions or 1, prefix)", "begins_under(create.subject, 1, prefix)", "a stream stores answers to applications"),
+        ("any partition of a stream may overlap an inbox", "begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix)", "begins_under(subject, 1, prefix)", "a stream stores answers to applications"),
     ),
     *rows(
         "sidecar/metadata/feed.py",
