@@ -9,7 +9,7 @@ from typing import Any
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import positions, queries
+from liftpy.client import calling, positions, queries
 from liftpy.client.admin import Admin, ClusterState
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
@@ -31,7 +31,7 @@ from liftpy.partition import PartitionState
 from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
-from liftpy.wire.headers import HeadersLike
+from liftpy.wire.headers import HeadersLike, pairs_of
 from liftpy.wire.subjects import Subjects, data_subject
 
 _READY = "LEADER_READY"
@@ -324,6 +324,35 @@ class Client:
         Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time.
         """
         return await queries.ask(self._transport, self._subjects, service, query, partition, at_least, timeout_s)
+
+    async def call_service(
+        self,
+        service: str,
+        stream: str,
+        command: bytes,
+        *,
+        partition: int = 0,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        message_id: str = "",
+        timeout_s: float = 5.0,
+    ) -> calling.CommandAnswer:
+        """Publish a command to the stream that ``service`` reads, and return what it replies: committed, and its outputs written.
+
+        Sent again under one ``message_id`` (a random one by default) until it is answered: a service that replies carries it out
+        once, within the bounds of ``liftpy.service.replies``. Raises CommandFailedError (it was passed over), PublishRejectedError
+        (not stored), UnavailableError (not stored), OutcomeUnknownError (no answer in time: ask again under the same message id).
+        """
+        check_name(service, "service")
+        check_name(stream, "stream")
+        _check_partition(partition)
+
+        async def find() -> Address:
+            known = self._streams.get(stream)
+            return _address_of(known if known is not None else await self._described(stream), partition)
+
+        sent = calling.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
+        return await calling.call(self._transport, find, sent, timeout_s)
 
     # ---- publishing --------------------------------------------------------------------------------------------------
     async def publish(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import nats
@@ -240,6 +240,22 @@ class Transport:
         if nobody_there(answer):
             raise NobodyListensError(f"nobody listens on {subject}")
         return answer
+
+    @contextlib.asynccontextmanager
+    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+        """An inbox for one answer to what is published on ``subject``, and that answer to be; raises UnavailableError after
+        ``timeout_s``. The future fails as ``exchange`` does where rights are missing or the client is closed."""
+        self.must_be_usable()
+        if not self._answers.is_open:
+            try:
+                await self._open_inbox(timeout_s)
+            except TimeoutError:
+                raise UnavailableError(f"no inbox for answers within {timeout_s:g} s: nothing was sent") from None
+        number, reply, coming = self._answers.expect(subject)
+        try:
+            yield reply, coming
+        finally:
+            self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
         """The first of those who ask at once does it for all, and goes on if it is cancelled."""

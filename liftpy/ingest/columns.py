@@ -21,7 +21,7 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import BatchTooLargeError, Body
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.header_block import Headers, parse_headers
-from liftpy.wire.headers import ACK, KEY, TOMBSTONE, may_be_enveloped
+from liftpy.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import is_protocol_shaped
 
@@ -90,14 +90,19 @@ class MessageReader:
         """The columns of ``messages``, in their order."""
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
+        asked: list[bytes] = []
         if any(replies):
-            replies = self._allowed(replies) if self._policy is not AckPolicy.NONE else [b""] * len(replies)
+            replies = self._allowed(replies)
+            if self._policy is AckPolicy.NONE:
+                asked, replies = replies, [b""] * len(replies)
         subjects = self._subjects(messages)
         columns = MessageColumns(
             values=values,
             publishers=Publishers(self._policy, replies),
             subjects=subjects,
         )
+        if any(asked):  # nobody else answers here: a service that reads the record may
+            columns.replies = [reply.decode() if reply else None for reply in asked]
         magic = envelope.MAGIC
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
@@ -150,6 +155,11 @@ class MessageReader:
                 _column(columns, "keys")[index] = value
             elif name == ACK and value in _BY_HEADER:
                 self._policies(columns)[index] = _BY_HEADER[value]
+            elif name == REPLY_TO:
+                if self._inboxes.allows(value):
+                    _column(columns, "replies")[index] = value.decode()
+                else:
+                    self.refused_replies += 1
             elif name == TOMBSTONE:
                 if value != b"1" or columns.values[index]:
                     columns.unfit = _NO_TOMBSTONE

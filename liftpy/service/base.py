@@ -49,6 +49,9 @@ class Surroundings(Protocol):
     def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
         """One more output."""
 
+    def reply(self, record: Record, value: bytes) -> None:
+        """Answer whoever sent the record."""
+
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at a log time."""
 
@@ -100,10 +103,18 @@ class Service:
     def on_role_change(self, role: Role, leader_epoch: int) -> None:
         """For what is outside the state (a cache, a log line): the state may not depend on it."""
 
-    # ---- to be called, from on_record and on_timer ---------------------------------------------------------------------
+    # ---- to be called, from on_record and (but for reply) on_timer -------------------------------------------------------------------
     def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = ()) -> None:
         """Give an output to the output stream: written once, in order, by whichever node's service is LEADER."""
         self.surroundings.emit(value, key, headers)
+
+    def reply(self, record: Record, value: bytes) -> None:
+        """Answer whoever sent ``record``, from ``on_record`` of that record, once: ``client.call_service`` returns it.
+
+        It leaves from the LEADER when the record's outputs are written. If the record has a message id (``Nats-Msg-Id``), later
+        records of the same id get the same answer, and ``on_record`` does not see them (bounds: ``liftpy.service.replies``).
+        """
+        self.surroundings.reply(record, value)
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Have ``on_timer(name)`` called before the first record whose log time is at or past ``at_ns``; replaces its time."""

@@ -15,6 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
@@ -34,6 +35,8 @@ from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox
 from liftpy.service.poison import Failing, SkipDecision
+from liftpy.service.replies import ReplyDesk
+from liftpy.service.replying import Replier
 from liftpy.service.rules import NO_PARAMETERS, check_outputs
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
@@ -50,6 +53,16 @@ _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
 _AHEAD_S = 5.0
 """Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
+
+
+@dataclass(slots=True)
+class _Serving:
+    """What goes on beside the feeding. ``emitted``: where the output stream ended when it was last seen to have grown, and when,
+    monotonic seconds."""
+
+    replies: ReplyDesk = field(default_factory=ReplyDesk)
+    queries: QueryServer | None = None
+    emitted: tuple[int, float] | None = None
 
 
 class ServiceHost:
@@ -77,9 +90,7 @@ class ServiceHost:
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
         self._giver: SnapshotGiver | None = None
-        self._queries: QueryServer | None = None
-        self._emitted: tuple[int, float] | None = None
-        """Where the output stream ended when it was last seen to have grown, and when, monotonic seconds."""
+        self._serving = _Serving()
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -188,13 +199,15 @@ class ServiceHost:
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
+        self._spawn(Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end).run())
         if self.machine is not None and self.machine.takes_queries:
             asked = (lambda: self.machine, self._hears, self._caught_up)
-            self._queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
-            self._spawn(self._queries.run())
+            self._serving.queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
+            self._spawn(self._serving.queries.run())
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
-        self.machine = machine
+        self._serving.replies.restart()
+        self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
         logger.info("%s begins from %s", machine.identity, where)
         self._obey()
@@ -272,6 +285,11 @@ class ServiceHost:
         """Whether the state holds what was committed when the last order was given."""
         machine, order = self.machine, self._order
         return machine is not None and order is not None and machine.position > order.highWatermark
+
+    def _emitted_end(self) -> int | None:
+        """Outputs below it are written, as far as this service has made them; None: it has no outputs."""
+        outbox = self.machine.outbox if self.machine is not None else None
+        return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 
     def _leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER
@@ -370,13 +388,17 @@ class ServiceHost:
         )
 
     def _figures(self) -> pb.ServiceFigures:
-        machine, keeper, queries, now_s = self.machine, self._keeper, self._queries, time.monotonic()
+        machine, keeper, queries, now_s = self.machine, self._keeper, self._serving.queries, time.monotonic()
         outbox = machine.outbox if machine is not None else None
-        if outbox is not None and outbox.known and (self._emitted is None or outbox.emitted_end != self._emitted[0]):
-            self._emitted = (outbox.emitted_end, now_s)
+        if (
+            outbox is not None
+            and outbox.known
+            and (self._serving.emitted is None or outbox.emitted_end != self._serving.emitted[0])
+        ):
+            self._serving.emitted = (outbox.emitted_end, now_s)
         saved_s = keeper.saved_s if keeper is not None else None
         return pb.ServiceFigures(
-            sinceOutputMs=-1 if self._emitted is None else round((now_s - self._emitted[1]) * 1000),
+            sinceOutputMs=-1 if self._serving.emitted is None else round((now_s - self._serving.emitted[1]) * 1000),
             queriesWaiting=queries.waiting_count if queries is not None else 0,
             queriesAnswered=queries.answered_count if queries is not None else 0,
             queriesRefused=queries.refused_count if queries is not None else 0,

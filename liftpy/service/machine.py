@@ -17,6 +17,7 @@ from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFa
 from liftpy.service.log_timers import LogTimers
 from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.poison import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
+from liftpy.service.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
 from liftpy.service.rules import check_class
 from liftpy.service.snapshot import Identity, Section, Snapshot
 from liftpy.wire.batch import Record
@@ -36,6 +37,7 @@ class _Source:
     offset: int = -1
     index: int = 0
     emitted: list[Output] = field(default_factory=list)
+    reply: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +63,9 @@ class ServiceMachine:
         self.identity = identity
         self.outbox = outbox
         self._parameters_digest = parameters_digest
+        self.replies = ReplyDesk()
+        """What it has replied; whoever drives it may put another one here, before the first record."""
+        self._answers = AnswerTable()
         self.position = 0
         """Offset of the next record: all below it are in the state."""
         self.last_epoch = 0
@@ -100,6 +105,7 @@ class ServiceMachine:
             for at_ns, name in snapshot.timers:
                 self._timers.set(name, at_ns)
             self._skips = Skips(snapshot.skips)
+            self._answers = decode_answers(snapshot.section(Section.ANSWERS))
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _blamed("on_start"):
@@ -172,12 +178,14 @@ class ServiceMachine:
     def _apply(self, record: Record) -> None:
         """Most records come with no headers, no timer due and nothing to be passed over: those meet one call, the service's own."""
         now_ns = max(self.now_ns, record.timestamp_ns)
-        passed_over = bool(record.headers) and self._is_decided_by(record)
+        passed_over = bool(record.headers) and (self._is_decided_by(record) or self._is_repeated(record))
         if self._timers.due_ns <= now_ns:
             self._fire(now_ns, record)
         self.now_ns = now_ns
         if self._skips and not passed_over:
             passed_over = Unit(record.offset) in self._skips
+            if passed_over:
+                self._answer(record, b"the service could not apply this record", PASSED_OVER)
         if not passed_over:
             self._call(None, record, self._service.on_record, record)
         self.position = record.offset + 1
@@ -196,6 +204,29 @@ class ServiceMachine:
         if unit is not None and unit not in self._skips:
             raise DecisionMissedError(unit)
         return True
+
+    def _is_repeated(self, record: Record) -> bool:
+        """Whether it is a command that was answered before: it is answered the same, and nothing else comes of it."""
+        name = message_id_of(record) if self._answers else ""
+        known = self._answers.get(name) if name else None
+        if known is None:
+            return False
+        self._answer(record, known.value)
+        return True
+
+    def _answer(self, record: Record, value: bytes, error: str = "") -> None:
+        output_count = self.outbox.output_count if self.outbox is not None else 0
+        self.replies.add(
+            Reply(
+                offset=record.offset,
+                to=record.reply,
+                value=value,
+                error=error,
+                output_count=output_count,
+                at_ns=max(self.now_ns, record.timestamp_ns),
+                leader_epoch=record.leader_epoch,
+            )
+        )
 
     def _fire(self, now_ns: int, record: Record) -> None:
         limit = len(self._timers) + MAX_FIRES_PER_RECORD  # those that have expired are no fault of the record
@@ -231,6 +262,11 @@ class ServiceMachine:
             for output in source.emitted:
                 self.outbox.add(output)
             source.emitted.clear()
+        if source.reply is not None:
+            value, source.reply = source.reply, None
+            self._answer(record, value)
+            if name := message_id_of(record):
+                self._answers.add(Answer(record.offset, name, value))
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
     def _snapshot_through(self, position: int, done: Applied) -> int:
@@ -276,6 +312,7 @@ class ServiceMachine:
 
     def _sections(self) -> Iterator[tuple[Section, bytes]]:
         yield Section.PARAMETERS, self._parameters_digest
+        yield Section.ANSWERS, self._answers.encode()
 
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
@@ -315,6 +352,15 @@ class ServiceMachine:
             )
         source.index += 1
         source.emitted.append(output)
+
+    def reply(self, record: Record, value: bytes) -> None:
+        """Answer whoever sent the record that is being applied."""
+        source = self._changing("reply")
+        if record.offset != source.offset or source.reply is not None:
+            raise ServiceFailedError("reply answers the record that on_record was called with, once, and before it returns")
+        if not isinstance(value, bytes) or len(value) > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"a reply is bytes, at most {MAX_OUTPUT_BYTES}")
+        source.reply = value
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at log time ``at_ns``."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class ServiceSettings:
     LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``parameters_digest``: of what the service is made with (``liftpy.service.rules``), b"" for nothing.
+    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.wire.inboxes``).
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_s``: how long a service whose
     log begins above its snapshots looks for one beside another node; ``snapshot_piece_bytes``: of one message while it is fetched.
@@ -48,6 +50,7 @@ class ServiceSettings:
     read_max_bytes: int = 1024 * 1024
     max_snapshot_bytes: int = 1 << 30
     parameters_digest: bytes = b""
+    reply_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     snapshot_fetch_s: float = 30.0
     snapshot_piece_bytes: int = 256 * 1024
 
@@ -63,6 +66,7 @@ class ServiceSettings:
             raise ConfigError("dead_letter_stream is the stream that the service reads or writes: name another one")
         if self.output_stream == self.stream:
             raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
+        check_inbox_prefixes(self.reply_prefixes)
         bounds: dict[str, tuple[float, float]] = {
             "partition": (0, 1 << 20),
             "snapshot_every": (1, 1 << 40),

@@ -52,6 +52,8 @@ class Section(IntEnum):
 
     PARAMETERS = 1
     """Digest of what the service is made with (``liftpy.service.rules``)."""
+    ANSWERS = 2
+    """What commands of known message ids were answered (``liftpy.service.replies``)."""
 
 
 @dataclass(frozen=True, slots=True)

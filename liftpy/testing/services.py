@@ -18,7 +18,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from liftpy.errors import ConfigError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox, Output
+from liftpy.service.replies import Reply, ReplyDesk
 from liftpy.service.snapshot import Identity, Snapshot, decode
 from liftpy.wire.batch import Record
 
@@ -61,6 +63,11 @@ class ServiceTest:
     def outputs(self) -> list[Output]:
         """All outputs so far, in order. ``offset`` of each: the record that it came from, the first one is 0."""
         return self._run.outputs
+
+    @property
+    def replies(self) -> list[Reply]:
+        """All replies so far, in order, also to records that name no inbox. ``offset`` of each: the record's; ``error``: a code."""
+        return self._run.replies.all
 
     @property
     def now_ns(self) -> int:
@@ -144,8 +151,8 @@ class ServiceTest:
                 f"{what}: on_start and take_snapshot do not give the same bytes again: the snapshot lacks something"
             )
         again.feed(self._records[place:])
-        end = _Told([_shown(output) for output in again.outputs], {len(self._records): _state(again)})
-        _compare(_Told(told.outputs, {len(self._records): told.states[-1]}), end, what)
+        end = _Told([_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again))
+        _compare(_Told(told.outputs, {len(self._records): told.states[-1]}, told.replies), end, what)
 
 
 class _Run:
@@ -155,8 +162,10 @@ class _Run:
         self._factory, self._role = factory, role
         self.service = factory()
         self.outputs: list[Output] = []
+        self.replies = _Replies()
         self._outbox = Outbox("test/0", max_records=_MAX_OUTPUTS, max_bytes=_MAX_OUTPUTS)
         self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_every=_NO_SNAPSHOTS, outbox=self._outbox)
+        self.machine.replies = self.replies
         self.machine.start(snapshot)
         self.machine.change_role(role, 1)
 
@@ -171,7 +180,19 @@ class _Run:
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
         again.outputs = list(self.outputs)
+        again.replies.all = list(self.replies.all)
         return again
+
+
+class _Replies(ReplyDesk):
+    """Keeps them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Reply] = []
+
+    def add(self, reply: Reply) -> None:
+        self.all.append(reply)
 
 
 Shown = tuple[int, int, str, str | None, list[list[str]]]
@@ -184,6 +205,8 @@ class _Told:
 
     outputs: list[Shown]
     states: dict[int, str]
+    replies: list[tuple[int, str]] = field(default_factory=list)
+    """(offset, value as base64) of each."""
 
 
 def _text(data: bytes) -> str:
@@ -213,7 +236,11 @@ def _told(factory: Callable[[], Service], role: Role, records: Sequence[Record],
         states[place] = _state(run)
     run.feed(records[done:])
     states[-1] = _state(run)
-    return _Told([_shown(output) for output in run.outputs], states)
+    return _Told([_shown(output) for output in run.outputs], states, _replies_of(run))
+
+
+def _replies_of(run: _Run) -> list[tuple[int, str]]:
+    return [(reply.offset, _text(reply.value)) for reply in run.replies.all]
 
 
 def _compare(one: _Told, other: _Told, how: str) -> None:
@@ -224,6 +251,10 @@ def _compare(one: _Told, other: _Told, how: str) -> None:
             )
     if len(one.outputs) != len(other.outputs):
         raise DivergedError(f"there are {len(one.outputs)} outputs, and {len(other.outputs)} {how}")
+    for said, again in zip_longest(one.replies, other.replies):
+        if said is None or again is None or tuple(said) != tuple(again):
+            first = said or again
+            raise DivergedError(f"the reply to the record at offset {first[0]} is another one {how}")
     for place, state in one.states.items():
         if place in other.states and other.states[place] != state:
             where = "at the end" if place < 0 else f"after {place} records"
@@ -272,7 +303,9 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     answer = json.loads(child.stdout.splitlines()[-1])
     if "diverged" in answer:
         raise DivergedError(f"in another process: {answer['diverged']}")
-    return _Told([tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()})
+    return _Told(
+        [tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()}, answer["replies"]
+    )
 
 
 def _record_as_json(record: Record) -> list[Any]:
@@ -313,7 +346,7 @@ def run_in_child() -> None:
     except DivergedError as error:
         print(json.dumps({"diverged": str(error)}))
         return
-    print(json.dumps({"outputs": told.outputs, "states": told.states}))
+    print(json.dumps({"outputs": told.outputs, "states": told.states, "replies": told.replies}))
 
 
 def _module(name: str, file: Path) -> Any:

@@ -17,6 +17,8 @@ HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 KEY = "Lift-Key"
 ACK = "Lift-Ack"
 TOMBSTONE = "Lift-Tombstone"
+REPLY_TO = "Lift-Reply-To"
+"""Of a plain publish: the inbox to which a replicated service that reads the record sends its reply."""
 OUTPUT_ID = "Lift-Output"
 OUTPUT_NUMBER = "Lift-Output-Number"
 OUTPUT_DIGEST = "Lift-Output-Digest"

@@ -96,6 +96,8 @@ class Scope:
     services: tuple[str, ...] = ()
     """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
     all."""
+    replies: tuple[str, ...] = ()
+    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def rights_of(role: AccessRole, scope: Scope) -> Rights:
     publish = _subjects(scope, queried, [use for use in USES if role in use.publish])
     subscribe = _subjects(scope, queried, [use for use in USES if role in use.subscribe])
     if role is AccessRole.SERVICE:
+        publish = (*publish, *(f"{prefix}.>" for prefix in scope.replies))
         return Rights(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
     if role is not AccessRole.NODE:
         return Rights(publish, subscribe)

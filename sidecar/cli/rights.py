@@ -7,6 +7,7 @@ import click
 from liftpy.client import Client
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name, check_publisher_subject
+from liftpy.wire.inboxes import check_inbox_prefixes
 from liftpy.wire.rights import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
 from sidecar.cli.options import connection_options
 from sidecar.cli.session import with_client
@@ -32,10 +33,22 @@ from sidecar.settings import Target
     help="Replicated services that a reader or an operator may query, '*' for all; which ones a service is.  [default: none; for a "
     "service all]",
 )
+@click.option(
+    "--replies",
+    multiple=True,
+    metavar="PREFIX",
+    help="Inbox prefix of those whose commands a service replies to (_INBOX, or their own); may be given several times.",
+)
 @click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
 @connection_options
 def rights(
-    role: str, streams: tuple[str, ...], subjects: tuple[str, ...], services: tuple[str, ...], form: str, target: Target
+    role: str,
+    streams: tuple[str, ...],
+    subjects: tuple[str, ...],
+    services: tuple[str, ...],
+    replies: tuple[str, ...],
+    form: str,
+    target: Target,
 ) -> None:
     """Print the rights of one NATS user.
 
@@ -52,6 +65,12 @@ def rights(
         if not streams:
             raise ConfigError("name what it publishes on: --subject, or --stream for the subjects of a stream")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
+    for prefix in replies:
+        check_inbox_prefixes((f"{prefix}.",))
+        if "*" in prefix:
+            raise ConfigError(f"--replies {prefix}: NATS's rights know no part of a token; name each prefix")
+    if replies and wanted is not AccessRole.SERVICE:
+        raise ConfigError("--replies is for the role service")
     for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:
@@ -63,6 +82,7 @@ def rights(
         target.credentials.inbox_prefix or "_INBOX",
         target.credentials.principal,
         services,
+        replies,
     )
     found = rights_of(wanted, scope)
     click.echo(as_nats_conf(found) if form == "nats-conf" else as_nsc(found, target.credentials.principal or role))

@@ -25,7 +25,9 @@ from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
 from liftpy.service.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.service.settings import ServiceSettings
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 from sidecar.cli.options import connection_options
+from sidecar.cli.service_call import call
 from sidecar.cli.service_endings import exit_code, restart_helps, table
 from sidecar.cli.service_orders import skip, snapshot
 from sidecar.cli.service_query import query
@@ -55,6 +57,7 @@ def service() -> None:
 service.add_command(skip)
 service.add_command(snapshot)
 service.add_command(query)
+service.add_command(call)
 
 
 @service.command(epilog=table())
@@ -82,6 +85,14 @@ service.add_command(query)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE.json",
     help="An object of such names and values; --set wins.",
+)
+@click.option(
+    "--reply-prefix",
+    "reply_prefixes",
+    multiple=True,
+    default=DEFAULT_INBOX_PREFIXES,
+    show_default=True,
+    help="Under which inboxes those who send commands are answered; may be given several times.",
 )
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
 @connection_options

@@ -1,4 +1,4 @@
-"""An example of a replicated service: a bank of accounts. Every command is answered once in the output stream.
+"""An example of a replicated service: a bank of accounts. Every command is answered once in the output stream, and to who sent it.
 
 Commands (JSON): ``{"id": "c1", "do": "open", "account": "a"}``, ``deposit`` and ``withdraw`` with ``amount``, ``transfer`` with ``to``,
 ``lock`` with ``for_s`` (no withdrawals until log time has passed; a timer opens the account again). Amounts are whole cents.
@@ -82,7 +82,9 @@ class Bank(Service):
                 answer = {"id": command["id"], "ok": True, "balance": self.accounts[command["account"]]}
             except Refused as refused:
                 answer = {"id": command["id"], "ok": False, "why": str(refused)}
-        self.emit(json.dumps(answer, sort_keys=True).encode(), key=record.key)
+        receipt = json.dumps(answer, sort_keys=True).encode()
+        self.emit(receipt, key=record.key)
+        self.reply(record, receipt)
 
     def on_timer(self, name: str) -> None:
         """The lock of an account ends."""

@@ -15,6 +15,7 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from liftpy.log import horizon, promises, small_files
 from liftpy.service import snapshot as service_snapshot
+from liftpy.service.replies import Answer, AnswerTable, decode_answers
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
 from sidecar.raft.journal import GroupJournal
@@ -238,6 +239,14 @@ def decoders() -> list[Decoder]:
             lambda f: b"LFPJ\1\0\0\0" + promises.encode_promises(f),
             _mend_promises,
             covers=("liftpy.log.promises:decode_promises", "liftpy.log.promises:_take"),
+        ),
+        Decoder(
+            "service answers",
+            [AnswerTable([Answer(7, "c1", b"done"), Answer(9, "ü", b"")]).encode()],
+            decode_answers,
+            s,
+            lambda f: f.encode(),
+            covers=("liftpy.service.replies:decode_answers",),
         ),
         Decoder(
             "service snapshot",

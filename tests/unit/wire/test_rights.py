@@ -7,6 +7,7 @@ import csv
 import inspect
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_who_may_do_what_on_the_wire() -> None:
         assert rights_of(role, bank).responses is None
     assert rights_of(AccessRole.SERVICE, bank).subscribe[:2] == queries
     assert rights_of(AccessRole.SERVICE, bank).responses == (1, 5), "it answers each query once"
+    assert "_INBOX.>" not in rights_of(AccessRole.SERVICE, bank).publish
+    assert rights_of(AccessRole.SERVICE, replace(bank, replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>"
+    words = ["--role", "service", "--replies"]
+    assert '"_INBOX_b.>"' in CliRunner().invoke(liftpy, ["rights", *words, "_INBOX_b"]).output
+    for wrong in ([*words, "_INBOX*"], [*words, "_INBOX.>"], ["--role", "reader", "--replies", "_INBOX"]):
+        assert isinstance(CliRunner().invoke(liftpy, ["rights", *wrong]).exception, ConfigError), wrong
 
 
 def test_where_a_pattern_reaches_further_than_its_row() -> None:

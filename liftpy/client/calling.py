@@ -1,0 +1,145 @@
+"""Sending a command to a replicated service and waiting for its answer: the command is a record of the stream that the service reads.
+
+answer = await client.call_service("bank", "commands", b'{"do": "deposit", "account": "a", "amount": 5}')
+answer.value, answer.offset
+
+The record names two inboxes: one for the stream's ack, one for the service's reply, so that neither is taken for the other. A command
+carries a message id, and is sent again under it when no answer comes: the service carries it out once, and answers it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from liftpy.client.outgoing import Address
+from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
+from liftpy.client.retrying import retrying
+from liftpy.client.transport import NoAnswerError, NobodyListensError, Transport
+from liftpy.errors import LiftError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.headers import Pairs
+
+SERVICE_HEADER = "Lift-Service"
+"""Of a reply: who answers."""
+OFFSET_HEADER = "Lift-Offset"
+"""Of a reply: the record that is answered; of a repeated command the newest one's."""
+MESSAGE_ID_HEADER = "Nats-Msg-Id"
+_ATTEMPT_S = 2.0
+_AGAIN = frozenset(
+    {client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.WRONG_STREAM, client_pb2.Ack.BELOW_MIN_ISR}
+)
+
+
+class CommandFailedError(LiftError):
+    """The service answered that it did not carry the command out: the record was passed over. Blame: the command, or the service."""
+
+    code = "COMMAND_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    """``value``: what the service replied. ``offset``: of the command's record. ``node``: whose service answered."""
+
+    value: bytes
+    offset: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One, as it is sent. ``message_id``: "" for one of its own."""
+
+    service: str
+    stream: str
+    partition: int
+    value: bytes
+    key: bytes | None = None
+    headers: Pairs = ()
+    message_id: str = ""
+
+
+async def call(
+    transport: Transport, find: Callable[[], Awaitable[Address]], command: Command, timeout_s: float
+) -> CommandAnswer:
+    """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``."""
+    message_id = command.message_id or secrets.token_hex(16)
+    sent = False
+    async for attempt in retrying(timeout_s):
+        with attempt:
+            address = await find()
+            try:
+                return await _once(transport, address, command, message_id, min(_ATTEMPT_S, timeout_s))
+            except NobodyListensError as error:
+                if sent:
+                    raise OutcomeUnknownError(f"{error}; an earlier attempt may have been stored ({message_id})") from None
+                raise
+            except LiftError:
+                sent = True
+                raise
+    raise AssertionError("unreachable: the attempts end with a result or an error")
+
+
+async def _once(transport: Transport, address: Address, command: Command, message_id: str, timeout_s: float) -> CommandAnswer:
+    subject = address.subject
+    async with transport.expecting(subject, timeout_s) as (ack_to, ack), transport.expecting(subject, timeout_s) as answering:
+        answer_to, answer = answering
+        message = client_pb2.Message(
+            offset=-1,
+            value=command.value,
+            key=command.key or b"",
+            keyed=command.key is not None,
+            stream=command.stream,
+            streamUid=address.uid,
+            partition=command.partition,
+            headers=[
+                client_pb2.Header(name=name, value=value)
+                for name, value in (*command.headers, (MESSAGE_ID_HEADER, message_id.encode()))
+            ],
+            replySubject=answer_to,
+            ackPolicy=client_pb2.ALL,
+        )
+        await transport.publish(subject, frames.encode(message), ack_to)
+        waiting: set[asyncio.Future[Any]] = {ack, answer}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not answer.done():
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    if ack in done and not answer.done():
+                        _look_at(ack.result(), subject, command)
+        except TimeoutError:
+            raise NoAnswerError(
+                f"no service {command.service} has answered on {subject} within {timeout_s:g} s: is it running, and does it reply?"
+            ) from None
+        return _read(answer.result(), command)
+
+
+def _look_at(message: Any, subject: str, command: Command) -> None:
+    """The stream's answer; raises what it says against the command. An answer of somebody else says nothing [A9]."""
+    if not message.data:
+        raise NobodyListensError(f"nobody listens on {subject}")
+    try:
+        ack = frames.decode(message.data, client_pb2.Ack)
+    except ProtocolError:
+        return
+    if (ack.stream, ack.partition) != (command.stream, command.partition) or ack.ackError == client_pb2.Ack.OK:
+        return
+    reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
+    text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
+    if ack.ackError in _AGAIN:
+        raise UnavailableError(text)
+    raise PublishRejectedError(text, reason)
+
+
+def _read(message: Any, command: Command) -> CommandAnswer:
+    headers = dict(message.headers or {})
+    who, offset = headers.get(SERVICE_HEADER), headers.get(OFFSET_HEADER, "")
+    if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= 19):
+        raise ProtocolError(f"what has answered is {who or 'no service'}, not {command.service}")
+    if ERROR_HEADER in headers:
+        raise CommandFailedError(f"{headers[ERROR_HEADER]}: {bytes(message.data).decode(errors='replace')}")
+    return CommandAnswer(bytes(message.data), int(offset), headers.get(NODE_HEADER, ""))

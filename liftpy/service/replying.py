@@ -1,0 +1,80 @@
+"""Sends a LEADER's replies to those who asked: the NATS shell around ``ReplyDesk``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from liftpy.client.calling import OFFSET_HEADER, SERVICE_HEADER
+from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
+from liftpy.client.transport import Transport
+from liftpy.errors import ProtocolError, UnavailableError
+from liftpy.service.replies import Reply, ReplyDesk
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire.inboxes import InboxRule
+
+logger = logging.getLogger("liftpy.service")
+
+_LOOK_S = 0.002
+_IDLE_LOOK_S = 0.02
+_MAX_TURN = 256
+"""Replies between two turns of the event loop."""
+
+
+class Replier:
+    """``leads``: whether replies may leave from here; ``emitted_end``: outputs below it are written, None: the service has none."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: ServiceSettings,
+        desk: ReplyDesk,
+        leads: Callable[[], bool],
+        emitted_end: Callable[[], int | None],
+    ) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._desk = desk
+        self._leads = leads
+        self._emitted_end = emitted_end
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.sent_count = 0
+        self.refused_count = 0
+        """Replies whose subject is no inbox, or that are larger than a message may be."""
+
+    async def run(self) -> None:
+        """Send, for ever."""
+        while True:
+            sent = 0
+            while self._leads() and sent < _MAX_TURN and (reply := self._desk.next(self._emitted_end())) is not None:
+                try:
+                    await self._send(reply)
+                except UnavailableError:
+                    break
+                self._desk.sent(reply)
+                sent += 1
+            await asyncio.sleep(0 if sent else _LOOK_S if len(self._desk) and self._leads() else _IDLE_LOOK_S)
+
+    async def _send(self, reply: Reply) -> None:
+        """Raises UnavailableError when it was not sent and is to be tried again."""
+        to = reply.to or ""
+        if not self._inboxes.allows(to.encode("utf-8", "surrogateescape")):
+            self._refuse(reply, "is no inbox")
+            return
+        headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
+        if reply.error:
+            headers[ERROR_HEADER] = reply.error
+        try:
+            await self._transport.publish(to, reply.value, headers=headers)
+        except ProtocolError:
+            self._refuse(reply, f"takes no {len(reply.value)} bytes")
+        else:
+            self.sent_count += 1
+
+    def _refuse(self, reply: Reply, why: str) -> None:
+        self.refused_count += 1
+        if self.refused_count == 1:
+            logger.warning(
+                "%s: the reply to the record at %d is not sent: %r %s", self._settings.service, reply.offset, reply.to, why
+            )

@@ -1,0 +1,409 @@
+"""Replies: who is answered, when, by whom and how often; what a repeated command is answered; the client's side of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.calling import Command, CommandFailedError, call
+from liftpy.client.outgoing import Address
+from liftpy.config import AckPolicy
+from liftpy.errors import CorruptionError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import MessageReader
+from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.poison import SkipDecision, Unit
+from liftpy.service.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
+from liftpy.service.replying import Replier
+from liftpy.service.settings import ServiceSettings
+from liftpy.testing import ServiceTest
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+
+NS = 1_000_000_000
+
+
+class Adder(Service):
+    """Replies with the sum, and emits it."""
+
+    on_error = "skip"
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.total = int(snapshot or 0)
+
+    def on_record(self, record: Record) -> None:
+        self.total += int(record.value or b"")
+        self.emit(b"%d" % self.total)
+        self.reply(record, b"%d" % self.total)
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.total
+
+
+def record(offset: int, value: bytes = b"1", *, to: str | None = "_INBOX.a.1", name: str = "", at_ns: int = 0) -> Record:
+    headers = (("Nats-Msg-Id", name.encode()),) if name else ()
+    return Record(offset, at_ns, None, value, headers, "in", to, 1)
+
+
+def machine_of(desk: ReplyDesk, snapshot: Any = None) -> ServiceMachine:
+    made = ServiceMachine(Adder(), Identity("adder", "in", "u", 0), snapshot_every=1000, outbox=Outbox("u/0"))
+    made.replies = desk
+    made.start(snapshot)
+    return made
+
+
+def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
+    found = []
+    while (reply := desk.next(emitted_end)) is not None:
+        desk.sent(reply)
+        found.append((reply.offset, reply.to, reply.value, reply.error))
+    return found
+
+
+# ---- what a service replies ------------------------------------------------------------------------------------------------
+def test_a_reply_waits_until_the_outputs_of_its_record_are_written() -> None:
+    desk = ReplyDesk()
+    machine_of(desk).apply([record(0), record(1), record(2, to=None)])
+    assert all_of(desk, 0) == []
+    assert all_of(desk, 1) == [(0, "_INBOX.a.1", b"1", "")]
+    assert all_of(desk, 3) == [(1, "_INBOX.a.1", b"2", "")], "nobody waits for the third"
+
+
+def test_a_repeated_command_has_no_second_effect_and_the_same_answer() -> None:
+    desk = ReplyDesk()
+    machine = machine_of(desk)
+    machine.apply([record(0, b"5", name="c1"), record(1, b"7", name="c2"), record(2, b"5", name="c1", to="_INBOX.b.9")])
+    assert [answer[1:] for answer in all_of(desk)] == [
+        ("_INBOX.a.1", b"5", ""),
+        ("_INBOX.a.1", b"12", ""),
+        ("_INBOX.b.9", b"5", ""),
+    ]
+    assert machine.snapshot().state == b"12"
+    assert machine.outbox is not None
+    assert machine.outbox.output_count == 2
+    assert machine.position == 3
+
+
+def test_the_answers_are_in_the_snapshot_and_only_where_there_are_some() -> None:
+    machine = machine_of(ReplyDesk())
+    machine.apply([record(0), record(1)])
+    assert machine.snapshot().sections == (), "no message ids: nothing is kept"
+    machine.apply([record(2, name="c1")])
+    desk = ReplyDesk()
+    again = machine_of(desk, machine.snapshot())
+    again.apply([record(3, name="c1")])
+    assert again.snapshot().state == b"3"
+    assert all_of(desk) == [(3, "_INBOX.a.1", b"3", "")]
+
+
+def test_what_is_passed_over_is_answered_by_an_error() -> None:
+    desk = ReplyDesk()
+    machine = machine_of(desk)
+    machine.skip(Unit(1))
+    decision = Record(2, 0, None, b"", SkipDecision("adder", Unit(1)).headers(), "in", "_INBOX.x.1", 1)
+    machine.apply([record(0), record(1, b"no number", name="c1"), decision])
+    assert [(offset, error) for offset, _, _, error in all_of(desk)] == [(0, ""), (1, "PASSED_OVER")]
+    machine.apply([record(3, b"4", name="c1")])
+    assert machine.snapshot().state == b"5", "it was not carried out, so the next try may be"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda s, r: (s.reply(r, b"x"), s.reply(r, b"y")), "once"),
+        (lambda s, r: s.reply(r._replace(offset=7), b"x"), "on_record was called with"),
+        (lambda s, r: s.reply(r, "text"), "bytes"),
+        (lambda s, r: s.reply(r, b"x" * 300_000), "at most"),
+    ],
+)
+def test_a_reply_is_one_of_the_record_and_bytes(wrong: Any, why: str) -> None:
+    class Wrong(Adder):
+        on_error = "stop"
+
+        def on_record(self, record: Record) -> None:
+            wrong(self, record)
+
+    with pytest.raises(ServiceFailedError, match=why):
+        ServiceTest(Wrong).send(b"1")
+
+
+def test_no_reply_from_a_timer_or_a_query() -> None:
+    class Late(Adder):
+        on_error = "stop"
+
+        def on_record(self, record: Record) -> None:
+            self.last = record
+            self.set_timer("t", self.now_ns + NS)
+
+        def on_timer(self, name: str) -> None:
+            self.reply(self.last, b"late")
+
+        def on_query(self, query: bytes) -> bytes:
+            self.reply(self.last, b"now")
+            return b""
+
+    test = ServiceTest(Late).send(b"1")
+    with pytest.raises(ServiceFailedError, match="reply is for"):
+        test.query(b"?")
+    with pytest.raises(ServiceFailedError, match="on_record was called with"):
+        test.advance(2).send(b"1")
+
+
+def test_the_test_of_a_service_shows_replies_and_compares_them() -> None:
+    test = ServiceTest(Adder).send(b"4").send(b"5", headers=[("Nats-Msg-Id", b"c")]).send(b"5", headers=[("Nats-Msg-Id", b"c")])
+    assert [(reply.offset, reply.value) for reply in test.replies] == [(0, b"4"), (1, b"9"), (2, b"9")]
+    test.verify(hash_seeds=1)
+
+    class OfTheRole(Adder):
+        def on_record(self, record: Record) -> None:
+            self.reply(record, self.role.value.encode())
+
+    with pytest.raises(DivergedError, match="the reply to the record at offset 0"):
+        ServiceTest(OfTheRole).send(b"1").verify(hash_seeds=0)
+
+
+# ---- the desk and the table ------------------------------------------------------------------------------------------------
+def reply(offset: int, size: int = 1, at_ns: int = 0) -> Reply:
+    return Reply(offset, "_INBOX.a.1", b"x" * size, at_ns=at_ns)
+
+
+def test_the_desk_keeps_the_newest_within_bounds() -> None:
+    desk = ReplyDesk(max_replies=3, max_bytes=1000)
+    for offset in range(5):
+        desk.add(reply(offset))
+    assert [offset for offset, *_ in all_of(desk)] == [2, 3, 4]
+    for offset in range(5, 9):
+        desk.add(reply(offset, 400))
+    assert [offset for offset, *_ in all_of(desk)] == [7, 8]
+    desk.add(reply(9, 5000))
+    assert len(desk) == 1, "one is kept, however large"
+    desk.add(reply(10, at_ns=0))
+    desk.add(reply(11, at_ns=61 * NS))
+    assert [offset for offset, *_ in all_of(desk)] == [11], "nobody waits for so long"
+
+
+def test_what_has_left_is_not_kept_again_until_the_log_was_cut() -> None:
+    desk = ReplyDesk()
+    desk.add(reply(0))
+    desk.add(reply(1))
+    first = desk.next(None)
+    assert first is not None
+    desk.sent(first)
+    desk.restart()
+    for offset in range(3):
+        desk.add(reply(offset))
+    assert [offset for offset, *_ in all_of(desk)] == [1, 2]
+    for offset in range(1, 3):
+        desk.add(replace(reply(offset), leader_epoch=4))
+    assert [offset for offset, *_ in all_of(desk)] == [1, 2], "other records, where the log was cut"
+
+
+def test_the_table_forgets_the_oldest_and_is_bytes_again() -> None:
+    table = AnswerTable(max_answers=2)
+    for number in range(3):
+        table.add(Answer(number, f"ü{number}", b"v" * number))
+    assert table.get("ü0") is None
+    assert (len(table), table.get("ü2")) == (2, Answer(2, "ü2", b"vv"))
+    again = decode_answers(table.encode())
+    assert again.encode() == table.encode()
+    small = AnswerTable(max_bytes=100)
+    for number in range(30):
+        small.add(Answer(number, str(number), b"x" * 20))
+    assert len(small.encode()) <= 100
+    assert len(small) == 2
+    data = table.encode()
+    for end in range(1, len(data)):
+        with contextlib.suppress(CorruptionError):
+            assert len(decode_answers(data[:end])) == 1
+    with pytest.raises(CorruptionError):
+        decode_answers(data + data)
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"x" * 257, b""])
+def test_what_is_no_message_id_counts_as_none(value: bytes) -> None:
+    assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", value),), "in", None, 1)) == ""
+
+
+# ---- the LEADER ------------------------------------------------------------------------------------------------------------
+class Bus:
+    """A transport. ``deaf``: nothing can be sent; ``limit``: of a message."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes, dict[str, str]]] = []
+        self.deaf = False
+        self.limit = 1000
+
+    async def publish(self, subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
+        if self.deaf:
+            raise UnavailableError("not connected")
+        if len(payload) > self.limit:
+            raise ProtocolError("too large")
+        self.sent.append((subject, payload, headers))
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_replies_leave_from_the_leader_alone_and_wait_for_the_connection() -> None:
+    bus, desk, leads, emitted = Bus(), ReplyDesk(), [False], [1]
+    settings = ServiceSettings("adder", "in", "n1", Path("unused"))
+    replier = Replier(bus, settings, desk, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
+    task = asyncio.create_task(replier.run())
+    desk.add(replace(reply(3), output_count=1))
+    desk.add(replace(reply(4), output_count=2, error="PASSED_OVER"))
+    await asyncio.sleep(0.05)
+    assert bus.sent == [], "a FOLLOWER answers nobody"
+    bus.deaf = leads[0] = True
+    await asyncio.sleep(0.02)
+    bus.deaf = False
+    await until(lambda: bus.sent)
+    assert bus.sent == [("_INBOX.a.1", b"x", {"Lift-Service": "adder", "Lift-Offset": "3", "Lift-Node": "n1"})]
+    await asyncio.sleep(0.02)
+    assert len(bus.sent) == 1, "an output of the second is not written yet"
+    emitted[0] = 2
+    await until(lambda: len(bus.sent) == 2)
+    assert bus.sent[1][2]["Lift-Error"] == "PASSED_OVER"
+    for offset, to in enumerate(("orders.new", "_INBOX.*", "$SYS.x", "\udcff"), 5):
+        desk.add(replace(reply(offset), to=to))
+    desk.add(reply(20, 5000))
+    desk.add(reply(21))
+    await until(lambda: len(bus.sent) == 3)
+    assert (replier.sent_count, replier.refused_count) == (3, 5)
+    task.cancel()
+
+
+# ---- what the log keeps ----------------------------------------------------------------------------------------------------
+def columns(policy: AckPolicy, *messages: tuple[bytes, bytes, bytes, bytes]) -> Any:
+    reader = MessageReader(PartitionKey("in", "u", 0), "in", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
+    return reader, reader.read(messages, 0)
+
+
+def test_a_stream_that_answers_nobody_keeps_who_asked() -> None:
+    message = (b"in", b"_INBOX.a.1", b"x", b"")
+    _, kept = columns(AckPolicy.NONE, message, (b"in", b"", b"y", b""), (b"in", b"orders", b"z", b""))
+    assert kept.replies == ["_INBOX.a.1", None, None]
+    assert list(kept.publishers.replies) == [b"", b"", b""]
+    _, acked = columns(AckPolicy.ALL, message)
+    assert acked.replies is None, "the stream's ack goes there"
+
+
+def test_a_plain_publish_names_an_inbox_for_the_reply_beside_that_for_the_ack() -> None:
+    block = b"NATS/1.0\r\nLift-Reply-To: %b\r\n\r\n"
+    reader, kept = columns(
+        AckPolicy.ALL, (b"in", b"_INBOX.ack", b"x", block % b"_INBOX.a.2"), (b"in", b"", b"x", block % b"orders.new")
+    )
+    assert kept.replies == ["_INBOX.a.2", None]
+    assert next(iter(kept.publishers.replies)) == b"_INBOX.ack"
+    assert reader.refused_replies == 1
+
+
+# ---- the client ------------------------------------------------------------------------------------------------------------
+class Asking:
+    """A client's transport: ``script`` says what becomes of each message that is sent."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.sent: list[client_pb2.Message] = []
+        self.futures: dict[str, asyncio.Future[Any]] = {}
+
+    @contextlib.asynccontextmanager
+    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+        name = f"_INBOX.c.{len(self.futures)}"
+        self.futures[name] = asyncio.get_running_loop().create_future()
+        yield name, self.futures[name]
+
+    async def publish(self, subject: str, payload: bytes, reply: str) -> None:
+        message = frames.decode(payload, client_pb2.Message)
+        self.sent.append(message)
+        for act in self.script.pop(0):
+            act(self, message, reply)
+
+
+def acked(error: int = 0, **more: Any) -> Any:
+    def act(bus: Asking, message: client_pb2.Message, reply: str) -> None:
+        ack = client_pb2.Ack(stream=message.stream, partition=message.partition, ackError=error, **more)  # type: ignore[arg-type]
+        bus.futures[reply].set_result(SimpleNamespace(data=frames.encode(ack), headers=None))
+
+    return act
+
+
+def nobody(bus: Asking, message: client_pb2.Message, reply: str) -> None:
+    bus.futures[reply].set_result(SimpleNamespace(data=b"", headers={"Status": "503"}))
+
+
+def answered(value: bytes, who: str = "bank", **headers: str) -> Any:
+    def act(bus: Asking, message: client_pb2.Message, reply: str) -> None:
+        said = {"Lift-Service": who, "Lift-Offset": "17", "Lift-Node": "n2"} | headers
+        bus.futures[message.replySubject].set_result(SimpleNamespace(data=value, headers=said))
+
+    return act
+
+
+async def called(bus: Asking, timeout_s: float = 20.0, message_id: str = "") -> Any:
+    async def find() -> Address:
+        return Address("commands", "u7", True)
+
+    command = Command("bank", "commands", 0, b"do it", b"k", (("n", b"v"),), message_id)
+    return await call(bus, find, command, timeout_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("script", [(acked(), answered(b"done")), (answered(b"done"), acked()), (answered(b"done"),)])
+async def test_a_command_is_a_record_with_an_inbox_of_its_own_for_the_answer(script: Any) -> None:
+    bus = Asking(script)
+    answer = await called(bus)
+    assert (answer.value, answer.offset, answer.node) == (b"done", 17, "n2")
+    (sent,) = bus.sent
+    assert (sent.value, sent.key, sent.stream, sent.streamUid, sent.partition) == (b"do it", b"k", "commands", "u7", 0)
+    assert sent.replySubject == "_INBOX.c.1", "the ack's is another one"
+    headers = {header.name: header.value for header in sent.headers}
+    assert headers["n"] == b"v"
+    assert len(headers["Nats-Msg-Id"]) == 32
+
+
+async def test_without_an_answer_it_is_sent_again_under_the_same_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.05)
+    bus = Asking((nobody,), (acked(),), (), (acked(client_pb2.Ack.NOT_LEADER),), (acked(), answered(b"done")))
+    assert (await called(bus)).value == b"done"
+    assert len({next(h.value for h in sent.headers if h.name == "Nats-Msg-Id") for sent in bus.sent}) == 1
+    assert len(bus.sent) == 5
+    named = Asking((answered(b"x"),))
+    await called(named, message_id="c1")
+    assert named.sent[0].headers[-1].value == b"c1"
+
+
+async def test_what_the_stream_or_the_service_refuses_is_said_at_once() -> None:
+    with pytest.raises(PublishRejectedError, match="TOO_LARGE"):
+        await called(Asking((acked(client_pb2.Ack.TOO_LARGE, detail="1 MiB"),)))
+    with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
+        await called(Asking((acked(), answered(b"why", **{"Lift-Error": "PASSED_OVER"}))))
+    with pytest.raises(ProtocolError, match="not bank"):
+        await called(Asking((answered(b"x", "other"),)))
+
+
+async def test_whether_it_was_stored_is_unknown_once_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.02)
+    with pytest.raises(OutcomeUnknownError):
+        await called(Asking(*[(acked(),)] * 100), timeout_s=0.1)
+    with pytest.raises(UnavailableError):
+        await called(Asking(*[(nobody,)] * 100), timeout_s=0.1)
+    with pytest.raises(OutcomeUnknownError):
+        await called(Asking((acked(),), *[(nobody,)] * 100), timeout_s=0.3)
+
+
+def test_json_of_the_bank_is_what_it_replies() -> None:
+    from tests.examples.bank import Bank
+
+    test = ServiceTest(Bank).send(b'{"id": "1", "do": "open", "account": "a"}')
+    assert json.loads(test.replies[0].value) == {"id": "1", "ok": True, "balance": 0}
