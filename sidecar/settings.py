@@ -285,7 +285,7 @@ def _shown(name: str, raw: Any) -> str:
 def _text(raw: Any) -> str:
     if isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
         return str(raw)
-    raise ValueError("a text is wanted")
+    raise ValueError("a text is expected")
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
@@ -295,7 +295,7 @@ def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
             raise ValueError("use the digits 0 to 9")
         return kind(raw)
     if not isinstance(raw, (int, float)):
-        raise ValueError("a number is wanted")
+        raise ValueError("a number is expected")
     if kind is int and raw != int(raw):
         raise ValueError(f"{raw} is not whole")
     return kind(raw)

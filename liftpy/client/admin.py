@@ -258,7 +258,7 @@ class Admin:
         return codec.stream_from_pb(pages.stream)
 
     async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Of what whoever may read may ask."""
+        """A request that readers may ask for, too; operators may ask for all others."""
         return await self._ask_on(self._subjects.info(), request)
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:

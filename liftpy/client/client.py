@@ -71,7 +71,7 @@ class Client:
         self._owns_connection = owns_connection
         self._admin = Admin(transport, subjects)
         self._streams: dict[str, StreamImage] = {}
-        """As they were last described; whoever finds that they are not like this any more asks anew."""
+        """As they were last described; code that finds a description out of date asks for it again."""
         self._closing: asyncio.Task[None] | None = None
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
         self._publishers: dict[tuple[str, int], Publisher] = {}

@@ -157,7 +157,7 @@ class PartitionReader:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     def _damaged(self, error: CorruptionError) -> None:
-        """The bytes are those that were written, and don't stand for what their header says: only who wrote them knows why."""
+        """The bytes are those that were written, and do not decompress as their header says: the writer's fault, not the disk's."""
         self._transport.counters["batches that do not decompress"] += 1
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 

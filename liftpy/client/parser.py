@@ -258,7 +258,7 @@ class StrictParser(Parser):
             return
         try:
             await self._connection._process_msg(number, subject, reply, payload, headers)
-        except Exception:  # no UTF-8, a header block that is none: it concerns this message alone
+        except Exception:  # not UTF-8, or a malformed header block: it concerns this message alone
             self.errors["messages that can't be decoded"] += 1
 
     def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:

@@ -49,7 +49,7 @@ class BatchSlice:
         return cls(batch, first, end) if first < end else None
 
     def before(self, timestamp_ns: int) -> tuple[BatchSlice | None, int | None]:
-        """(its records before the first one that is stamped at or after, that one's offset); all of it and None if there is none."""
+        """(records before the first one stamped at or after ``timestamp_ns``, that one's offset); without one (all of it, None)."""
         late = np.flatnonzero(self.timestamps_ns() >= timestamp_ns)
         if not late.size:
             return self, None

@@ -3,7 +3,7 @@
 Goal: a leader that serves is not deposed by the one node that is cut off, and one that serves nobody makes way.
 
 Constraint: in an ISR of three or more a majority of the followers decides, each by what it sees itself, and apply counts them [C9].
-In an ISR of two there is one witness, in an ISR of one none; its word alone proves nothing. And apply has no clock: an entry's
+In an ISR of two there is one witness, in an ISR of one none; one report alone proves nothing. And apply has no clock: an entry's
 wall time may be years off, and may not void or make a report.
 
 Algorithm: every report gets the metadata leader's own monotonic time and its term, so that apply can compare the reports of one

@@ -51,7 +51,7 @@ def decide_batch(
     for item in batch.requests[:MAX_REQUESTS]:
         if not kind_of(item.request).batched:
             name = item.request.WhichOneof("request")
-            refused = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=f"{name} has no place in a batch")
+            refused = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=f"{name} does not belong in a batch")
             answers.answers.append(answer_of(item.number, refused))
             continue
         try:

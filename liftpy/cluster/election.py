@@ -137,7 +137,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
 
 
 def offline(partition: PartitionState) -> PartitionState:
-    """Nobody can lead; the ISR stays as it was, whoever of it comes back is eligible."""
+    """Nobody can lead; the ISR stays as it was, and any member that comes back is eligible."""
     return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
 
 

@@ -45,7 +45,7 @@ class FeedProducer:
         """By index, oldest first; all of them lead to ``index`` through the held entries."""
 
     def fit(self, max_payload_bytes: int) -> None:
-        """The NATS server takes messages of so many bytes. What was held for larger ones is to be had as a snapshot."""
+        """The NATS server takes messages of so many bytes. Entries held for larger ones are then sent as a snapshot."""
         before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
         if self._message_bytes < before:
             self._held.clear()

@@ -44,7 +44,7 @@ def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, ru
     """The answer to a request that changes nothing of ``image``, or None: the log has to decide. ``now_ns``: as for ``decide``."""
     if kind_of(request).read_only:
         return None  # a barrier, or a description that waits for one
-    # Without an id it gets one, and the time is the leader's to say: only an id that is none is wrong already.
+    # A missing id is filled in, and the metadata leader sets the time: here only a malformed id can be wrong.
     wrong = refusal(pb.ControlRequest(operationId=request.operationId)) if request.operationId else None
     if wrong is not None:
         return wrong.response

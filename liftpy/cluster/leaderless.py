@@ -5,7 +5,7 @@ from __future__ import annotations
 LONG_NS = 2_000_000_000
 """An election, or coming back after a pause, takes less."""
 _STOOD_STILL_NS = 1_000_000_000
-"""Ticks come every few ms: more between two of them, and this process stood still."""
+"""Ticks come every few ms: with more between two of them, this process stood still."""
 
 
 class Leaderless:

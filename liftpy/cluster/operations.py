@@ -6,7 +6,7 @@ snapshots, and is bounded by count, by size and by age: a retry later than that 
 
 Age is measured by what entries say of the time, and one entry may come from a clock that is years off. So it is the sum of the
 steps between one operation and the next, none of which counts below zero or above ``MAX_STEP_NS``: a wrong clock neither
-empties the window nor keeps it for ever, and after a quiet night it is as young as it was in the evening.
+empties the window nor keeps it for ever, and hours without requests do not empty it either.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OperationWindow:
     def with_operation(self, operation: Operation) -> OperationWindow:
         """With one more operation (of an id that is not in the window); what is too old or too much goes, oldest first.
 
-        Age evicts a few at a time, so that one apply after a quiet night stays as cheap as any other.
+        Age evicts a few at a time, so that one apply after hours without requests is as cheap as any other.
         """
         by_id, order, oldest = self.by_id, self.order, self.oldest
         size_bytes = self.size_bytes + _size_bytes(operation)

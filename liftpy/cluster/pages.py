@@ -40,7 +40,7 @@ def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
 
 
 class _Room:
-    """What a page can still take. The first item always fits: without it no page would ever get on."""
+    """What a page can still take. The first item always fits: without it no page would make progress."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes

@@ -1,4 +1,4 @@
-"""Preferred leaders: a partition's first replica leads it, so that leaderships lie as the placement laid them. Pure.
+"""Preferred leaders: a partition's first replica leads it, so that leaderships are spread as the placement spread the replicas. Pure.
 
 After a node was away its leaderships stay where they went. ``misplaced`` names what could go back; ``PreferredLeaders`` has the
 metadata leader move it by planned transfers, if that is enabled: not at once, but when a partition has been misplaced at two

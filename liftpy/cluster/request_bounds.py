@@ -1,6 +1,6 @@
 """How large a control request may be, looked at before anything is kept of it or put into the metadata group's log. Pure.
 
-Goal: whoever may ask can't make every controller remember what it likes. Constraint: no field is forgotten, those of later versions
+Goal: no asker can fill the memory of every controller. Constraint: no field is forgotten, those of later versions
 included: so fields are walked by what the protocol says they are, not by a list of their names.
 Algorithm: a request as a whole, each of its texts and each of its lists has a bound. Reasons, which are for people alone, are cut.
 """

@@ -16,8 +16,8 @@ of the session is for, a node that is slow but there, is ruled out. The next hea
 leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
 
 Who registers takes the place of a process that has ended, never of one that runs (``runs``): as long as heartbeats come, and until
-the session has ended or the bus has said that nobody is there. That the one which runs is fenced proves nothing: whoever may speak for
-the node may say that it stops. The bus is asked at once when a place is wanted, so that a quick restart waits for little more than
+the session has ended or the bus has said that nobody is there. That the running process is fenced proves nothing: anyone with the
+node's rights may say that it stops. The bus is asked at once when a place is wanted, so that a quick restart waits for little more than
 one heartbeat that does not come.
 
 Where all nodes were started at once nobody is heard for as long as opening thousands of logs takes. Then there is nobody to take over

@@ -299,7 +299,7 @@ class Log:
         limit = self._limit(end_offset)
         try:
             result = read_forwards(self.segments, from_offset, max_bytes, limit)
-            if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" is no answer
+            if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" would be wrong
                 self._segment_at(from_offset).recheck(from_offset)
             return without_past(result, from_offset) if self.config.compaction else result
         except CorruptionError as error:

@@ -1,4 +1,4 @@
-"""Storage in memory, with a disk's manners: what is not synced is lost, or partly lost, when the power goes.
+"""Storage in memory that fails as a disk does: what is not synced is lost, or partly lost, when the power goes.
 
 For tests and the simulator. ``crash`` gives the folder as a power cut would leave it, or as a kill does: then everything is there to
 be read, and what was not synced still is not. A sync that fails does what Linux does: the pages count as clean from then on, so that

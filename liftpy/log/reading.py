@@ -1,4 +1,4 @@
-"""Reading: whole batches out of a list of segments, forwards, backwards and by timestamp, found through the sparse indexes."""
+"""Reading: whole batches out of a list of segments, by offset and by timestamp, found through the sparse indexes."""
 
 from __future__ import annotations
 

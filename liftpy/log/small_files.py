@@ -1,4 +1,4 @@
-"""The small files of a partition's folder: checkpoints and segment indexes. Checksummed; anything torn is no file at all.
+"""The small files of a partition's folder: checkpoints and segment indexes. Checksummed; a torn file counts as missing.
 
 ``high-watermark``: HW, log start offset and the LeaderEpoch that was persisted last. ``leader-epochs``: the epoch cache as of
 the last checkpoint; the log itself always wins over it, but of a log that retention has emptied it holds the epoch of the record before

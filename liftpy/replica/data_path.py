@@ -1,4 +1,4 @@
-"""Whether a node can do what its leaderships ask of it: its connections are many, and none of them speaks for the others. Pure.
+"""Whether a node can do what its leaderships ask of it: it has several connections, and none of them shows how the others are. Pure.
 
 Goal: a leader that can't be reached makes way, and one whose connection is soon back does not. Constraint: a connection that carries
 publishes may be cut as a slow consumer under load; it is back before long, and an election would not help. Algorithm: without the

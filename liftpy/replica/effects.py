@@ -76,7 +76,7 @@ class RejectPublishes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPublishes:
     """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
-    one that may has heard them too, so that a negative ack could be a lie [A2]. Or nobody waits for one."""
+    one that may has heard them too, so that a negative ack could be false [A2]. Or nobody waits for one."""
 
     token: int
     """Of the PublishesReceived."""

@@ -110,7 +110,7 @@ class FetchDesk:
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Whether nobody who led before may still speak."""
+        """Whether no earlier leader may still act as one."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, out: Effects) -> None:

@@ -198,7 +198,7 @@ class FollowerRole(ReplicaRole):
 
     def _would_lose_committed(self, end_offset: int) -> bool:
         """Whether a cut to ``end_offset`` (exclusive) would take away what is known here to be committed. Then it is the leader whose
-        log went back in time [S15]: it must make way, and what only this log may hold is not cut on its word [D9]."""
+        log went back in time [S15]: it must make way, and its answer cuts nothing that only this log may hold [D9]."""
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
     def _start_afresh(self, start_offset: int, out: Effects) -> None:

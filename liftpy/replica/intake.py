@@ -146,7 +146,7 @@ class Gate:
     It waits, and when its buffer is full the bus does: a nats-server holds a fast publisher back while somebody reads too slowly. But
     it holds 64 MiB at most, lets each publisher go on at some 6 to 13 MiB a second, and then cuts the reader off, who loses all of
     that uncounted. So once reading is blocked, at least ``least_rate_bytes`` a second are taken, after ``_PATIENCE_NS``, whether there
-    is room or not: what there is none for is refused or dropped, and counted. That was too slow if the server has cut all the same:
+    is room or not: what has no room is refused or dropped, and counted. That was too slow if the server has cut all the same:
     the rate is doubled then, until calm has returned. And where nothing at all is released for ``_STUCK_NS``, everything is taken: the
     other partitions have waited long enough.
     """

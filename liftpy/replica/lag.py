@@ -10,10 +10,10 @@ recovery cuts it); or when they hold HW back and twice in a row nobody listened 
 connection, and neither its session nor the lag time need be waited for. For absence alone nobody leaves unless that frees HW:
 all who hold it back are absent and go together, and as many stay as ``min.isr`` wants, two at least, so that a bus that is just
 coming back leaves no leader alone;
-Load alone shortens no ISR [A11]: a follower that gets on is not out of sync because a fast leader is ahead of it, and the leader is
-held to a bound of what it may have uncommitted (``intake``). Who gets on stays for ``_PATIENCE`` times as long; then it is the follower
-that is too slow, and it leaves. But lag alone never takes away one who gets on and whom ``min.isr`` needs: HW would stand still, and
-nobody would be better off.
+Load alone shortens no ISR [A11]: a follower that makes progress is not out of sync because a fast leader is ahead of it, and the
+leader is held to a bound of what it may have uncommitted (``intake``). Such a follower stays for ``_PATIENCE`` times as long; then it
+is the follower that is too slow, and it leaves. But lag alone never removes one that makes progress and that ``min.isr`` needs: HW
+would stand still, and nothing would be gained.
 Whose disk is far slower than the others' (``slow_flushes``) leaves, and does not join, as long as ``min.isr`` members stay without it,
 two at least; where they do not, it is welcome, slow as it is.
 Join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].

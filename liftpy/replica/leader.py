@@ -57,7 +57,7 @@ _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
-"""After nothing came of a wish to hand over."""
+"""Between two attempts to hand the leadership over."""
 _RELEASE_BYTES = 1024 * 1024
 """Of what is held, appended in one step: others have their turn in between."""
 
@@ -169,8 +169,8 @@ class LeaderRole(ReplicaRole):
         return not self._is_short and not self.intake.holds and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, or hold back, or refuse before appending (``intake``). Whom an answer would not reach, or who may not be told no, is
-        never refused for a short ISR [D20, D22]."""
+        """Append, or hold back, or refuse before appending (``intake``). A publish whose publisher can't be answered, or may not be
+        told no, is never refused for a short ISR [D20, D22]."""
         self._look_soon(now_ns, out)
         short = self._is_short
         if short and not event.is_plain and self.may_refuse(now_ns):
@@ -494,7 +494,7 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
-        """Whether it may speak, and there is somebody who can hear it."""
+        """Whether it may act as the leader, and others can hear it."""
         return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
 
     def _why_unreachable(self, now_ns: int) -> str:

@@ -1,7 +1,7 @@
 """ReplicaRole: what every role of a replica shares, and what a role does with an event that is not for it.
 
 A role is an object with one method per event. The base class is the answer of a replica that does not act: publishes are
-dropped in silence (another node may have appended them, so a refusal could be a lie [A2]), requests are refused, answers to
+dropped in silence (another node may have appended them, so a refusal could be false [A2]), requests are refused, answers to
 requests of an earlier role are not used [D16].
 """
 

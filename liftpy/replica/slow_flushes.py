@@ -1,7 +1,7 @@
 """SlowFlushes: whose disk is far slower than the others', as the leader of one LeaderEpoch knows it. Pure.
 
 Goal: one slow disk of several must not set the pace of every publish for ever. Constraint: it is judged by what it did over a time, and
-beside the others; a hiccup is nothing, and neither is a day on which all are slow. Availability goes before speed: nobody leaves an ISR
+beside the others; one slow flush does not count, nor a time when all are slow. Availability goes before speed: nobody leaves an ISR
 that would be smaller than ``min.isr`` or have one member only (``lag.wanted_isr``), and a slow leader stays where the fast ones could
 not commit without it (``successor``).
 

@@ -107,7 +107,7 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """A number of thousands of digits is no text that Python makes."""
+    """For error texts: Python refuses to print a number of thousands of digits."""
     return "a number beyond all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 

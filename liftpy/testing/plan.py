@@ -124,7 +124,7 @@ def _bounds(rng: random.Random) -> dict[str, Any]:
 
 
 def _drags(seed: int) -> random.Random | None:
-    """Of a plan in which disks may be far slower than others for a while, and replicas make way for it; None: it is none."""
+    """Of a plan in which disks may be far slower than others for a while, and replicas make way for it; None in all other plans."""
     rng = random.Random(f"{seed}/{DRAG}")
     return rng if rng.random() < _DRAG_SHARE else None
 

@@ -10,7 +10,7 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 def parse_headers(block: bytes) -> Headers:
-    """Names and values of a NATS header block, in order, repeated names kept; a line that is none is left out."""
+    """Names and values of a NATS header block, in order, repeated names kept; a malformed line is left out."""
     found: Headers = []
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")

@@ -53,7 +53,7 @@ def may_be_enveloped(name: str) -> bool:
 
 
 def pairs_of(headers: HeadersLike | None) -> Pairs:
-    """The pairs that an application means; raise ConfigError for what is none, and for reserved names."""
+    """The pairs that an application means; raise ConfigError for anything else, and for reserved names."""
     if not headers:
         return ()
     given = headers.items() if isinstance(headers, Mapping) else headers

@@ -2,7 +2,7 @@
 
 Publishing, subscribing and receiving are synchronous here, because effects are carried out in order, without a task each: what
 is sent is given to the transport, in few writes for all of a turn of the event loop (``outlet.py``), and what comes is parsed where
-it arrives (``receiving.py``). This is the one module (with that one and the parsers) that names private parts of nats-py;
+it arrives (``receiving.py``). Only this module, ``receiving.py`` and the parsers name private parts of nats-py;
 ``check_nats_py`` refuses to run where they are missing.
 
 Bounds: what waits to be sent is at most ``send_buffer_bytes``, of each connection; beyond that, and while disconnected,
@@ -241,7 +241,7 @@ class BusConnection(StrictConnection):
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """A message could not be taken: logged, counted, dropped."""
         self.errors["messages not taken"] += 1
-        if not self._failing:  # a bug, and whoever can send what leads to it can send a million
+        if not self._failing:  # a bug; a sender that causes it once can do so a million times
             self._failing = True
             logger.error("a message on %r can't be taken: %r", subject[:_SHOWN_BYTES], error, exc_info=error)
             asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._may_say)

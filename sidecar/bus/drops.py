@@ -1,6 +1,6 @@
 """What was dropped of publishes that nobody waits for: counted by reason, and said once a second at most [A11].
 
-A publisher that waits for an answer gets one. Whoever does not can't be told; so the node says it in its log, status and metrics.
+A publisher that waits for an answer gets one. One that does not wait can't be told; so the node says it in its log, status and metrics.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class InflowParser(SinkParser):
         return position
 
     def _leave_out(self, buffer: bytes, position: int) -> int:
-        """Pass over messages from ``position`` on; return the position of the first thing that is none, or is to be taken."""
+        """Pass over messages from ``position`` on; return where something else begins, or a message to be taken."""
         size = len(buffer)
         while position < size:
             eol = buffer.find(b"\r\n", position)

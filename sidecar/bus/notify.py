@@ -125,7 +125,7 @@ class Notifications:
                 self._bus.send(reply.decode(), (frames.sealed(testimony),))
                 return
             if kind is not MessageType.LEADER_NOTICE:
-                raise ProtocolError(f"{kind.name} has no place on a notify subject")
+                raise ProtocolError(f"{kind.name} does not belong on a notify subject")
             notice = frames.parse(body, pb.LeaderNotice)
         except ProtocolError as error:
             self._counters[refused(error)] += 1

@@ -22,7 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Outlet:
-    """Of one transport, until that one's end; what waits then is as lost as what the transport held."""
+    """For one transport, until its end; what waits then is lost, like what the transport held."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

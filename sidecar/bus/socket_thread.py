@@ -25,7 +25,7 @@ _GATHER_S = 0.001
 class SocketThread:
     """Gives ``take`` what a plain socket brings while ``has_room``; calls ``ended``, and reads no more, when the other side closed it.
 
-    All three are called in the thread. The socket stays whoever's it was: the thread has a descriptor of its own.
+    All three are called in the thread. The socket keeps its owner: the thread has a descriptor of its own.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def _check(identity: NodeIdentity) -> None:
     """Raise ValueError or TypeError for what no node writes."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
-        raise TypeError("folder_id is no text")
+        raise TypeError("folder_id is not text")
     check_name(identity.node_id, "node")
     for number in (
         identity.incarnation,
@@ -88,10 +88,12 @@ class DataFolder:
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
             if not stat.S_ISREG(os.fstat(self._lock).st_mode):
                 os.close(self._lock)
-                raise StorageError(f"{path / 'lock'} is no file: remove it")
+                raise StorageError(f"{path / 'lock'} is not a file: remove it")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise StorageError(f"{path / 'lock'} is no file, or a link to one: it is not followed; remove it") from None
+                raise StorageError(
+                    f"{path / 'lock'} is not a file, or is a link to one: it is not followed; remove it"
+                ) from None
             raise StorageError(f"data folder {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

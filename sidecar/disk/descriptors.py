@@ -1,7 +1,7 @@
 """How many files this process may have open, and what that allows: every partition keeps one (of the segment that is appended to), all
 sealed segments share the ``OpenMaps``, and the rest has a reserve.
 
-Whoever would go beyond takes its node down, and with it every stream that was well: so the node tells its budget of partitions when
+A partition too many would end its node, and with it every stream that was well: so the node tells its budget of partitions when
 it registers, and the metadata group places no more replicas there.
 """
 

@@ -1,5 +1,5 @@
 """ControlDesk: control requests of other nodes, operators and clients, each on the subject that is for it (``liftpy.cluster.doors``).
-Every controller hears them; whoever leads the group answers, so that one that stands still keeps nobody waiting."""
+Every controller hears them; the one that leads the group answers, so that a controller that stands still keeps no asker waiting."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class ControlDesk:
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
             await self._reply(message.reply, busy)
         else:
-            asker = f"node {who}" if is_nodes else door.value  # who is none that is known has no turns of its own
+            asker = f"node {who}" if is_nodes else door.value  # unknown nodes share the turns of their subject
             task = spawn(self._answer(asker, message.reply, request), "answering a control request")
             self._under_way.add(task)
             self._under_way_bytes += size_bytes

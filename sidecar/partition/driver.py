@@ -108,4 +108,4 @@ class ReplicaDriver:
 
 
 def _nobody(effect: Effect) -> None:
-    raise InvariantError(f"nobody carries out {effect}")
+    raise InvariantError(f"no method carries out {effect}")

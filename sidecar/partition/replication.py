@@ -391,7 +391,7 @@ class FetchClient:
                     current_epoch=answer.currentEpoch,
                     log_start_offset=answer.logStartOffset,
                 )
-        raise ProtocolError(f"{kind.name} is no answer to a request for replication")
+        raise ProtocolError(f"{kind.name} is not an answer to a request for replication")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
         """More of a batch; with its last piece it is an answer like any other."""
@@ -480,7 +480,7 @@ class AnswerRouter:
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest) -> int | None:
-    """Of who says whom his request is for, and wants to hear it back."""
+    """The request id of a sender that names the partition it asks, and wants both back; None of older ones."""
     return request.requestId if request.HasField("partition") else None
 
 

@@ -1,6 +1,6 @@
 """The partitions of this node: what the metadata image shows is started, told, stopped, deleted.
 
-The image is the wish, the workers are the reality; after each change of the image they are brought together, partition by partition, in
+The image says what is to run, the workers are what runs; after each change of the image the workers follow, partition by partition, in
 slices of the loop's time; logs are opened by a bounded number of tasks, so that a partition that comes and goes quickly is never opened
 twice at once. A lease is extended only where the partition has been told of all that the image shows [D22]. Data is deleted only when a
 record that names the stream's unique id says so [M11], and on a node that is no controller only when one confirms it: a folder that the

@@ -234,7 +234,7 @@ class PartitionWorker:
         """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
         if not self.executor.storage_failed:
             try:
-                # a flip in the newest batch looks like a torn write: HW tells recovery that it is none
+                # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
                 self.flusher.alone(self.log.checkpoint)
             except LiftError as failure:
                 logger.warning("%s: HW checkpoint: %s", self.key, failure)

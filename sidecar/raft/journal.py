@@ -258,7 +258,7 @@ class GroupJournal:
 
     def _replay(self, kind: int, a: int, b: int, body: bytes) -> None:
         if a >= MAX_NUMBER or b >= MAX_NUMBER:
-            raise ValueError(f"{a} or {b} is no term or index")
+            raise ValueError(f"{a} or {b} is not a term or an index")
         if kind == _META:
             self._term, self._commit, self._vote = a, b, body.decode()
         elif kind in (_ENTRY, _CUT):

@@ -1,4 +1,5 @@
-"""Pre-vote: a member asks whether a majority would vote for it before it raises its term (Raft, section 9.6 of the dissertation).
+"""Pre-vote: a member asks whether a majority would vote for it before it raises its term (Raft, section 9.6 of the
+dissertation). Pure.
 
 A member that had no time for a second, or that alone does not hear the leader, finds nobody who would: the term stays, and the leader.
 Without the question its request for votes would depose a leader that the others hear, and on a busy machine the next starving member

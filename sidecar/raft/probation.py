@@ -110,7 +110,7 @@ class Probation:
             self._end()  # the only member there is
         elif not self.over and is_first_start(self._own_is_new, self._peers, majority=self._majority):
             assert self._core is not None
-            # Whoever this member may have voted for, in a life of which nothing is left, was in that term already.
+            # A vote that this member gave before its folder was lost was in one of the terms that its peers know.
             self._core.vote_is_spent_up_to(max((peer.term for peer in self._peers), default=0))
             self._end()
 

@@ -1,4 +1,4 @@
-"""Frames of the metadata group on the bus: in an envelope with a CRC-32C, with who says it to whom under the same sum. Pure.
+"""Frames of the metadata group on the bus: in an envelope with a CRC-32C, which also covers the sender and the receiver. Pure.
 
 Goal: a frame is taken as it was sent, where it was meant to go, or not at all. The sessions above count what they get, and every
 member believes the numbers in it; one bit of a term, or the group's own words said back to it in another's name, would be believed.

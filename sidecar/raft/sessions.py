@@ -217,9 +217,7 @@ class PeerSessions:
             return True
         if now - self._said_at >= _SAY_EVERY_S:
             self._said_at = now
-            logger.warning(
-                "%s says that its term is %d, which is not to be believed beside %d", peer.node_id, term, self.term()
-            )
+            logger.warning("%s says that its term is %d, which can't be true beside %d", peer.node_id, term, self.term())
         return False
 
     @property

@@ -202,7 +202,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return known[needed - 1] if len(known) >= needed else 0
 
     def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
-        """A folder that went back is sent what it lacks. It elects nobody, commits nothing, confirms no leader and is none."""
+        """A folder that went back is sent what it lacks. It elects nobody, commits nothing, confirms no leader and is not one."""
         core, hardening, node = self._core, self._hardening, self._nodes[sender]
         assert core is not None
         assert hardening is not None

@@ -72,7 +72,7 @@ def test_a_forged_hello_is_as_if_it_had_not_come(tmp_path: Path, term: int, capl
         net.tick(leader)
         assert (peer.epoch, peer.up, peer.term) == before
         assert net.counter(leader, "refused: terms out of reach") == 1000
-        assert len([r for r in caplog.records if "not to be believed" in r.getMessage()]) == 1
+        assert len([r for r in caplog.records if "can't be true beside" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("ahead", [TERM_REACH + 1, 3 * TERM_REACH])
