@@ -14,9 +14,10 @@ import pytest
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
+from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
-from sidecar.metadata import heartbeats, joining, membership
+from sidecar.metadata import feed, heartbeats, joining, membership
 from sidecar.metadata.joining import GroupLink
 from sidecar.settings import NodeSettings
 
@@ -210,3 +211,95 @@ async def test_who_leaves_says_so_after_its_last_heartbeat(caplog: pytest.LogCap
     await made.drain(5.0)
     assert group.asked[2] == (pb.ControlRequest(drainNode=pb.DrainNode(nodeId="n1", incarnation=3)), 5.0)
     assert caplog.messages[1:] == ["leaderships are not handed over: nobody leads"]
+
+
+# ---- who follows the feed --------------------------------------------------------------------------------------------------
+async def test_what_is_missing_is_asked_for_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_POLL_S", 0.0)
+    asked: list[Any] = []
+    shown: list[tuple[int, int]] = []
+    answers: list[Any] = [
+        nats.errors.NoRespondersError(), TimeoutError(), OSError(), nats.errors.TimeoutError(), b"nothing",
+        frames.encode(pb.FeedSnapshotResponse(index=1)), frames.encode(pb.FeedSnapshotResponse(index=2)),
+    ]  # fmt: skip
+
+    class Connection:
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            asked.append((subject, frames.decode(payload, pb.FeedSnapshotRequest), timeout))
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(data=answer)
+
+    class Subscription:
+        """Wants something as long as there are answers; the last one changes the image."""
+
+        image = ClusterImage()
+        synced = False
+        resync_count = 0
+        received: ClassVar[list[int]] = []
+
+        def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
+            return pb.FeedSnapshotRequest(afterIndex=7) if answers else None
+
+        def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
+            self.received.append(response.index)
+            if response.index == 2:
+                self.image = replace(ClusterImage(), index=2)
+            return response.index == 2
+
+    Subscription.received = []
+    connection: Any = Connection()
+    made: Any = feed.FeedSubscriber("n1", connection, Subjects("ns"))
+    made._subscription = Subscription()
+    made.watch(lambda before, after: shown.append((before.index, after.index)))
+    asking = asyncio.create_task(made._ask_for_what_is_missing())
+    async with asyncio.timeout(30):
+        while not shown:
+            assert not asking.done(), asking
+            await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    question = (Subjects("ns").feed_snapshot(), pb.FeedSnapshotRequest(afterIndex=7), feed._REQUEST_TIMEOUT_S)
+    assert asked == [question] * 7
+    assert Subscription.received == [1, 2]
+    assert shown == [(0, 2)], "what changes nothing is not shown"
+    assert sum(made.counters.values()) == 1, "the one that can't be read"
+
+
+@pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
+async def test_an_answer_that_can_not_be_sent_harms_no_controller(error: Exception) -> None:
+    sent: list[Any] = []
+
+    class Connection:
+        async def publish(self, subject: str, payload: bytes) -> None:
+            sent.append((subject, frames.decode(payload, pb.FeedSnapshotResponse)))
+            raise error
+
+    class Producer:
+        ready: ClassVar[list[Any]] = []
+
+        def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+            return pb.FeedSnapshotResponse(index=5) if self.ready else None
+
+        def snapshot_is_ready(self, index: int, data: bytes) -> None:
+            self.ready.append((index, len(data) > 0))
+
+    Producer.ready = []
+    connection: Any = Connection()
+    producer: Any = Producer()
+    outgoing: Any = None
+    made = feed.FeedPublisher(
+        connection,
+        Subjects("ns"),
+        outgoing,
+        lambda reply: reply == b"inbox",
+        producer,
+        lambda: replace(ClusterImage(), index=5),
+    )
+    request = frames.encode(pb.FeedSnapshotRequest(afterIndex=1))
+    for reply, data in (("", request), ("elsewhere", request), ("inbox", b"nothing"), ("inbox", request)):
+        await made._asked(SimpleNamespace(reply=reply, data=data))
+    assert Producer.ready == [(5, True)], "the image of now, once"
+    assert sent == [("inbox", pb.FeedSnapshotResponse(index=5))]
+    assert sum(made.counters.values()) == 3
