@@ -287,7 +287,7 @@ class Transport:
                     await self.settle(timeout_s)
         except (nats.errors.Error, OSError) as error:
             self.must_be_usable()
-            raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
+            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
         except asyncio.CancelledError:
             await _unsubscribe(subscription)
             raise
@@ -330,7 +330,7 @@ class Transport:
             raise ProtocolError(f"{len(payload)} bytes are more than this NATS server takes") from None
         except (nats.errors.Error, OSError, ValueError) as error:
             self.must_be_usable()
-            raise UnavailableError(f"the NATS connection fails on {subject}: {error or type(error).__name__}") from error
+            raise UnavailableError(f"the NATS connection fails on {subject}: {str(error) or type(error).__name__}") from error
 
     async def _write_large(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
@@ -350,7 +350,7 @@ class Transport:
             for _ in range(2):
                 await _not_swallowed(self.connection.flush(timeout=timeout_s))  # type: ignore[arg-type]
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"the NATS connection fails: {error or type(error).__name__}") from error
+            raise UnavailableError(f"the NATS connection fails: {str(error) or type(error).__name__}") from error
 
     def end(self) -> None:
         """Nothing goes through here any more, and who waits is told. The connection stays open: it may be the caller's."""

@@ -1,0 +1,321 @@
+"""What the client asks for and what it makes of answers and errors: queries, the operator's requests, readiness, endings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.client import ending, queries, retrying
+from liftpy.client import transport as transport_module
+from liftpy.client.admin import Admin
+from liftpy.client.client import _READY, Client
+from liftpy.client.credentials import Credentials
+from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
+from liftpy.client.transport import Transport, _ErrorsSeen
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    CorruptionError,
+    InvalidNameError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+
+
+# ---- queries -----------------------------------------------------------------------------------------------------------------
+class Exchange:
+    """A transport whose answers the test gives: (payload, headers), or an error."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None) -> Any:
+        self.asked.append((subject, payload, timeout_s, headers))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=answer[0], headers=answer[1])
+
+
+GOOD = (b"42", {"Lift-Position": "9", "Lift-Node": "n2"})
+REFUSED = (b"it is behind", {"Lift-Error": "QUERY_REFUSED"})
+
+
+async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30.0, partition: int = 0) -> QueryAnswer:
+    return await queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
+
+
+async def test_a_query_is_asked_again_until_it_is_answered() -> None:
+    transport = Exchange(UnavailableError("nobody"), REFUSED, OutcomeUnknownError("late"), GOOD)
+    assert await ask(transport) == QueryAnswer(b"42", 9, "n2")
+    assert transport.asked == [(Subjects("ns").service_query("bank"), b"query", 3.0, None)] * 4
+    other = Exchange(GOOD)
+    await ask(other, at_least=7, timeout_s=1.0, partition=2)
+    assert other.asked == [(Subjects("ns").service_query("bank") + ".2", b"query", 1.0, {"Lift-At-Least": "7"})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (REFUSED, QueryRefusedError, "it is behind"),
+        ((b"bug \xff", {"Lift-Error": "QUERY_FAILED"}), QueryFailedError, "bug"),
+        ((b"x", {"Lift-Error": "ANYTHING"}), QueryFailedError, "x"),
+        ((b"x", {}), ProtocolError, "is no service: its answer has no"),
+        ((b"x", None), ProtocolError, "is no service"),
+        ((b"x", {"Lift-Position": "-1"}), ProtocolError, "is no service"),
+        ((b"x", {"Lift-Position": "\u0663"}), ProtocolError, "is no service"),
+    ],
+)
+async def test_what_an_answer_to_a_query_means(answer: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text) as raised:
+        await ask(Exchange(*[answer] * 100), timeout_s=0.0)
+    assert type(raised.value) is kind
+
+
+# ---- what an operator asks for -------------------------------------------------------------------------------------------------
+async def test_the_operators_requests_say_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[pb.ControlRequest] = []
+    partition = pb.Partition() if hasattr(pb, "Partition") else None
+    admin: Any = Admin.__new__(Admin)
+
+    async def command(request: pb.ControlRequest) -> Any:
+        asked.append(request)
+        return SimpleNamespace(partition=partition)
+
+    admin._command = command
+    monkeypatch.setattr("liftpy.client.admin.codec", SimpleNamespace(partition_from_pb=lambda found: "the partition"))
+    await admin.delete_stream("s", "u1")
+    await admin.remove_node("n1")
+    stream: Any = SimpleNamespace(name="s", uid="u1")
+    assert await admin.elect_leader(stream, 3, "n2", unclean=True) == "the partition"
+    assert await admin.elect_leader(stream, 0) == "the partition"
+    assert asked == [
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="s", uid="u1")),
+        pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="n1")),
+        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3, node="n2", unclean=True)),
+        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=0)),
+    ]
+    for wrong in (admin.delete_stream("a.b"), admin.remove_node(">"), admin.elect_leader(stream, 0, "a b")):
+        with pytest.raises(InvalidNameError):
+            await wrong
+    assert len(asked) == 4
+
+
+async def test_who_may_not_read_hears_from_the_leaders_node_when_it_serves() -> None:
+    pages = [
+        UnavailableError("silent"),
+        {},
+        {"partitions": [{"uid": "u1", "partition": 1, "phase": "anything"}]},
+        {"partitions": [{"uid": "u0", "partition": 1, "phase": _READY}, {"uid": "u1", "partition": 0, "phase": _READY}]},
+        {"partitions": [{"uid": "u1", "partition": 1, "phase": _READY}]},
+    ]
+    asked: list[Any] = []
+    client: Any = Client.__new__(Client)
+
+    async def page(node: str, after: bytes, timeout_s: float) -> Any:
+        asked.append((node, after, timeout_s))
+        found = pages.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    client._status_page = page
+    stream: Any = SimpleNamespace(name="s", uid="u1", partitions=[SimpleNamespace(leader="n1"), SimpleNamespace(leader="n2")])
+    await client._led_as_nodes_say(stream, 1, 30.0)
+    assert (pages, asked) == ([], [("n2", b'{"after": ["s", 0]}', 1.0)] * 5)
+    pages.append({})
+    with pytest.raises(UnavailableError, match="n2 does not lead s/1 yet"):
+        await client._led_as_nodes_say(stream, 1, 0.0)
+
+
+async def test_a_client_hands_on_what_it_is_asked() -> None:
+    asked: list[Any] = []
+
+    class Answers:
+        async def stream(self, name: str) -> str:
+            asked.append(("stream", name))
+            return "the stream"
+
+        async def elect_leader(self, *given: Any, **more: Any) -> str:
+            asked.append((given, more))
+            return "elected"
+
+        async def remove_node(self, node: str) -> None:
+            asked.append(("remove", node))
+
+        async def delete_stream(self, name: str, uid: str) -> None:
+            asked.append(("delete", name, uid))
+
+        async def bounds(self, at_ns: int | None = None) -> Any:
+            return ("the bounds", 7) if at_ns is None else ("the bounds", at_ns)
+
+    client: Any = Client.__new__(Client)
+    client._admin, client._streams = Answers(), {"s": "as it was", "t": "another"}
+    client._reader = lambda *given: asked.append(given) or Answers()
+    assert await client.elect_leader("s", 2, "n2", unclean=True) == "elected"
+    await client.remove_node("n3")
+    await client.delete_stream("s", "u1")
+    assert client._streams == {"t": "another"}
+    assert await client.bounds("s", 1, options="how") == "the bounds"
+    moment = datetime(2024, 1, 1, tzinfo=UTC)
+    assert await client.offset_at("s", 2, moment, options="how") == round(moment.timestamp()) * 10**9
+    assert asked.pop() == ("s", 2, "how")
+    assert asked == [
+        ("stream", "s"), (("the stream", 2, "n2"), {"unclean": True}), ("remove", "n3"), ("delete", "s", "u1"), ("s", 1, "how"),
+    ]  # fmt: skip
+    with pytest.raises(InvalidNameError):
+        await client.stream("a.b")
+
+
+# ---- trying again and ending ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "tried", "as_read"),
+    [
+        (UnavailableError("x"), True, True),
+        (OutcomeUnknownError("x"), True, True),
+        (ProtocolError("x"), False, True),
+        (CorruptionError("x"), False, True),
+        (NotFoundError("x"), False, False),
+        (ValueError("x"), False, False),
+    ],
+)
+@pytest.mark.parametrize("reads", [False, True])
+async def test_what_is_worth_another_try(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
+    attempts = 0
+    with contextlib.suppress(type(error)):
+        async for attempt in retrying.retrying(30.0, reads=reads):
+            with attempt:
+                attempts += 1
+                if attempts < 3:
+                    raise error
+    assert attempts == (3 if (as_read if reads else tried) else 1)
+
+
+async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ending, "_TRY_AGAIN_S", 0.001)
+    monkeypatch.setattr(ending, "_TRIES", 5)
+    swallowed = 0
+
+    async def deaf(times: int) -> None:
+        nonlocal swallowed
+        for _ in range(times):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+
+    some, never = asyncio.create_task(deaf(3)), asyncio.create_task(deaf(100), name="deaf")
+    done = asyncio.create_task(asyncio.sleep(0))
+    await asyncio.sleep(0.001)
+    await ending.end_tasks([some, None, done])
+    assert some.done()
+    assert caplog.messages == []
+    before = swallowed
+    await ending.end_tasks([never])
+    assert swallowed == before + 5
+    assert caplog.messages == ["tasks that do not end: deaf"]
+    while not never.done():
+        never.cancel()
+        await asyncio.sleep(0)
+
+
+# ---- the transport ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "size", "kind", "text"),
+    [
+        (nats.errors.MaxPayloadError(), 10, ProtocolError, "10 bytes are more than this NATS server takes"),
+        (nats.errors.ConnectionClosedError(), 10, UnavailableError, "the NATS connection fails on s: nats: connection closed"),
+        (OSError(), 10, UnavailableError, "the NATS connection fails on s: OSError"),
+        (ValueError("odd"), 10, UnavailableError, "the NATS connection fails on s: odd"),
+        (OSError(), transport_module.ROOM_BYTES // 2, UnavailableError, "the NATS connection fails on s: OSError"),
+        (None, 10, None, ""),
+        (None, transport_module.ROOM_BYTES // 2, None, ""),
+    ],
+)
+@pytest.mark.parametrize("closed", [False, True])
+async def test_what_can_not_be_handed_over(error: Any, size: int, kind: Any, text: str, closed: bool) -> None:
+    sent: list[Any] = []
+
+    class Connection:
+        async def publish(self, subject: str, payload: bytes, reply: str, headers: Any) -> None:
+            sent.append((subject, len(payload), reply, headers))
+            if error is not None:
+                raise error
+
+    made: Any = Transport.__new__(Transport)
+    made.connection = Connection()
+
+    def must_be_usable() -> None:
+        if closed:
+            raise ClientClosedError("closed")
+
+    made.must_be_usable = must_be_usable
+    work = made.write("s", bytes(size), "r", {"a": "b"}, asyncio.get_running_loop().time() + 30)
+    if kind is None:
+        await work
+    else:
+        says_so = closed and kind is UnavailableError
+        with pytest.raises(ClientClosedError if says_so else kind, match="closed" if says_so else text):
+            await work
+    assert sent == [("s", size, "r", {"a": "b"})]
+
+
+@pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError(), TimeoutError()])
+async def test_what_does_not_settle_is_unavailable(error: Exception) -> None:
+    flushed: list[float] = []
+
+    class Connection:
+        async def flush(self, timeout: float) -> None:
+            flushed.append(timeout)
+            if len(flushed) == 2:
+                raise error
+
+    made: Any = Transport.__new__(Transport)
+    made.connection = Connection()
+    with pytest.raises(UnavailableError, match="the NATS connection fails"):
+        await made.settle(3.0)
+    await made.settle(4.0)
+    assert flushed == [3.0, 3.0, 4.0, 4.0], "twice: the first PING overtakes what is buffered"
+
+
+async def test_errors_are_remembered_for_the_one_that_is_told() -> None:
+    seen = _ErrorsSeen()
+    await seen.note(LiftError(""))
+    assert (seen.last, seen.not_accepted) == ("LiftError", False)
+    await seen.note(nats.errors.Error("nats: 'Authorization Violation'"))
+    await seen.note(OSError("cut"))
+    assert (seen.last, seen.not_accepted) == ("cut", True), "what came of a second try may be another"
+
+
+# ---- credentials --------------------------------------------------------------------------------------------------------------------
+def test_credentials_are_given_to_nats_as_it_names_them(tmp_path: Path) -> None:
+    assert Credentials().nats_options() == {}
+    assert Credentials(user="u", password="p", inbox_prefix="_INBOX_me").nats_options() == {
+        "user": "u", "password": "p", "inbox_prefix": b"_INBOX_me",
+    }  # fmt: skip
+    assert Credentials(token="t").nats_options() == {"token": "t"}
+    (tmp_path / "bad.pem").write_text("no certificate")
+    for given, text in (
+        ({"tls_ca_file": str(tmp_path / "missing")}, "tls_ca_file .*missing can't be used"),
+        ({"tls_ca_file": str(tmp_path / "bad.pem")}, "tls_ca_file .*bad.pem can't be used"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            Credentials(**given).nats_options()
+    certificate = str(tmp_path / "bad.pem")
+    with pytest.raises(ConfigError, match=r"tls_cert_file .* with tls_key_file .* can't be used"):
+        Credentials(tls_cert_file=certificate, tls_key_file=certificate).nats_options()
