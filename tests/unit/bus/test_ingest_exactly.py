@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy
+from liftpy.config import AckPolicy, Codec
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
@@ -175,6 +176,28 @@ async def test_what_came_before_the_stop_is_forgotten_and_the_queue_has_its_room
     await turn()
     assert [value[:1] for batch in bench.batches for value in parse_batch(batch).values() if value] == [b"y"] * 16
     assert not bench.ingest.counters.dropped
+
+
+async def test_who_comes_back_has_one_subscription_and_hears_under_it_alone() -> None:
+    bench = Bench()
+    closed: list[int] = []
+
+    class Heard:
+        def leave(self) -> None:
+            """What is on its way still comes."""
+
+        def close(self) -> None:
+            closed.append(1)
+
+    bench.ingest._listener = Heard()  # type: ignore[assignment]
+    bench.ingest.leave()
+    assert closed == []
+    bench.ingest.come_back()
+    assert closed == [1]
+    assert bench.ingest._listener is bench.bus
+    bench.publish(b"again")
+    await turn()
+    assert bench.counts() == [1]
 
 
 async def test_an_envelope_is_refused_in_its_own_form_while_the_queue_is_full() -> None:
@@ -371,6 +394,15 @@ def test_bytes_that_only_begin_as_an_envelope_are_a_value() -> None:
     columns = reader.read([raw], 0)
     assert (columns.values, columns.keys, columns.publishers.envelopes) == ([envelope.MAGIC + b"\0"], [b"k"], None)
     assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
+
+
+def test_a_batch_that_does_not_fit_says_why() -> None:
+    with pytest.raises(UnfitBatchError) as raised:
+        body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
+    assert str(raised.value)
+    assert raised.value.reason is RejectReason.MALFORMED
+    assert str(UnfitBatchError("too large", RejectReason.TOO_LARGE)) == "too large"
+    assert UnfitBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
 def test_pending_acks_name_their_partition() -> None:
