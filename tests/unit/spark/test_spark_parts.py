@@ -1,0 +1,145 @@
+"""The parts around a Spark read that need no Spark: a session's settings, how errors get their codes, one range read into rows."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError, DataLossError, UnavailableError
+from liftpy.spark import reading, session
+from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.planning import PlannedRange
+
+
+class Builder:
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def appName(self, name: str) -> Builder:
+        self.said["app"] = name
+        return self
+
+    def master(self, where: str) -> Builder:
+        self.said["master"] = where
+        return self
+
+    def config(self, name: str, value: str) -> Builder:
+        self.said[name] = value
+        return self
+
+    def getOrCreate(self) -> Builder:
+        return self
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    made = Builder()
+    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(sql=None))
+    monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=SimpleNamespace(builder=made)))
+    monkeypatch.setattr(session, "spark_problem", lambda: "")
+    for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, "kept")
+    return made
+
+
+def test_a_local_session_is_small_and_of_this_interpreter(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"spark.sql.session.timeZone": "CET", "mine": "1"}
+    found: Any = session.local_session("app", settings=given)
+    assert found is builder
+    assert builder.said == {
+        "app": "app", "master": "local[2]", **session.LAPTOP_SETTINGS, "spark.driver.extraJavaOptions": session._FAST_START, **given,
+    }  # fmt: skip
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("kept", "kept")
+    builder.said.clear()
+    for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.delenv(name)
+    session.local_session("app", "local[4]", fast_start=False)
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
+    assert builder.said == {"app": "app", "master": "local[4]", **session.LAPTOP_SETTINGS}
+    monkeypatch.setattr(session, "spark_problem", lambda: "no java")
+    with pytest.raises(ConfigError, match="no java"):
+        session.local_session("app")
+
+
+def test_a_java_that_does_not_run_or_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    answer: list[Any] = []
+
+    def run(command: list[str], **how: Any) -> Any:
+        said.append((command, how["timeout"]))
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return SimpleNamespace(stderr=answer[0], stdout="")
+
+    monkeypatch.setenv("JAVA_HOME", "/opt/java")
+    monkeypatch.setattr(session.subprocess, "run", run)
+    newest, oldest = session.OLDEST_JAVA, session.OLDEST_JAVA - 1
+    for given, problem in (
+        (OSError("no such file"), "java does not run: no such file"),
+        (session.subprocess.TimeoutExpired("java", 1), "java does not run"),
+        ("nothing", "says nothing that looks like a version"),
+        (f'openjdk version "{oldest}.0.1"', f"java is Java {oldest}"),
+        (f'openjdk version "{newest}.0.1"', ""),
+    ):
+        answer[:] = [given]
+        found = session._java_problem()
+        assert (problem in found) if problem else (found == "")
+        assert session.java_available() is not bool(problem)
+    assert {tuple(command) for command, _ in said} == {("/opt/java/bin/java", "-version")}
+
+
+def test_an_error_gets_its_code_once() -> None:
+    def fail(error: Exception) -> None:
+        with coded():
+            raise error
+
+    with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\] nobody$") as raised:
+        fail(UnavailableError("nobody"))
+    again = raised.value
+    with pytest.raises(SourceError) as raised:
+        fail(again)
+    assert raised.value is again
+    with pytest.raises(ZeroDivisionError):
+        fail(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fetch(link: Any, planned: Any, rules: Any) -> Any:
+        asked.append((link, planned, rules))
+        yield ["one", "two"]
+        if fails:
+            raise DataLossError("gone")
+        yield ["three"]
+
+    class Rows:
+        def __init__(self, *given: Any) -> None:
+            asked.append(given)
+
+        def batches(self, pieces: Any) -> Any:
+            return (f"row of {piece}" for piece in pieces)
+
+    monkeypatch.setattr(reading, "fetch_range", fetch)
+    monkeypatch.setattr(reading, "link_to", lambda access: ("link", access))
+    monkeypatch.setattr(reading, "RowBuilder", Rows)
+    planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))
+    options: Any = SimpleNamespace(
+        patience_s=7.0, read_from_leader=True, fail_on_data_loss=False, columns=("value",), access="a"
+    )
+    found = reading.read_planned(planned, options)
+    assert [next(found), next(found)] == ["row of one", "row of two"]
+    if fails:
+        with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] gone"):
+            next(found)
+    else:
+        assert list(found) == ["row of three"]
+    assert asked == [("s", 2, ("value",)), (("link", "a"), planned, FetchRules(7.0, True, False))]
+    assert list(reading.read_planned(None, options)) == []
