@@ -45,6 +45,8 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             numbers = [partition.partition for partition in partitions]
             first = len(held.partitions)
             check(numbers == list(range(first, first + len(numbers))), "C1", "numbering", numbers, first)
+            for partition in partitions:
+                check_partition(partition)
             return image.with_partitions_added(held, partitions)
         case NodeChanged(node):
             return replace(image, nodes=image.nodes.set(node.node_id, node))

@@ -235,6 +235,14 @@ MUTANTS = [
         ("gaps in the numbers", "if number and entry.partition != entries[number - 1].partition + 1:", "if number and entry.partition <= entries[number - 1].partition:", "a map with a hole is taken"),
     ),
     *rows(
+        "liftpy/cluster/placement/moves.py",
+        ("a node gets a second copy", "count < limits[n] and n not in self._replicas[key] and self._keeps_racks", "count < limits[n] and self._keeps_racks", "a partition is to lie on one node twice"),
+        ("racks do not matter to moves", " and self._keeps_racks(key, out, n):", ":", "an evening out puts two replicas on one rack"),
+        ("who leaves is stuck at the others' shares", "            if into is None and node_id in self._leaving:", "            if into is None and node_id in ():", "a drain leaves a replica behind that somebody could take"),
+        ("leaders go first", "key=lambda key: self._replicas[key][0] == node_id):", "key=lambda key: self._replicas[key][0] != node_id):", "an evening out moves leaderships that could stay"),
+        ("the poor stay poor", "            if any(self._count[n] < low for n, low in self._low.items()):\n", "            if any(self._count[n] < 0 for n, low in self._low.items()):\n", "a node that joins gets less than its share"),
+    ),
+    *rows(
         "liftpy/cluster/placement/facts.py",
         ("nodes in the order of letters", "return sorted(nodes, key=lambda node: (int(node), node))", "return sorted(nodes)", "placement differs from what the protocol says: node 10 before 2"),
     ),

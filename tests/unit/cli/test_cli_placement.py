@@ -17,7 +17,7 @@ from liftpy.errors import ConfigError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
-from sidecar.cli import node, status, stream
+from sidecar.cli import node, rebalance, status, stream
 from sidecar.cli.main import main
 from tests.unit.cluster.cluster_driver import Driver
 
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     monkeypatch.setattr(client, "_led", led)
     monkeypatch.setattr(client, "node_status", silent)
-    for module in (stream, node, status):
+    for module in (stream, node, status, rebalance):
         monkeypatch.setattr(module, "with_client", lambda _target, work: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return Printed(driver, capsys)
@@ -223,6 +223,22 @@ def test_partitions_are_added_and_the_old_ones_stay(run: Printed) -> None:
     code, said = run("stream", "add-partitions", "orders", "--to", "4")
     assert code == 2
     assert "not fewer" in said
+
+
+def test_the_moves_are_shown_beside_the_fewest_and_none_is_made(run: Printed) -> None:
+    run(*CREATE, "--partitions", "6")
+    run.driver.register("n6", rack="r3")
+    before = replicas(run)
+    planned = run.json("rebalance", "--dry-run")
+    assert (len(planned["moves"]), planned["fewest"]) == (2, 2)
+    assert {move["into"] for move in planned["moves"]} == {"n6"}
+    assert planned["held"]["n6"] == 2
+    assert {move["out"] for move in run.json("rebalance", "--dry-run", "--leaving", "n0")["moves"]} >= {"n0"}
+    said = run("rebalance", "--dry-run")[1]
+    assert "2 moves, 2 at the least; nothing was done" in said
+    assert replicas(run) == before
+    assert run("rebalance")[0] == 2
+    assert "there is no node n9" in run("rebalance", "--dry-run", "--leaving", "n9")[1]
 
 
 def test_a_nodes_weight_and_rack_are_said_and_taken_back(run: Printed) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cluster_driver import Driver, Error
 from election_driver import Cluster
 
 from liftpy.cluster.checks import check_image
 from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.forecast import without_log
 from liftpy.cluster.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.cluster.placement import POLICIES
-from liftpy.cluster.replay import replay_all
+from liftpy.cluster.placement.rendezvous import HASHES_PER_STEP
+from liftpy.cluster.records import PartitionsAdded
+from liftpy.cluster.replay import replay, replay_all
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.waiting import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.config import ReplicationConfig
+from liftpy.errors import InvariantError
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -170,6 +176,42 @@ def test_by_hand_on_nodes_that_are_down_and_the_first_that_comes_back_leads() ->
     cluster.unfence("b")
     status = cluster.fsm.image.streams["hand"].partitions[1].status
     assert status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND, PartitionStatus.ONLINE)
+
+
+def test_a_placement_that_takes_long_is_left_to_the_log_and_done_in_steps() -> None:
+    """On the metadata leader nothing is tried in one go that takes seconds, and apply pauses."""
+    driver = Driver()
+    for number in range(100):
+        driver.register(f"n{number:02}")
+    create = pb.CreateStream(name="many", subject="many", partitions=300, replicationFactor=2, placement="rendezvous")
+    request = pb.ControlRequest(operationId=b"0123456789abcdef", timeNs=driver.now_ns, createStream=create)
+    assert without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
+    request.createStream.dryRun = True
+    assert without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
+    entry, steps = request.SerializeToString(), 1
+    while not driver.fsm.work_ahead(entry, driver.index + 1):
+        steps += 1
+    assert steps >= 300 * 100 // HASHES_PER_STEP
+    plan = pb.ControlResponse.FromString(driver.fsm.apply(entry, driver.index + 1)).plan
+    assert len(plan.replicas) == 600
+    create.partitions, create.dryRun = 3, True
+    assert without_log(driver.fsm.image, pb.ControlRequest(createStream=create), 0, driver.fsm.rules) is not None
+
+
+@pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])
+def test_a_record_of_partitions_that_can_not_be_is_refused(wrong: dict[str, object]) -> None:
+    """Whoever may publish can put a record on the feed."""
+    driver = Driver(("a",))
+    driver.create(replicationFactor=1)
+    good = driver.partition()
+    driver.delete("orders")
+    driver.create(replicationFactor=2)
+    stream = driver.fsm.image.streams["orders"]
+    with pytest.raises(InvariantError):
+        replay(driver.fsm.image, PartitionsAdded("orders", stream.uid, (replace(good, **wrong),)))  # type: ignore[arg-type]
+    with pytest.raises(InvariantError):
+        replay(driver.fsm.image, PartitionsAdded("orders", "another", (good,)))
+    assert not replay(driver.fsm.image, PartitionsAdded("orders", stream.uid, (good,))).waiting
 
 
 def test_an_older_snapshot_has_streams_that_do_not_wait() -> None:
