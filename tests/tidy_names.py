@@ -32,6 +32,7 @@ UNREFERENCED = {
     "liftpy.log.arrow.to_arrow": "for applications that read files",
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
     "liftpy.testing.services.ServiceTest.advance": "for tests of applications",
+    "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
     "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
@@ -120,6 +121,7 @@ POSITIONAL_RECORDS = {
 """Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
 LARGE_CLASSES = {
     "liftpy.config.ReplicationConfig": "settings, each by itself",
+    "liftpy.service.settings.ServiceSettings": "the same",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "sidecar.partition.worker.NodeTools": "26: what all partitions of a node share",

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from liftpy.errors import LiftError
+from liftpy.service.effects import Effect
 from liftpy.wire.batch import Record
 
 Headers = Sequence[tuple[str, bytes]]
@@ -51,6 +52,12 @@ class Surroundings(Protocol):
 
     def reply(self, record: Record, value: bytes) -> None:
         """Answer whoever sent the record."""
+
+    def effect(self, name: str, payload: bytes) -> None:
+        """Have something done in the world outside."""
+
+    def offer(self, value: bytes, key: bytes | None) -> None:
+        """Have one more record in the input."""
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at a log time."""
@@ -92,6 +99,18 @@ class Service:
         """
         raise NotImplementedError("this service takes no queries")
 
+    def on_effect(self, effect: Effect) -> bytes | None:
+        """Do what ``effect`` was called for, in the world outside; what it returns is the effect's result. May be ``async``.
+
+        Beside the LEADER only, in a thread: it may not look at the state, nor change it; all that it needs is in ``effect.payload``.
+        It may run again, also on another node, when its process died meanwhile, or it raised, or took ``effect_timeout_s``:
+        ``effect.id`` is the same then, for the other side to tell.
+        """
+        raise NotImplementedError("this service has no effects")
+
+    def on_effect_result(self, effect: Effect, result: bytes) -> None:
+        """An effect has its result: a record of the log, as any other. Called once for each effect."""
+
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
         """The whole state as bytes, the same bytes for the same state. Timers and outputs are kept by the framework.
 
@@ -115,6 +134,16 @@ class Service:
         records of the same id get the same answer, and ``on_record`` does not see them (bounds: ``liftpy.service.replies``).
         """
         self.surroundings.reply(record, value)
+
+    def effect(self, name: str, payload: bytes = b"") -> None:
+        """Have ``on_effect`` called on the LEADER, at least once, when this record is committed and its outputs are written; then
+        ``on_effect_result``, once, on all nodes."""
+        self.surroundings.effect(name, payload)
+
+    def offer(self, value: bytes, *, key: bytes | None = None) -> None:
+        """Append a record to the service's own input, once: ``on_record`` gets it like any other, later. Other services that read the
+        stream do not see it."""
+        self.surroundings.offer(value, key)
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Have ``on_timer(name)`` called before the first record whose log time is at or past ``at_ns``; replaces its time."""

@@ -20,31 +20,17 @@ _FILLED_IN = "service"
 """What stands for a wildcard, where a stream listens on more subjects than one."""
 
 
-class DecisionWriter:
-    """Appends decisions about one service. ``dead_letter_stream``: '' for none. ``timeout_s``: for each ack."""
+class RecordWriter:
+    """Appends what the framework says to a stream. ``timeout_s``: for each ack."""
 
-    def __init__(self, client: Client, dead_letter_stream: str, timeout_s: float = 3.0) -> None:
+    def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client
-        self._dead_letters = dead_letter_stream
         self._timeout_s = timeout_s
 
-    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
-        """Give ``record`` to the dead-letter stream, then append the decision; return the decision's offset.
-
-        The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when
-        either is not acknowledged.
-        """
-        source = f"{identity.stream}/{identity.uid}/{identity.partition}"
-        if self._dead_letters:
-            headers = dead_letter_headers(identity.service, source, error, record)
-            await self._append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
-        offset = await self._append(identity.stream, identity.partition, error.encode(), None, decision.headers(), identity.uid)
-        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
-        return offset
-
-    async def _append(
+    async def append(
         self, name: str, partition: int, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]], uid: str = ""
     ) -> int:
+        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged."""
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
             raise ConfigError(f"the stream {name} was deleted and made again")
@@ -68,3 +54,25 @@ class DecisionWriter:
         if (ack.stream, ack.partition) != (name, partition) or ack.ackError != client_pb2.Ack.OK:
             raise UnavailableError(f"{name}/{partition} did not take it: {ack.detail or ack.ackError}")
         return ack.offset
+
+
+class DecisionWriter(RecordWriter):
+    """Appends decisions about one service. ``dead_letter_stream``: '' for none."""
+
+    def __init__(self, client: Client, dead_letter_stream: str, timeout_s: float = 3.0) -> None:
+        super().__init__(client, timeout_s)
+        self._dead_letters = dead_letter_stream
+
+    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
+        """Give ``record`` to the dead-letter stream, then append the decision; return the decision's offset.
+
+        The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when
+        either is not acknowledged.
+        """
+        source = f"{identity.stream}/{identity.uid}/{identity.partition}"
+        if self._dead_letters:
+            headers = dead_letter_headers(identity.service, source, error, record)
+            await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
+        offset = await self.append(identity.stream, identity.partition, error.encode(), None, decision.headers(), identity.uid)
+        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
+        return offset

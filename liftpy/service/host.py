@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.config import NS_PER_S
 from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.service.acting import EffectRunner
 from liftpy.service.agreement import BEGINNING
 from liftpy.service.answering import QueryServer
 from liftpy.service.base import DivergedError, Role, Service
-from liftpy.service.decisions import DecisionWriter
+from liftpy.service.decisions import DecisionWriter, RecordWriter
 from liftpy.service.emitter import Emitter
 from liftpy.service.feeding import Decider, Feeder
 from liftpy.service.fetching import SnapshotFetcher
@@ -63,6 +65,12 @@ class _Serving:
     replies: ReplyDesk = field(default_factory=ReplyDesk)
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
+    effects: EffectRunner | None = None
+    thread: int = field(default_factory=threading.get_ident)
+
+    def at_home(self) -> bool:
+        """Whether this is the thread in which records are applied, and not that of an effect."""
+        return threading.get_ident() == self.thread
 
 
 class ServiceHost:
@@ -200,12 +208,16 @@ class ServiceHost:
         if self._emitter is not None:
             self._spawn(self._emitter.run())
         self._spawn(Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end).run())
+        writer = RecordWriter(self._client, settings.emit_timeout_s)
+        self._serving.effects = EffectRunner(writer, settings, lambda: self.machine, self._leads, self._emitted_end)
+        self._spawn(self._serving.effects.run())
         if self.machine is not None and self.machine.takes_queries:
             asked = (lambda: self.machine, self._hears, self._caught_up)
             self._serving.queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
             self._spawn(self._serving.queries.run())
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+        machine.at_home = self._serving.at_home
         self._serving.replies.restart()
         self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
@@ -411,8 +423,9 @@ class ServiceHost:
     def problem(self) -> str:
         """Why it does not go on, '' when it does."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
+        effects = self._serving.effects.problem if self._serving.effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""
-        stands = self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or snapshot
+        stands = self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or effects or snapshot
         ahead_s = self.machine.ahead_ns / NS_PER_S if self.machine is not None else 0.0
         if stands or ahead_s < _AHEAD_S:
             return stands

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isawaitable
 from typing import Any
 
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
+from liftpy.service.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
 from liftpy.service.log_timers import LogTimers
 from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.service.poison import DecisionMissedError, OnError, PoisonError, Skips, Unit, decided, is_decision
@@ -29,6 +31,16 @@ MAX_OUTPUTS_PER_CALLBACK = 1000
 _NO_STOP = 1 << 63
 
 
+@dataclass(frozen=True, slots=True)
+class _RequestedEffect:
+    """An effect or an offer, before its callback has returned."""
+
+    name: str
+    payload: bytes
+    key: bytes | None
+    is_offer: bool
+
+
 @dataclass(slots=True)
 class _Source:
     """The record that is being applied. ``index``: how many outputs it has had, those of timers that fired before it included.
@@ -38,6 +50,7 @@ class _Source:
     index: int = 0
     emitted: list[Output] = field(default_factory=list)
     reply: bytes | None = None
+    asked: list[_RequestedEffect] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -66,6 +79,8 @@ class ServiceMachine:
         self.replies = ReplyDesk()
         """What it has replied; whoever drives it may put another one here, before the first record."""
         self._answers = AnswerTable()
+        self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
+        """Those without a result."""
         self.position = 0
         """Offset of the next record: all below it are in the state."""
         self.last_epoch = 0
@@ -89,6 +104,8 @@ class ServiceMachine:
         self._skips = Skips()
         self.failed = False
         """Whether a callback raised: the state may be half of one."""
+        self.at_home: Callable[[], bool] = _yes
+        """Whether what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
@@ -106,6 +123,7 @@ class ServiceMachine:
                 self._timers.set(name, at_ns)
             self._skips = Skips(snapshot.skips)
             self._answers = decode_answers(snapshot.section(Section.ANSWERS))
+            self.effects.load(snapshot.section(Section.EFFECTS))
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
         with _blamed("on_start"):
@@ -178,7 +196,7 @@ class ServiceMachine:
     def _apply(self, record: Record) -> None:
         """Most records come with no headers, no timer due and nothing to be passed over: those meet one call, the service's own."""
         now_ns = max(self.now_ns, record.timestamp_ns)
-        passed_over = bool(record.headers) and (self._is_decided_by(record) or self._is_repeated(record))
+        passed_over, number = self._look_into(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
             self._fire(now_ns, record)
         self.now_ns = now_ns
@@ -186,7 +204,9 @@ class ServiceMachine:
             passed_over = Unit(record.offset) in self._skips
             if passed_over:
                 self._answer(record, b"the service could not apply this record", PASSED_OVER)
-        if not passed_over:
+        if number is not None:
+            self._end(number, record, passed_over=passed_over)
+        elif not passed_over:
             self._call(None, record, self._service.on_record, record)
         self.position = record.offset + 1
         self.last_epoch = record.leader_epoch
@@ -195,6 +215,23 @@ class ServiceMachine:
                 raise DivergedError(f"{self.identity}: {self.outbox.diverged}")
             if self.role is Role.FOLLOWER:
                 self.outbox.trim()
+
+    def _look_into(self, record: Record) -> tuple[bool, int | None]:
+        """Of a record with headers: whether no callback sees it, and the number of the effect that it ends."""
+        number = effect_of(record, self.identity.service)
+        if number is not None:
+            return self.effects.get(number) is None, number  # it has its result, or is another service's
+        return self._is_decided_by(record) or is_tick(record) or self._is_repeated(record), None
+
+    def _end(self, number: int, record: Record, *, passed_over: bool) -> None:
+        effect = self.effects.get(number)
+        if effect is not None and not passed_over:
+            callback = self._service.on_record if effect.is_offer else partial(self._result, effect)
+            self._call(None, record, callback, record)
+        self.effects.end(number)
+
+    def _result(self, effect: Effect, record: Record) -> None:
+        self._service.on_effect_result(effect, record.value or b"")
 
     def _is_decided_by(self, record: Record) -> bool:
         """Whether it is a decision, which no ``on_record`` sees. Raises DecisionMissedError for one about what is in the state."""
@@ -262,6 +299,11 @@ class ServiceMachine:
             for output in source.emitted:
                 self.outbox.add(output)
             source.emitted.clear()
+        if source.asked:
+            output_count = self.outbox.output_count if self.outbox is not None else 0
+            for asked in source.asked:
+                self.effects.add(asked.name, asked.payload, asked.key, is_offer=asked.is_offer, output_count=output_count)
+            source.asked.clear()
         if source.reply is not None:
             value, source.reply = source.reply, None
             self._answer(record, value)
@@ -312,6 +354,7 @@ class ServiceMachine:
 
     def _sections(self) -> Iterator[tuple[Section, bytes]]:
         yield Section.PARAMETERS, self._parameters_digest
+        yield Section.EFFECTS, self.effects.encode()
         yield Section.ANSWERS, self._answers.encode()
 
     # ---- queries ---------------------------------------------------------------------------------------------------------
@@ -362,6 +405,37 @@ class ServiceMachine:
             raise ServiceFailedError(f"a reply is bytes, at most {MAX_OUTPUT_BYTES}")
         source.reply = value
 
+    def effect(self, name: str, payload: bytes) -> None:
+        """Have something done in the world outside."""
+        if type(self._service).on_effect is Service.on_effect:
+            raise ServiceFailedError("effect needs on_effect: define it in the class")
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise ServiceFailedError(f"an effect's name has 1 to {MAX_NAME_BYTES} bytes")
+        self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
+
+    def offer(self, value: bytes, key: bytes | None) -> None:
+        """Have one more record in the input."""
+        self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
+
+    def _ask(self, what: str, asked: _RequestedEffect) -> None:
+        source = self._changing(what)
+        if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
+            raise ServiceFailedError(
+                f"no more than {MAX_PENDING} effects and offers may wait for their result, {MAX_PENDING_BYTES} bytes"
+            )
+        if not isinstance(asked.payload, bytes) or len(asked.payload) + len(asked.key or b"") > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"an {what} is bytes, at most {MAX_OUTPUT_BYTES}")
+        source.asked.append(asked)
+
+    def run_effect(self, effect: Effect) -> object:
+        """What the service's ``on_effect`` gives: bytes, None, or a coroutine of them. In a thread: it does not touch the state."""
+        return self._service.on_effect(effect)
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """Log time of the next timer; None: there is none."""
+        return self._timers.due_ns if len(self._timers) else None
+
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at log time ``at_ns``."""
         self._changing("set_timer")
@@ -376,7 +450,7 @@ class ServiceMachine:
         self._timers.cancel(name)
 
     def _changing(self, what: str) -> _Source:
-        if self._source is None:
+        if self._source is None or not self.at_home():
             raise ServiceFailedError(
                 f"{what} is for on_record and on_timer: anywhere else it would not be the same on every node"
             )
@@ -395,6 +469,10 @@ def _made_later(make: object) -> Callable[[], bytes]:
         return state
 
     return made
+
+
+def _yes() -> bool:
+    return True
 
 
 class _blamed:

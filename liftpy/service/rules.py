@@ -24,8 +24,8 @@ from liftpy.errors import ConfigError
 from liftpy.service.base import Service
 from liftpy.service.poison import OnError
 
-CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "on_query", "take_snapshot")
-"""All are called, none is awaited."""
+CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "on_query", "on_effect_result", "take_snapshot")
+"""All are called, none is awaited. (``on_effect`` may be.)"""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
 """What nodes compare where there are none."""

@@ -23,6 +23,8 @@ class ServiceSettings:
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``parameters_digest``: of what the service is made with (``liftpy.service.rules``), b"" for nothing.
     ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.wire.inboxes``).
+    ``effects_at_once``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again. ``tick_s``: how often
+    at most a LEADER appends an empty record while a timer is due by its clock and nothing arrives; 0: never.
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_s``: how long a service whose
     log begins above its snapshots looks for one beside another node; ``snapshot_piece_bytes``: of one message while it is fetched.
@@ -49,6 +51,9 @@ class ServiceSettings:
     read_wait_s: float = 1.0
     read_max_bytes: int = 1024 * 1024
     max_snapshot_bytes: int = 1 << 30
+    effects_at_once: int = 8
+    effect_timeout_s: float = 60.0
+    tick_s: float = 0.0
     parameters_digest: bytes = b""
     reply_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     snapshot_fetch_s: float = 30.0
@@ -79,6 +84,9 @@ class ServiceSettings:
             "emit_window": (1, 65_536),
             "emit_poll_s": (0.01, 60),
             "emit_timeout_s": (0.1, 60),
+            "effects_at_once": (1, 256),
+            "effect_timeout_s": (0.01, 3600),
+            "tick_s": (0, 3600),
             "step_s": (0.001, 1),
             "read_wait_s": (0, 30),
             "read_max_bytes": (4096, 64 << 20),

@@ -54,6 +54,8 @@ class Section(IntEnum):
     """Digest of what the service is made with (``liftpy.service.rules``)."""
     ANSWERS = 2
     """What commands of known message ids were answered (``liftpy.service.replies``)."""
+    EFFECTS = 3
+    """Effects and offers without a result (``liftpy.service.effects``)."""
 
 
 @dataclass(frozen=True, slots=True)

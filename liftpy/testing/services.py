@@ -10,9 +10,11 @@ What drives the service is what drives it beside a node (``ServiceMachine``): ti
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -26,6 +28,7 @@ from typing import Any
 from liftpy.config import NS_PER_S
 from liftpy.errors import ConfigError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
+from liftpy.service.effects import Effect, result_headers, tick_headers
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox, Output
 from liftpy.service.replies import Reply, ReplyDesk
@@ -68,6 +71,30 @@ class ServiceTest:
     def replies(self) -> list[Reply]:
         """All replies so far, in order, also to records that name no inbox. ``offset`` of each: the record's; ``error``: a code."""
         return self._run.replies.all
+
+    @property
+    def effects(self) -> list[Effect]:
+        """Effects and offers without a result, in order."""
+        return list(self._run.machine.effects)
+
+    def result(self, effect: Effect, result: bytes = b"") -> ServiceTest:
+        """The record that brings the result of ``effect``, as a LEADER appends it; the offered record where it is an offer."""
+        value = effect.payload if effect.is_offer else result
+        return self.send(value, key=effect.key, headers=result_headers(_IDENTITY.service, effect.number))
+
+    def run_effects(self, limit: int = 1000) -> ServiceTest:
+        """Run the handlers of all effects, and give their results, until there are none; ServiceFailedError after ``limit``."""
+        for _ in range(limit):
+            waiting = self.effects
+            if not waiting:
+                return self
+            done: Any = None if waiting[0].is_offer else self._run.machine.run_effect(waiting[0])
+            self.result(waiting[0], (asyncio.run(done) if inspect.iscoroutine(done) else done) or b"")
+        raise ServiceFailedError(f"after {limit} effects there are more: does each bring about another one?")
+
+    def tick(self) -> ServiceTest:
+        """A record that only lets timers fire, as a LEADER with ``tick_s`` appends it."""
+        return self.send(b"", headers=tick_headers(_IDENTITY.service))
 
     @property
     def now_ns(self) -> int:

@@ -24,6 +24,8 @@ OUTPUT_NUMBER = "Lift-Output-Number"
 OUTPUT_DIGEST = "Lift-Output-Digest"
 OUTPUT_SERVICE = "Lift-Output-Service"
 SERVICE_SKIP = "Lift-Service-Skip"
+SERVICE_EFFECT = "Lift-Service-Effect"
+SERVICE_TICK = "Lift-Service-Tick"
 DEAD_LETTER_SERVICE = "Lift-Dead-Letter-Service"
 DEAD_LETTER_SOURCE = "Lift-Dead-Letter-Source"
 DEAD_LETTER_ERROR = "Lift-Dead-Letter-Error"
@@ -35,6 +37,8 @@ _OF_SERVICES = frozenset(
         OUTPUT_DIGEST,
         OUTPUT_SERVICE,
         SERVICE_SKIP,
+        SERVICE_EFFECT,
+        SERVICE_TICK,
         DEAD_LETTER_SERVICE,
         DEAD_LETTER_SOURCE,
         DEAD_LETTER_ERROR,

@@ -94,6 +94,14 @@ service.add_command(call)
     show_default=True,
     help="Under which inboxes those who send commands are answered; may be given several times.",
 )
+@click.option(
+    "--tick-s",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often at most an empty record is written while a timer is due and nothing arrives; 0: never.",
+)
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
 @connection_options
 @click.pass_context

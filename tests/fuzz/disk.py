@@ -15,6 +15,7 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from liftpy.log import horizon, promises, small_files
 from liftpy.service import snapshot as service_snapshot
+from liftpy.service.effects import Pending
 from liftpy.service.replies import Answer, AnswerTable, decode_answers
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
@@ -156,6 +157,19 @@ _SNAPSHOT = service_snapshot.Snapshot(_IDENTITY, 9, 3, 5, 2, ((1, "t"), (7, "lon
 _WITH_SECTIONS = replace(_SNAPSHOT, sections=((service_snapshot.Section.PARAMETERS, bytes(range(16))),))
 
 
+def _effects() -> Pending:
+    made = Pending("u/0/bank")
+    made.add("charge", b"payload", None, is_offer=False, output_count=7)
+    made.add("", b"offered", b"key", is_offer=True, output_count=8)
+    return made
+
+
+def _loaded(data: bytes) -> Pending:
+    made = Pending("u/0/bank")
+    made.load(data)
+    return made
+
+
 def decoders() -> list[Decoder]:
     """Every one of them."""
     p, s, c = (ProtocolError,), (StorageError,), (ConfigError,)
@@ -239,6 +253,14 @@ def decoders() -> list[Decoder]:
             lambda f: b"LFPJ\1\0\0\0" + promises.encode_promises(f),
             _mend_promises,
             covers=("liftpy.log.promises:decode_promises", "liftpy.log.promises:_take"),
+        ),
+        Decoder(
+            "service effects",
+            [_effects().encode()],
+            _loaded,
+            s,
+            lambda f: f.encode(),
+            covers=("liftpy.service.effects:Pending.load",),
         ),
         Decoder(
             "service answers",

@@ -1,0 +1,344 @@
+"""Effects, offers and ticks: what a service has done in the world outside, and what comes back of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import CorruptionError, UnavailableError
+from liftpy.service import Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
+from liftpy.service import effects as bounds
+from liftpy.service.acting import EffectRunner
+from liftpy.service.effects import Effect, Pending, result_headers, tick_headers
+from liftpy.service.poison import Unit
+from liftpy.service.settings import ServiceSettings
+from liftpy.testing import ServiceTest
+
+WHO = Identity("shop", "orders", "u", 0)
+
+
+class Shop(Service):
+    """Charges a card for each order, and says what came of it; an order of nothing is offered to itself as a reminder."""
+
+    on_error = "skip"
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.told: list[str] = snapshot.decode().split() if snapshot else []
+
+    def on_record(self, record: Record) -> None:
+        what = (record.value or b"").decode()
+        self.told.append(f"order:{what}")
+        if what == "remind":
+            self.offer(b"reminder", key=b"k")
+            self.offer(b"reminder2")
+        elif what == "wait":
+            self.set_timer("t", self.now_ns + 1_000_000_000)
+        elif what == "bad":
+            self.effect("never", b"")
+            raise ValueError(what)
+        else:
+            self.effect("charge", what.encode())
+            self.emit(b"x")
+
+    def on_timer(self, name: str) -> None:
+        self.told.append(name)
+
+    def on_effect(self, effect: Effect) -> bytes | None:
+        return b"paid-" + effect.payload
+
+    def on_effect_result(self, effect: Effect, result: bytes) -> None:
+        self.told.append(f"{effect.name}:{effect.payload.decode()}:{result.decode()}")
+
+    def take_snapshot(self) -> bytes:
+        return " ".join(self.told).encode()
+
+
+def record(offset: int, value: bytes, headers: Any = ()) -> Record:
+    return Record(offset, offset, None, value, headers, "orders", None, 1)
+
+
+def machine_of(service: Service | None = None, snapshot: Any = None) -> ServiceMachine:
+    made = ServiceMachine(service or Shop(), WHO, snapshot_every=1000, outbox=Outbox("u/0", service="shop"))
+    made.start(snapshot)
+    return made
+
+
+# ---- the state -------------------------------------------------------------------------------------------------------------
+def test_an_effect_is_pending_until_its_first_result() -> None:
+    machine = machine_of()
+    machine.apply([record(0, b"a"), record(1, b"b")])
+    first, second = machine.effects
+    assert (first.name, first.payload, first.number, first.id, first.output_count) == ("charge", b"a", 0, "u/0/shop/0", 1)
+    assert second.output_count == 2
+    machine.apply([record(2, b"paid", result_headers("shop", 1)), record(3, b"again", result_headers("shop", 1))])
+    assert [effect.number for effect in machine.effects] == [0]
+    assert machine.snapshot().state == b"order:a order:b charge:b:paid", "a second result means nothing"
+    for strange in ("other/0", "shop/7", "shop/x", "shop/-1", "shop/" + "9" * 30, "", "/0"):
+        machine.apply([record(machine.position, b"x", (("Lift-Service-Effect", strange.encode()),))])
+    assert machine.snapshot().state == b"order:a order:b charge:b:paid"
+    assert len(machine.effects) == 1
+
+
+def test_pending_effects_are_in_the_snapshot_and_go_on_from_there() -> None:
+    machine = machine_of()
+    assert machine.snapshot().sections == ()
+    machine.apply([record(0, b"a"), record(1, b"remind")])
+    again = machine_of(snapshot=machine.snapshot())
+    assert list(again.effects) == list(machine.effects)
+    again.apply([record(2, b"reminder", result_headers("shop", 1)), record(3, b"c")])
+    assert [effect.number for effect in again.effects] == [0, 2, 3, 4], "numbers are never used twice"
+    assert b"order:reminder" in again.snapshot().state
+
+
+def test_an_offer_comes_back_as_a_record_once() -> None:
+    test = ServiceTest(Shop).send(b"remind")
+    assert [(effect.is_offer, effect.payload, effect.key) for effect in test.effects] == [
+        (True, b"reminder", b"k"),
+        (True, b"reminder2", None),
+    ]
+    offer = test.effects[0]
+    test.result(offer).result(offer)
+    assert test.snapshot() == b"order:remind order:reminder"
+
+
+def test_the_test_of_a_service_runs_its_effects() -> None:
+    test = ServiceTest(Shop).send(b"a").run_effects()
+    assert test.snapshot() == b"order:a charge:a:paid-a"
+    test.send(b"b").result(test.effects[0], b"refused")
+    assert test.snapshot().endswith(b"charge:b:refused")
+    test.verify(hash_seeds=1)
+
+    class Endless(Shop):
+        def on_effect_result(self, effect: Effect, result: bytes) -> None:
+            self.effect("more", b"")
+
+    with pytest.raises(ServiceFailedError, match="after 5 effects"):
+        ServiceTest(Endless).send(b"a").run_effects(limit=5)
+
+
+def test_what_a_failing_record_asked_for_is_not_done_and_a_result_that_is_passed_over_ends_its_effect() -> None:
+    machine = machine_of()
+    with pytest.raises(ServiceFailedError):
+        machine.apply([record(0, b"bad")])
+    assert len(machine.effects) == 0
+    again = machine_of()
+    again.apply([record(0, b"a")])
+    again.skip(Unit(1))
+    again.apply([record(1, b"paid", result_headers("shop", 0))])
+    assert len(again.effects) == 0
+    assert again.snapshot().state == b"order:a"
+
+
+def test_a_tick_lets_timers_fire_and_nothing_else() -> None:
+    test = ServiceTest(Shop).send(b"wait").tick()
+    assert test.snapshot() == b"order:wait"
+    test.advance(2).tick()
+    assert test.snapshot() == b"order:wait t"
+
+
+def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoHandler(Shop):
+        on_effect = Service.on_effect
+
+    with pytest.raises(ServiceFailedError, match="define it"):
+        ServiceTest(NoHandler).send(b"a")
+    with pytest.raises(ServiceFailedError, match="at most"):
+        ServiceTest(Shop).send(b"x" * 300_000)
+
+    class Named(Shop):
+        def on_record(self, record: Record) -> None:
+            self.effect("x" * 257, b"")
+
+    with pytest.raises(ServiceFailedError, match="name"):
+        ServiceTest(Named).send(b"a")
+    monkeypatch.setattr(bounds, "MAX_PENDING", 3)
+    test = ServiceTest(Shop).send(b"a").send(b"b")
+    with pytest.raises(ServiceFailedError, match="may wait"):
+        test.send(b"remind")
+
+
+def test_what_waits_is_bytes_and_the_same_again() -> None:
+    waiting = Pending("u/0/shop")
+    assert waiting.encode() == b""
+    waiting.add("charge", b"payload", None, is_offer=False, output_count=7)
+    waiting.add("", b"offered", b"", is_offer=True, output_count=8)
+    waiting.end(0)
+    waiting.end(0)
+    data = waiting.encode()
+    again = Pending("u/0/shop")
+    again.load(data)
+    assert (list(again), again.count, again.encode()) == (list(waiting), 2, data)
+    for end in range(1, len(data)):
+        if end != 8:  # only the count is a whole one
+            with pytest.raises(CorruptionError):
+                Pending("u/0/shop").load(data[:end])
+    with pytest.raises(CorruptionError):
+        Pending("u/0/shop").load(data + data[8:])
+
+
+def test_another_thread_changes_nothing_while_a_record_is_applied() -> None:
+    machine = machine_of()
+    machine.at_home = lambda: False
+    with pytest.raises(ServiceFailedError, match="effect is for"):
+        machine.apply([record(0, b"a")])
+
+
+# ---- the LEADER ------------------------------------------------------------------------------------------------------------
+class Writer:
+    """Appends to a log in memory, and applies it. ``deaf``: what is appended is not acknowledged."""
+
+    def __init__(self, machine: ServiceMachine) -> None:
+        self.machine = machine
+        self.appended: list[tuple[bytes, bytes | None, Any]] = []
+        self.deaf = False
+        self.applies = True
+
+    async def append(self, name: str, partition: int, value: bytes, key: bytes | None, headers: Any, uid: str = "") -> int:
+        assert (name, partition, uid) == ("orders", 0, "u")
+        await asyncio.sleep(0)
+        if self.deaf:
+            raise UnavailableError("no ack")
+        self.appended.append((value, key, tuple(headers)))
+        if self.applies:
+            self.machine.apply([record(self.machine.position, value, tuple(headers))])
+        return 0
+
+
+class Bench:
+    def __init__(self, machine: ServiceMachine, **settings: Any) -> None:
+        self.machine, self.writer = machine, Writer(machine)
+        self.leads = True
+        self.emitted: int | None = None
+        made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
+        writer: Any = self.writer
+        self.runner = EffectRunner(writer, made, lambda: self.machine, lambda: self.leads, lambda: self.emitted)
+        self.task = asyncio.create_task(self.runner.run())
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                assert not self.task.done(), self.task.exception()
+                await asyncio.sleep(0.001)
+
+
+async def test_the_leader_runs_handlers_in_threads_and_their_results_are_records() -> None:
+    where: list[int] = []
+
+    class Seen(Shop):
+        async def on_effect(self, effect: Effect) -> bytes | None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            where.append(threading.get_ident())
+            with pytest.raises(ServiceFailedError, match="emit is for"):
+                self.emit(b"from elsewhere")
+            return None
+
+    bench = Bench(machine_of(Seen()))
+    bench.leads = False
+    bench.machine.apply([record(0, b"a"), record(1, b"remind")])
+    await asyncio.sleep(0.1)
+    assert bench.writer.appended == [], "a FOLLOWER does nothing"
+    bench.leads, bench.emitted = True, 0
+    await asyncio.sleep(0.1)
+    assert bench.writer.appended == [], "an output of the first is not written yet"
+    bench.emitted = 10
+    await bench.until(lambda: not any(effect.number < 3 for effect in bench.machine.effects))
+    assert sorted(bench.writer.appended[:3], key=lambda a: a[2]) == [
+        (b"", None, result_headers("shop", 0)),
+        (b"reminder", b"k", result_headers("shop", 1)),
+        (b"reminder2", None, result_headers("shop", 2)),
+    ]
+    assert where
+    assert threading.get_ident() not in where
+    bench.task.cancel()
+
+
+async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.acting._FIRST_WAIT_S", 0.01)
+    tries: list[str] = []
+    hang = threading.Event()
+
+    class Failing(Shop):
+        def on_effect(self, effect: Effect) -> Any:
+            tries.append(effect.id)
+            if len(tries) == 1:
+                raise KeyError("no card")
+            if len(tries) == 2:
+                return "no bytes"
+            if len(tries) == 3:
+                hang.wait(30)
+            return b"paid"
+
+    bench = Bench(machine_of(Failing()), effect_timeout_s=0.05)
+    bench.machine.apply([record(0, b"a")])
+    await bench.until(lambda: "KeyError" in bench.runner.problem)
+    assert "'charge' u/0/shop/0, try 1" in bench.runner.problem
+    await bench.until(lambda: "neither bytes nor None" in bench.runner.problem)
+    await bench.until(lambda: "TimeoutError" in bench.runner.problem)
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert set(tries) == {"u/0/shop/0"}
+    await bench.until(lambda: not bench.runner.problem)
+    hang.set()
+    bench.task.cancel()
+
+
+async def test_a_result_that_was_lost_or_not_acknowledged_is_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.acting._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("liftpy.service.acting._APPLIED_WITHIN_S", 0.05)
+    bench = Bench(machine_of())
+    bench.writer.deaf, bench.writer.applies = True, False
+    bench.machine.apply([record(0, b"a")])
+    await bench.until(lambda: "UNAVAILABLE" in bench.runner.problem)
+    bench.writer.deaf = False
+    await bench.until(lambda: len(bench.writer.appended) >= 2)
+    bench.writer.applies = True
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert bench.machine.snapshot().state == b"order:a charge:a:paid-a"
+    bench.task.cancel()
+
+
+async def test_no_more_handlers_run_at_once_than_allowed() -> None:
+    running, most = [0], [0]
+    lock, go = threading.Lock(), threading.Event()
+
+    class Slow(Shop):
+        def on_effect(self, effect: Effect) -> bytes:
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            go.wait(30)
+            with lock:
+                running[0] -= 1
+            return b""
+
+    bench = Bench(machine_of(Slow()), effects_at_once=2)
+    bench.machine.apply([record(offset, b"a") for offset in range(6)])
+    await bench.until(lambda: running[0] == 2)
+    await asyncio.sleep(0.1)
+    go.set()
+    await bench.until(lambda: not len(bench.machine.effects))
+    assert most[0] == 2
+    bench.task.cancel()
+
+
+async def test_ticks_are_written_while_timers_are_due_and_not_more_often() -> None:
+    bench = Bench(machine_of(), tick_s=0.05)
+    await asyncio.sleep(0.2)
+    assert bench.writer.appended == [], "no timer is set"
+    bench.machine.apply([record(0, b"wait")])  # of 1970: it is due
+    bench.writer.applies = False
+    began_s = time.monotonic()
+    await bench.until(lambda: len(bench.writer.appended) >= 4)
+    assert time.monotonic() - began_s >= 0.1
+    assert bench.writer.appended[0] == (b"", None, tick_headers("shop"))
+    bench.leads = False
+    await asyncio.sleep(0.15)
+    count = len(bench.writer.appended)
+    await asyncio.sleep(0.15)
+    assert len(bench.writer.appended) == count
+    bench.task.cancel()
