@@ -1,0 +1,212 @@
+"""What a nats-server says of a connection: how it is asked, what is believed of the answers, and what a cut has cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.wire.subjects import SERVER_CONNECTIONS
+from sidecar.bus import backlog as module
+from sidecar.bus import cuts as cuts_module
+from sidecar.bus.backlog import Backlog, Told
+from sidecar.bus.connection import BusConnection
+from sidecar.bus.cuts import Cuts
+
+MS = 1_000_000
+
+
+class Bus:
+    """Keeps what is asked; ``answer`` gives an answer to the question of that number."""
+
+    inbox = "box"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], str]] = []
+        self.up = True
+        self.sink: Any = None
+
+    def listen(self, subject: str, sink: Any) -> None:
+        assert subject == "box.connz.*"
+        self.sink = sink
+
+    def send(self, subject: str, pieces: tuple[bytes, ...], reply: str) -> bool:
+        self.asked.append((subject, json.loads(b"".join(pieces)), reply))
+        return self.up
+
+    def answer(self, number: int, server: str = "s1", cid: int = 7, **fields: Any) -> None:
+        found = {"cid": cid, "pending_bytes": 100, "out_msgs": 5, **fields}
+        said = {"data": {"server_id": server, "connections": [{"cid": cid + 1}, found]}}
+        self.raw(number, json.dumps(said).encode())
+
+    def raw(self, number: int, payload: bytes) -> None:
+        self.sink(b"box.connz.%d" % number, b"", payload, b"")
+
+
+class Asker:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1_000 * MS
+        monkeypatch.setattr(module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        self.bus = Bus()
+        self.backlog = Backlog(self.bus)  # type: ignore[arg-type]
+        self.heard: list[Told] = []
+
+    def ask(self, after_ms: float = 0, **how: bool) -> int:
+        """Whether it was asked."""
+        self.now_ns += round(after_ms * MS)
+        before = len(self.bus.asked)
+        self.backlog.ask("s1", 7, self.heard.append, **how)
+        return len(self.bus.asked) - before
+
+
+@pytest.fixture
+def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
+    return Asker(monkeypatch)
+
+
+def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> None:
+    asker.ask()
+    assert asker.bus.asked == [(SERVER_CONNECTIONS, {"cid": 7, "state": 2}, "box.connz.1")]
+    asked_ns = asker.now_ns
+    asker.now_ns += 5 * MS
+    asker.bus.answer(1, reason="Slow Consumer")
+    asker.bus.answer(1)
+    asker.bus.answer(2)
+    assert asker.heard == [Told(asked_ns, 7, 100, 5, "Slow Consumer")]
+    assert asker.ask() == 1, "who has answered may be asked at once"
+
+
+def test_another_servers_answer_is_not_the_answer(asker: Asker) -> None:
+    asker.ask()
+    asker.bus.answer(1, server="s2")
+    asker.bus.answer(1, cid=8)
+    for payload in (b"", b"[]", b"{}", b'{"data": 5}', b'{"data": {"server_id": "s1", "connections": [{"cid": 7}]}}'):
+        asker.bus.raw(1, payload)
+    asker.bus.answer(1, pending_bytes=-1)
+    asker.bus.answer(1, out_msgs="many")
+    assert asker.heard == []
+    asker.bus.answer(1)
+    assert [told.reason for told in asker.heard] == [""], "it is still waited for"
+
+
+def test_a_server_is_asked_every_so_often_and_seldom_where_it_is_silent(asker: Asker) -> None:
+    assert asker.ask() == 1
+    assert asker.ask(19.9) == 0
+    assert asker.ask(at_once=True) == 1
+    assert asker.ask(20) == 1
+    assert asker.ask(1_940) == 1, "two seconds since the first one"
+    assert asker.ask(30) == 1
+    assert asker.ask(9_999) == 0
+    assert asker.ask(1) == 1
+    asker.bus.answer(len(asker.bus.asked))
+    assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
+
+
+def test_only_the_newest_questions_are_waited_for(asker: Asker) -> None:
+    for _ in range(17):
+        asker.ask(25)
+        asker.backlog._silent_ns = 0
+    asker.bus.answer(1)
+    assert asker.heard == [], "too long ago"
+    asker.bus.answer(2)
+    assert len(asker.heard) == 1
+    asker.bus.up = False
+    asker.ask(30_000)
+    asker.bus.answer(18)
+    assert len(asker.heard) == 1, "that one was never sent"
+
+
+# ---- what a cut has cost -----------------------------------------------------------------------------------------------------
+class Server:
+    """In the place of Backlog: answers with what the test gives; None: silence."""
+
+    def __init__(self, *answers: Told | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def ask(self, server_id: str, client_id: int, heard: Callable[[Told], None], *, at_once: bool = False) -> None:
+        self.asked.append((server_id, client_id, at_once))
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            heard(answer)
+
+
+CLOSED = Told(0, 7, 4096, 30, "Slow Consumer (Pending Bytes)")
+
+
+async def judged(
+    server: Server | None, last: Told | None, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Cuts, list[int]]:
+    monkeypatch.setattr(cuts_module, "_TRY_S", 0.001)
+    learned: list[int] = []
+    overflow: Any = SimpleNamespace(cut_at=learned.append)
+    tasks: list[Any] = []
+    monkeypatch.setattr(cuts_module, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
+    made = Cuts(server, overflow)  # type: ignore[arg-type]
+    made._seen = 10
+    if last is not None:
+        made.told(last)
+    made.lost("s1", 7)
+    made.passed(seen)
+    await asyncio.gather(*tasks)
+    assert made._seen == seen
+    return made, learned
+
+
+@pytest.mark.parametrize(
+    ("answers", "last", "lost", "unknown", "learned"),
+    [
+        ((CLOSED,), None, 5, 0, [4096]),  # 30 were delivered, 25 arrived
+        ((Told(0, 7, 0, 30, ""), CLOSED), None, 5, 0, [4096]),  # it is asked again until the connection is closed
+        ((None, CLOSED), None, 5, 0, [4096]),
+        ((Told(0, 7, 9, 20, "Client Closed"),), None, 0, 0, []),
+        ((Told(0, 7, 9, 20, "Client Closed"),), Told(0, 7, 0, 28, ""), 3, 0, []),
+        ((), Told(0, 7, 0, 28, ""), 3, 1, []),
+        ((), Told(0, 6, 0, 28, ""), 0, 1, []),
+        ((), None, 0, 1, []),
+    ],
+)
+async def test_what_was_delivered_and_never_arrived_is_counted(
+    answers: Any, last: Any, lost: int, unknown: int, learned: list[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    server = Server(*answers)
+    made, cut_at = await judged(server, last, 35, monkeypatch)
+    assert (made.lost_messages, made.unknown, cut_at) == (lost, unknown, learned)
+    assert set(server.asked) == {("s1", 7, True)}
+    assert len(server.asked) == (len(answers) or cuts_module._TRIES)
+    text = caplog.messages[0] if caplog.messages else ""
+    if unknown:
+        assert text.endswith(f"{lost} at least" if lost else "an unknown number")
+    else:
+        assert bool(text) is bool(lost)
+        assert text.endswith(f": {lost}") or not lost
+
+
+async def test_without_anybody_to_ask_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = await judged(None, None, 35, monkeypatch)
+    assert (made.lost_messages, made.unknown) == (0, 1)
+
+
+async def test_a_read_shows_that_the_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = BusConnection("acks")
+    made._pings_outstanding = 2
+    done: list[int] = []
+    fed: list[bytes] = []
+
+    def feed(data: bytes) -> bool:
+        fed.append(data)
+        made.behind_read(lambda: done.append(len(fed)))
+        return data == b"all of it"
+
+    made._parser.feed = feed
+    assert made._take(b"all of it") is None
+    assert (made._pings_outstanding, done) == (0, [1])
+    assert made._take(b"a part") == b"", "the reading task goes on"
+    assert done == [1, 2]
+    monkeypatch.setattr(type(made), "is_closed", True)
+    assert made._take(b"late") is None
+    assert fed == [b"all of it", b"a part"]
