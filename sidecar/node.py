@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
@@ -40,7 +41,6 @@ from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
-from sidecar.ending import end_tasks
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink

@@ -37,7 +37,7 @@ class Addressing:
         """There was no such stream or partition when it was asked last: ``look`` before anything is sent."""
 
     def sure(self) -> None:
-        """Who was addressed has answered."""
+        """The addressed leader has answered."""
         self._wait_s = _FIRST_WAIT_S
 
     def doubt(self) -> None:

@@ -258,11 +258,11 @@ class Admin:
         return codec.stream_from_pb(pages.stream)
 
     async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """A request that readers may ask for, too; operators may ask for all others."""
+        """A request that readers may ask for."""
         return await self._ask_on(self._subjects.info(), request)
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Of what operators may ask."""
+        """A request that only operators may ask for."""
         return await self._ask_on(self._subjects.control_admin(), request)
 
     async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:

@@ -195,7 +195,7 @@ class Client:
         return await self._admin.reset_node(node_id, weight=weight, rack=rack)
 
     async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Return when its leader takes messages, as it says itself, or as its node does to who may not read."""
+        """Return when its leader takes messages, as it says itself, or as its node tells clients that may not read."""
         try:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await self._reader(stream.name, partition, options).bounds(stream.uid)

@@ -264,7 +264,7 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """An error that comes too late is nobody's."""
+    """Take the error of a task for which nobody waits any more."""
     if not task.cancelled():
         task.exception()
 

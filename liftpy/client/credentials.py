@@ -107,7 +107,7 @@ def _check_creds(path: str) -> None:
 
 
 def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
-    import nkeys  # with a library of cryptography below it: who has no seed does not wait for that
+    import nkeys  # with a library of cryptography below it: a client without a seed does not wait for that
 
     try:
         pair = nkeys.from_seed(bytearray(seed.strip()))

@@ -90,7 +90,7 @@ class ReadAhead:
         await end_tasks([fetching])
 
     def abandon(self) -> None:
-        """As ``close``, for who can't wait."""
+        """As ``close``, for callers that can't wait."""
         fetching = self._let_go()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
             fetching.get_loop().call_soon_threadsafe(_end_later, fetching)

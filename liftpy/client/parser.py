@@ -300,7 +300,7 @@ class StrictConnection(Client):
         if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
             if not info.get("tls_available"):
                 raise Error("nats: the server offers no TLS, and TLS is wanted here: refused")
-            info["tls_required"] = True  # it would do without; we would not
+            info["tls_required"] = True  # nats-py would go on unencrypted; we do not
         await super()._process_info(info, initial_connection=initial_connection)
 
     def _is_in_the_clear(self) -> bool:

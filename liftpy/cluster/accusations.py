@@ -39,7 +39,7 @@ class Said(Enum):
     SERVES = "serves"
     """It leads in the epoch of the question, with a lease, and can be fetched from."""
     DOES_NOT = "does not serve"
-    """It answered: it can be reached, that is all."""
+    """It answered: it can be reached, which proves nothing else."""
     ABSENT = "absent"
     """The bus says that nobody listens for it."""
 

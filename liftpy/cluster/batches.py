@@ -19,12 +19,12 @@ from liftpy.cluster.requests import kind_of
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_REQUESTS = 200
-"""In one batch that is taken; never changed, for what is in a log must be decided as it was."""
+"""Requests in a batch that is accepted; never changed, because an entry of the log must be decided as it was."""
 SENT_TOGETHER = 80
-"""In one batch that is made: some 10 ms of every controller's time, four times that where the machine is busy; meanwhile a member
+"""Requests of a batch as made: some 10 ms of every controller's time, four times that where the machine is busy; meanwhile a member
 neither hears nor is heard."""
 MAX_BATCH_BYTES = 48 * 1024
-"""Of one batch's requests; an entry of the log is held to 64 KiB."""
+"""Bytes of one batch's requests; an entry of the log is held to 64 KiB."""
 MAX_DETAIL_LENGTH = 120
 
 

@@ -21,7 +21,7 @@ from liftpy.wire.subjects import PARTITION_WORDS
 
 
 class Door(Enum):
-    """A subject on which controllers listen, without the namespace and the name of who asks."""
+    """A subject on which controllers listen, without the namespace and the name of the asker."""
 
     INFO = "info"
     ADMIN = "control.admin"

@@ -33,7 +33,7 @@ Proposable = (
 
 
 def control_request(message: Proposable) -> pb.ControlRequest:
-    """The request that holds ``message``; operation id and time are set by who proposes it."""
+    """The request that holds ``message``; operation id and time are set by the proposer."""
     match message:
         case pb.FenceNode():
             return pb.ControlRequest(fenceNode=message)
@@ -179,7 +179,7 @@ class MetadataDuties:
         return (here, rest) if told is None else (joined(here, told), None)
 
     def _taken(self, request: pb.RegisterNode, image: ClusterImage, now_ns: int) -> str:
-        """Why the node can't be registered now: another process runs under its name. Whoever asks, asks again while it stops."""
+        """Why the node can't be registered now: another process runs under its name. The asker asks again while that one stops."""
         known = image.nodes.get(request.nodeId)
         if known is None or descent(known, request) in (Descent.SAME, Descent.OUTLIVED):
             return ""

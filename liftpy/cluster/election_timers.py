@@ -32,7 +32,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 DEFAULT_ELECTION_WAIT_S = 0.25
 DEFAULT_RETRY_S = 1.0
 GETS_ON_WITHIN_S = 0.5
-"""A node that has told any position, or finished any promotion, so short a time ago is getting on."""
+"""A node that has told any position, or finished any promotion, so short a time ago makes progress."""
 PATIENCE = 15
 """Times ``candidate_timeout_s``: so long one node is waited for at most."""
 Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
@@ -101,7 +101,7 @@ class ElectionTimers:
                 self._watch(change.stream, change.new, now_ns)
 
     def told(self, report: pb.ReportLeader, now_ns: int) -> None:
-        """A replica tells its position: in an election, that its node is getting on."""
+        """A replica tells its position: in an election, that its node makes progress."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
             return
@@ -152,7 +152,7 @@ class ElectionTimers:
         heappush(self._queue, (deadline_ns, clock.key))
 
     def _waits_until_ns(self, clock: _Clock) -> int:
-        """Until when a clock that has run out goes on, for the sake of nodes that are getting on with other partitions."""
+        """Until when a clock that has run out goes on, for the sake of nodes that make progress with other partitions."""
         status = clock.partition.status
         if status is PartitionStatus.CANDIDATE_FOUND:
             within_ns, awaited = self._wait_ns[status], [clock.partition.candidate]

@@ -133,8 +133,8 @@ class FeedProducer:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
     def _was_at(self, index: int) -> bool:
-        """Whether an entry that is held follows on ``index``. Who has taken a forged record may be at one that no entry does,
-        between two: nothing but a snapshot leads on from there."""
+        """Whether an entry that is held follows on ``index``. A node that took a forged record may stand between
+        two entries: nothing but a snapshot leads on from there."""
         return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:

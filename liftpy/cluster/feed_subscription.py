@@ -142,7 +142,7 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """For one more that waits; who has none is asked for again."""
+        """Room for one more entry that waits; an entry without room is asked for again."""
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

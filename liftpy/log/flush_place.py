@@ -40,32 +40,32 @@ PROBES = _FEWEST_POINTS
 _MISS = 3
 _TRUSTED = 1024
 _WEIGHT = 1 / 32
-"""Of the newest flush in the average."""
+"""Share of the newest flush in the average."""
 
 
 class FlushPlace:
-    """Of one node. Times in s, of the flush alone: not of its wait for a thread."""
+    """The place of one node's flushes. Times in s, of the flush alone: not of its wait for a thread."""
 
     def __init__(self) -> None:
         self.on_loop = False
-        """Where short ones are run now."""
+        """Whether short flushes run on the loop now."""
         self.waiting = 0
-        """Logs that want theirs in this turn of the loop; counted by who asks ``takes``."""
+        """Logs that want a flush in this turn of the loop; counted by the caller of ``takes``."""
         self.done_on_loop = 0
-        """Flushes, ever."""
+        """Flushes since the node started."""
         self.done_in_thread = 0
         self.probed = 0
         """Flushes that the start of the node has tried out."""
         self.probes_failed = 0
-        """1: it could not."""
+        """1: a flush that the start tried out failed."""
         self.moves = 0
         """How often the place has changed."""
         self._points = 0
         self._wanted_points = _FEWEST_POINTS
         self._average_s = 0.0
-        """On the loop, since it moved there."""
+        """Of flushes on the loop, since they moved there."""
         self._moved_at = 0
-        """``done_on_loop`` when it moved there."""
+        """``done_on_loop`` when they moved there."""
 
     def takes(self, size_bytes: int, seals: bool) -> bool:
         """Whether a flush of ``size_bytes`` runs on the loop; ``seals``: it is more than a flush of one file."""

@@ -174,13 +174,13 @@ class SendFetch:
     offset_epoch: int
     """LeaderEpoch of the record at ``offset``; 0: the log is empty."""
     leader_epoch: int
-    """That is followed."""
+    """LeaderEpoch that is followed."""
     max_bytes: int
     """Bound of the answer, in bytes; one batch may come in pieces where it is larger."""
     bad_offset: int | None = None
     """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
     flush_ns: int = 0
-    """What the last flush took, in ns; 0: nobody knows."""
+    """What the last flush took, in ns; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +276,7 @@ class SendFetchRefusal:
     leader_epoch: int
     """In which this replica acts, whatever its role."""
     log_start_offset: int
-    """Inclusive: of this log; where who is BEFORE_LOG_START begins afresh."""
+    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START begins its log there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,7 @@ class ProbeReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendNotice:
-    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for who looks on."""
+    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
 
     replicas: tuple[str, ...]
     """Node ids."""
@@ -401,7 +401,7 @@ class PersistLeaderEpoch:
     """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
 
     leader_epoch: int
-    """States of an older one are not followed any more, by the next process neither."""
+    """States of an older one are not followed any more, nor by the next process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class LogCompacted:
     end_offset: int
     """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
     leader_epoch: int
-    """None of these records was written after it."""
+    """No record below ``end_offset`` was written in a later LeaderEpoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class FetchReceived:
     offset: int
     """Inclusive: the newest record that it has flushed; log start - 1: none."""
     leader_epoch: int
-    """That it follows."""
+    """LeaderEpoch that it follows."""
     offset_epoch: int
     """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
     incarnation: int
@@ -290,8 +290,8 @@ class WokenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReceived:
-    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, or so it says: nobody asked for it. It
-    wakes, and nothing that it says is acted on besides."""
+    """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, as its sender claims; it comes
+    unasked. It wakes the follower; nothing else that it says is acted on."""
 
     leader: str
     """Who says so."""
@@ -328,7 +328,7 @@ class QuietEnded:
     """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
 
     heard_ns: int | None
-    """Monotonic, ns: when the leader's node was last heard. None: nothing says that the fetch does not wait, but nobody asks for it."""
+    """Monotonic, ns: when the leader's node was last heard. None: the fetch may still wait, but nothing confirms it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

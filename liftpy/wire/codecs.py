@@ -10,10 +10,10 @@ from liftpy.config import Codec
 from liftpy.errors import CorruptionError
 
 _LZ4_RATIO = 255
-"""What a byte of an LZ4 block can stand for, at most."""
+"""Bytes that one byte of an LZ4 block decompresses to, at most."""
 _LZ4_SLACK_BYTES = 64
 _WINDOW_BYTES = 1 << 27
-"""Of a zstd frame; the largest that its usual levels write."""
+"""Window of a zstd frame: the largest that its usual levels write."""
 
 
 def compress(body: bytes, codec: Codec) -> bytes:

@@ -17,7 +17,7 @@ from liftpy.errors import ConfigError
 
 DEFAULT_INBOX_PREFIXES = ("_INBOX*.",)
 MAX_REPLY_BYTES = 255
-"""Of a reply subject. A server takes lines of 4,096 bytes at most (``max_control_line``) and cuts off who sends a longer one."""
+"""Of a reply subject. A server takes lines of 4,096 bytes at most (``max_control_line``) and cuts off senders of longer ones."""
 
 _PREFIX = re.compile(r"(?:[^\s.*>\x00-\x1f\x7f]+\.)*[^\s.*>\x00-\x1f\x7f]+\*?\.")
 _IN_TOKEN = rb"[!-)+-\-/-=?-~\x80-\xff]"

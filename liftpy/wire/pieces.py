@@ -17,7 +17,7 @@ from liftpy.errors import ProtocolError
 from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES
 
 PIECE_BYTES = 1024 * 1024
-"""Of a piece at most, whatever the NATS server would take: other traffic must not wait for longer than that."""
+"""Bytes of a piece at most, whatever the NATS server would take: other traffic must not wait for longer than that."""
 SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.predecessor import Sign
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.subjects import Subjects
-from sidecar.ending import end_tasks
 from sidecar.tasks import spawn
 
 QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")

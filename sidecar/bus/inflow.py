@@ -23,6 +23,7 @@ from functools import partial
 
 import nats.errors
 
+from liftpy.client.ending import end_tasks
 from liftpy.replica.intake import Gate, NodeIntake
 from liftpy.replica.overflow import Overflow
 from sidecar import clock
@@ -32,7 +33,6 @@ from sidecar.bus.cuts import Cuts
 from sidecar.bus.leaving_out import InflowParser
 from sidecar.bus.parser import Sink
 from sidecar.bus.socket_thread import SocketThread
-from sidecar.ending import end_tasks
 from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.bus")
@@ -148,7 +148,7 @@ class Inflow(BusConnection):
             self._room.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
-            self._pings_outstanding = 0  # it is us who do not read
+            self._pings_outstanding = 0  # this node is the one that does not read
 
     def _takes_at_once(self, data: bytes) -> bool:
         """Whether ``data`` need not go through the buffer; then it counts as taken."""
@@ -293,7 +293,7 @@ class Inflow(BusConnection):
             self.overflow.roomy()
             return
         if self._thread is not None:
-            self._pings_outstanding = 0  # it is us who do not read
+            self._pings_outstanding = 0  # this node is the one that does not read
         room_bytes = self._buffer_bytes - self.waiting_bytes - self._node.held_bytes
         is_full = room_bytes * _FULL_PARTS <= self._buffer_bytes
         due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._done_bytes, clock.now_ns())

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from liftpy.client import Client, Consumer, parse_start, parse_until
+from liftpy.client.ending import end_tasks
 from liftpy.wire.batch import Record
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.ending import end_tasks
 from sidecar.settings import Target
 from sidecar.tasks import attended
 

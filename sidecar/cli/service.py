@@ -19,6 +19,7 @@ import click
 import uvloop
 from nats.aio.client import Client as NatsConnection
 
+from liftpy.client.ending import end_tasks
 from liftpy.client.transport import Transport, open_connection
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.service.base import Service
@@ -31,7 +32,6 @@ from sidecar.cli.service_call import call
 from sidecar.cli.service_endings import exit_code, restart_helps, table
 from sidecar.cli.service_orders import skip, snapshot
 from sidecar.cli.service_query import query
-from sidecar.ending import end_tasks
 from sidecar.settings import Target
 from sidecar.tasks import attended
 

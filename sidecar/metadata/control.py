@@ -13,6 +13,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.forwarding import error_response
@@ -29,7 +30,6 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.ending import end_tasks
 from sidecar.metadata.forwarding import DecideHere
 from sidecar.tasks import spawn
 
@@ -47,8 +47,8 @@ _PER_S, _AT_ONCE = 400, 1000
 time of the metadata group. Those of nodes that are registered are not counted: heartbeats and reports are what the cluster lives by."""
 FLOODED = f"{REFUSED}control request, too many"
 _TURNS = 4
-"""Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So who floods sets
-its own pace: each answer takes as long as the group needs."""
+"""Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So a flooding
+asker sets its own pace: each answer takes as long as the group needs."""
 NO_TURN = f"{REFUSED}control request, no turn"
 """It waited in vain, and was never logged."""
 
@@ -144,7 +144,7 @@ class ControlDesk:
             await self._connection.subscribe(subject, cb=partial(self._received, door))
 
     async def close(self) -> None:
-        """Give up what is under way: who asked asks the next leader."""
+        """Give up what is under way: the askers turn to the next leader."""
         await end_tasks(self._under_way)
 
     async def _received(self, door: Door, message: Any) -> None:
@@ -230,4 +230,4 @@ class ControlDesk:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._connection.publish(reply, frames.sealed(refusal))
         except (nats.errors.Error, OSError):
-            pass  # not connected: who asked asks again
+            pass  # not connected: the asker asks again

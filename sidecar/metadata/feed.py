@@ -12,6 +12,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import ClusterImage
@@ -22,7 +23,6 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.ending import end_tasks
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.outgoing import Outgoing
@@ -33,7 +33,7 @@ _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """A controller's end: publishes what it is told to. Any controller answers who asks, from what ``producer`` holds."""
+    """A controller's end: publishes what it is told to. Any controller answers requests, from what ``producer`` holds."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FeedPublisher:
             self.producer.snapshot_is_ready(image.index, data)
             response = self.producer.answer(request)
         if response is not None:
-            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: who asked asks again
+            with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
                 await self._connection.publish(message.reply, frames.sealed(response))
 
 

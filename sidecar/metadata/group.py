@@ -41,7 +41,7 @@ class MetadataGroup(Protocol):
         """Join; returns when the local image is one that the group has had."""
 
     def retire(self) -> None:
-        """This node is about to stop: it leads the group no more than it does now. Others that stop, too, hand over to nobody."""
+        """This node is about to stop: it takes no leadership of the group over, and does not campaign."""
 
     async def hand_over(self) -> None:
         """Let another member lead the group, where this one does, and wait until it is known; bounded, best effort."""

@@ -91,7 +91,7 @@ class Membership:
                 raise LiftError(f"the metadata group refuses this node: {response.detail}")
             if came_to is Registered.TAKEN:
                 # The group knows of the process before this one until its heartbeats have stopped: a moment after a kill, longer where
-                # it is still stopping. This one has asked the bus for it: who is there now does not go.
+                # it is still stopping. This process has asked the bus for it: one that is there now does not stop.
                 taken_until = taken_until or time.monotonic() + DEFAULT_WAIT_S
                 if time.monotonic() >= taken_until:
                     raise FencedError(

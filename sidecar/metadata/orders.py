@@ -9,6 +9,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.accusations import LeaderQuestion
 from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, LookFor, MetadataMember, Order, PublishEntry
 from liftpy.cluster.stepping_aside import who_steps_aside
@@ -17,7 +18,6 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.absence import is_absent
-from sidecar.ending import end_tasks
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.opening import MemberLog
 from sidecar.metadata.questions import ask_accused, ask_to_step_aside

@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 from nats.aio.client import Client
 
-from sidecar.ending import end_tasks
+from liftpy.client.ending import end_tasks
 from sidecar.tasks import spawn
 
 MAX_WAITING_BYTES = 64 << 20

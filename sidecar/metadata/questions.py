@@ -17,7 +17,7 @@ from liftpy.wire.subjects import Subjects
 
 STEP_ASIDE_TIMEOUT_S = 0.8
 _MOST_QUESTIONS = 3
-"""To one node, where what comes back is no answer."""
+"""To one node, where what comes back can't be read as an answer."""
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> Said | None:

@@ -230,7 +230,7 @@ class Executor:
         self.hand_over(effect, "for slow flushes")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
-        """Asked for when who published before has his answer, or has waited long enough for it."""
+        """Asked for when all earlier publishers have their answers, or have waited long enough."""
         self._t.counters[f"leaderships handed over {why}"] += 1
         asked = do.GiveUpLeadership(leader_epoch=effect.leader_epoch, reason=effect.reason)
         self._t.step_aside(

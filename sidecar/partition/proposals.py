@@ -11,12 +11,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.wishes import Wishes
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.ending import end_tasks
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.chatter import CHATTER
 from sidecar.tasks import spawn

@@ -448,8 +448,8 @@ class AnswerRouter:
         return slot
 
     def reserve(self, slot: int, size_bytes: int) -> bool:
-        """Whether ``slot`` may put a batch of so many bytes together. Who has begun goes on, and one batch always may: else some
-        would wait for each other, and the largest never come in."""
+        """Whether ``slot`` may put a batch of so many bytes together. A batch that has begun goes on, and one is always
+        allowed: else batches would wait for each other, and the largest would never arrive."""
         if slot not in self._assembling and self._assembling and self.assembling_bytes + size_bytes > ASSEMBLING_BYTES:
             return False
         self._assembling[slot] = size_bytes

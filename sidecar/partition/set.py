@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import nats.errors
 
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.deletion import Departures
 from liftpy.cluster.diff import diff
 from liftpy.cluster.image import ClusterImage, StreamImage
@@ -26,7 +27,6 @@ from liftpy.partition import PartitionState
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
-from sidecar.ending import end_tasks
 from sidecar.partition.garbage import Garbage
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.slices import Slices
@@ -142,7 +142,7 @@ class Partitions:
             worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
-        """Whether this node serves as the leader that somebody accuses."""
+        """Whether this node still serves as the leader that a report accuses."""
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False
@@ -184,8 +184,8 @@ class Partitions:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
     def _following(self) -> list[PartitionKey]:
-        """Who has waited longest for the places that are free: as many as there are, and none that is open or gone by now. A place that
-        were given to such a one would be lost, and with the last of them everybody who waits."""
+        """The partitions that have waited longest, as many as there are free places, and none that is open or gone by now: its place
+        would never be free again, and with the last place gone the others would wait for ever."""
         following: list[PartitionKey] = []
         free = _OPENED_AT_ONCE - len(self._busy)
         while self._deferred and len(following) < free:
@@ -222,7 +222,7 @@ class Partitions:
         return True
 
     async def _stop(self, worker: PartitionWorker) -> None:
-        """Once for each worker, and to its end, whoever waits for it and is cancelled meanwhile."""
+        """Stop a worker: once each, and to the end, even where the caller is cancelled meanwhile."""
         ending = self._endings.get(worker.key)
         if ending is None:
             ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")

@@ -60,7 +60,7 @@ from sidecar.settings import NodeSettings
 logger = logging.getLogger("liftpy.partition")
 
 _REQUEST_ID_BASE = secrets.randbits(61)
-"""Of this process: who does not hear its requests can't guess their ids, and a leader does not believe others."""
+"""Of this process: nodes that do not hear its requests can't guess their ids, and a leader does not believe others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ _NEW_FRAME_BYTES = 8 << 20
 _APPEND_BYTES = 256 << 20
 """More than this is not appended: the file is rewritten instead."""
 MAX_SPENT_BYTES = 4 << 20
-"""Of the file that say nothing any more (terms and commit indexes that others took the place of, entries that were cut, frames around
-them): a group that nobody asks for anything writes 3 MB of them a day."""
+"""Bytes of the file that mean nothing any more (replaced terms and commit indexes, entries that were cut, frames around them): a group
+without requests writes 3 MB of them a day."""
 
 
 class GroupJournal:
@@ -51,9 +51,9 @@ class GroupJournal:
         self._flush = flush
         self._entries: list[Entry] = []
         self.entry_bytes = 0
-        """Of all entries that are held, as they are stored."""
+        """Bytes of all entries that are held, as they are stored."""
         self.file_bytes = 0
-        """Of the file, what waits for the next ``sync`` left out."""
+        """Bytes of the file, without what waits for the next ``sync``."""
         self._pending: list[bytes] = []
         self._rewrite = True
         self._meta_changed = False

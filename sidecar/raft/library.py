@@ -31,16 +31,16 @@ __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "chec
 
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
-"""Of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
+"""Bytes of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
 APPLIED_PER_TICK_BYTES = 8 * 1024
 """Of committed entries and their answers, in one tick, but one entry at least: some 10 ms of work, and several times that where the
 machine is busy. A leader sends its heartbeats between ticks."""
 ENTRY_BYTES = 100
 """What an entry costs beside its bytes."""
 STEP_BYTES = 2 * 1024
-"""As what a step of the work on an entry counts that concerns thousands of partitions (``liftpy/cluster/steps.py``)."""
+"""What one step counts as, of the work on an entry that concerns thousands of partitions (``liftpy/cluster/steps.py``)."""
 COMPACT_AFTER_BYTES = 512 * 1024
-"""Of what was applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
+"""Bytes that were applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
 what a start begins with, and takes ten times as long as reading the snapshot of thousands of partitions."""
 COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
 """From there on no lull is waited for."""
@@ -358,7 +358,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._goes_on = False
 
     def begin_probation(self) -> None:
-        """This member has forgotten what it promised: it leads nothing, and what it promises now is nothing either."""
+        """This member has forgotten what it promised: it does not lead, and what it promises now does not count."""
         self.on_probation = True
         self.log.forget_promises()
         self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)

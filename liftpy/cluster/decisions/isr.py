@@ -70,7 +70,7 @@ def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionState) -> 
 
 
 def _why_not_join(draft: Draft, request: pb.ChangeIsr, node_id: str) -> str:
-    """Who joins is live and of the incarnation that caught up [C6]. Who is in already may be fenced: it leaves later."""
+    """A new member is live and of the incarnation that caught up [C6]. A present one may be fenced: it leaves later."""
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced:
         return f"node {node_id!r} is not live"

@@ -22,7 +22,7 @@ from liftpy.wire.subjects import check_speaker
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 1000
-"""Who registers beyond takes the place of one that is of no use to anybody; so ghosts neither pile up nor keep a real node out."""
+"""A node that registers beyond them takes the place of one that neither runs nor holds data: such nodes keep no real one out."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 

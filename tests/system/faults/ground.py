@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.image import StreamImage
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
@@ -23,7 +24,6 @@ from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.dev.cluster import DevCluster, LineSink
 from sidecar.dev.embedded import NatsServer
-from sidecar.ending import end_tasks
 from tests.system.faults.check import partition_folder, read_log
 from tests.system.faults.relay import Relay
 from tests.system.faults.services import SERVICE, Services, ServicesVerdict

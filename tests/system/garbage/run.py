@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, ReadOptions, connect
+from liftpy.client.ending import end_tasks
 from liftpy.client.parser import StrictConnection
 from liftpy.errors import ClientClosedError, LiftError
 from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects
 from sidecar.dev.cluster import DevCluster
-from sidecar.ending import end_tasks
 from tests.system.garbage.floods import FLOODS, QUIET, QUIET_DATA, Flood
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets
