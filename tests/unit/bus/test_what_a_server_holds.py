@@ -13,9 +13,12 @@ import pytest
 from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar.bus import backlog as module
 from sidecar.bus import cuts as cuts_module
+from sidecar.bus import links
 from sidecar.bus.backlog import Backlog, Told
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.cuts import Cuts
+from sidecar.bus.leaving_out import InflowParser
+from tests.unit.bus.test_ingest_overload import Connection, message
 
 MS = 1_000_000
 
@@ -210,3 +213,92 @@ async def test_a_read_shows_that_the_server_is_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(made), "is_closed", True)
     assert made._take(b"late") is None
     assert fed == [b"all of it", b"a part"]
+
+
+# ---- a connection that comes and goes ------------------------------------------------------------------------------------------
+async def test_who_watches_a_connection_hears_that_it_is_lost_and_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made: Any = BusConnection("acks")
+    told: list[Any] = []
+    made._on_change.append(told.append)
+    made._on_reconnect.append(lambda: told.append("renewed"))
+    await made._count_error(OSError("cut"))
+    await made._count_error(TimeoutError())
+    assert made.last_problem == "TimeoutError", "one without a text is named"
+    await made._disconnected()
+    await made._reconnected()
+    assert told == [False, "renewed", True]
+    assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
+    assert [text.split(" at ")[0] for text in caplog.messages] == [
+        "NATS connection for acks lost (TimeoutError); reconnecting",
+        "NATS connection for acks is back,",
+    ]
+
+
+async def test_the_data_path_looks_again_in_time_and_a_node_that_has_stopped_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, str, bool]] = []
+    timers: list[Any] = []
+
+    class Path:
+        answer: bool | None = None
+        next: int | None = None
+
+        def link_changed(self, name: str, is_up: bool, now_ns: int) -> bool | None:
+            told.append(("link", name, is_up))
+            return self.answer
+
+        def due(self, now_ns: int) -> bool | None:
+            told.append(("due", "", False))
+            return self.answer
+
+        def next_ns(self, now_ns: int) -> int | None:
+            return self.next
+
+    class Loop:
+        def call_later(self, seconds: float, call: Any) -> Any:
+            timers.append(SimpleNamespace(seconds=seconds, call=call, cancelled=False))
+            timers[-1].cancel = lambda timer=timers[-1]: setattr(timer, "cancelled", True)
+            return timers[-1]
+
+    class Link:
+        is_closed = False
+
+        def on_change(self, changed: Any) -> None:
+            self.changed = changed
+
+    monkeypatch.setattr(links, "DataPath", Path)
+    monkeypatch.setattr(links, "clock", SimpleNamespace(now_ns=lambda: 5 * 10**9))
+    monkeypatch.setattr(links.asyncio, "get_running_loop", Loop)
+    replication, ingest, changes = Link(), Link(), []
+    path: Any = links._DataPath(SimpleNamespace(replication=replication, ingest=ingest), changes.append)  # type: ignore[arg-type]
+    replication.changed(False)
+    assert (told, timers, changes) == ([("link", links.REPLICATION, False)], [], [])
+    path._path.next = 7 * 10**9
+    path._path.answer = False
+    ingest.changed(False)
+    assert (told[1:], changes, timers[0].seconds) == ([("link", links.INGEST, False)], [False], 2.0)
+    path._path.answer = None
+    timers[0].call()
+    assert told[2:] == [("due", "", False)]
+    assert (timers[0].cancelled, len(timers), changes) == (True, 2, [False])
+    ingest.is_closed = replication.is_closed = True
+    path._path.next = None
+    timers[1].call()
+    replication.changed(False)
+    assert told[3:] == [("link", links.INGEST, True), ("link", links.REPLICATION, True)], "a closed one is missed by nobody"
+    assert timers[1].cancelled
+    assert len(timers) == 2
+
+
+async def test_what_is_left_out_is_counted_in_messages_and_bytes() -> None:
+    connection = Connection()
+    taken: list[bytes] = []
+    parser = InflowParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
+    parser.expect(1, "ev")
+    parser.leaving_out = True
+    await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
+    assert taken == [b"want"]
+    assert parser.left_out == 4
+    assert connection.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}
