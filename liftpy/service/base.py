@@ -46,6 +46,7 @@ class Surroundings(Protocol):
     now_ns: int
     role: Role
     position: int
+    active_version: int
 
     def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
         """One more output."""
@@ -77,6 +78,10 @@ class Service:
     emits: ClassVar[bool | None] = None
     """Whether it has outputs, and so needs an output stream. None: it has if its code names ``emit`` (``liftpy.service.rules``)."""
 
+    version: ClassVar[int] = 1
+    """Of the code, from 1 on. Code of version N also does what N - 1 did, while ``active_version`` says so: it is rolled out node by
+    node."""
+
     surroundings: Surroundings
     """Set by the driver before ``on_start``."""
 
@@ -90,6 +95,10 @@ class Service:
 
     def on_timer(self, name: str) -> None:
         """Log time has reached the time that ``set_timer`` was given; the timer is not set any more."""
+
+    def on_version(self, version: int) -> None:
+        """From here on ``active_version`` is ``version``, on all nodes: change the state to what it needs. Called at the record that
+        says so."""
 
     def on_query(self, query: bytes) -> bytes:
         """Answer a question about the state, and change nothing: a query is no record, and other nodes do not see it.
@@ -157,6 +166,11 @@ class Service:
     def now_ns(self) -> int:
         """Log time, ns since 1970; never falls."""
         return self.surroundings.now_ns
+
+    @property
+    def active_version(self) -> int:
+        """By which version records are applied here: ``version``, or the one before it."""
+        return self.surroundings.active_version
 
     @property
     def role(self) -> Role:

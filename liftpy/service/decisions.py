@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from liftpy.client import Client
 from liftpy.errors import ConfigError, UnavailableError
+from liftpy.service.outbox import EXPECTED_HEADER
 from liftpy.service.poison import SkipDecision, dead_letter_headers
 from liftpy.service.snapshot import Identity
+from liftpy.service.versions import VersionDecision
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record
@@ -28,9 +30,20 @@ class RecordWriter:
         self._timeout_s = timeout_s
 
     async def append(
-        self, name: str, partition: int, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]], uid: str = ""
+        self,
+        name: str,
+        partition: int,
+        value: bytes,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        uid: str = "",
+        *,
+        first: bool = False,
     ) -> int:
-        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged."""
+        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged.
+
+        ``first``: as the first record of the partition, or not at all.
+        """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
             raise ConfigError(f"the stream {name} was deleted and made again")
@@ -49,7 +62,9 @@ class RecordWriter:
             headers=[client_pb2.Header(name=header, value=content) for header, content in headers],
             ackPolicy=client_pb2.ALL,
         )
-        answer = await self._client.transport.request(data_subject(subject, partition), frames.encode(message), self._timeout_s)
+        answer = await self._client.transport.request(
+            data_subject(subject, partition), frames.encode(message), self._timeout_s, {EXPECTED_HEADER: "0"} if first else None
+        )
         ack = frames.decode(answer, client_pb2.Ack)
         if (ack.stream, ack.partition) != (name, partition) or ack.ackError != client_pb2.Ack.OK:
             raise UnavailableError(f"{name}/{partition} did not take it: {ack.detail or ack.ackError}")
@@ -75,4 +90,11 @@ class DecisionWriter(RecordWriter):
             await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
         offset = await self.append(identity.stream, identity.partition, error.encode(), None, decision.headers(), identity.uid)
         logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, error)
+        return offset
+
+    async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
+        """Append the decision; ``first``: as the first record of the log, or not at all. Return its offset. Raises UnavailableError."""
+        headers = decision.headers()
+        offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)
+        logger.warning("%s: version %d from the record at %d on", identity, decision.version, offset)
         return offset

@@ -59,7 +59,6 @@ class SnapshotGiver:
         self._keeper = keeper
         self._held: dict[bytes, _Held] = {}
         """By digest, the one that was used last at the end."""
-        self.given_bytes = 0
 
     async def run(self) -> None:
         """Answer, for ever."""
@@ -98,7 +97,7 @@ class SnapshotGiver:
             answer.problem = f"{error.code}: {error}"
         with contextlib.suppress(LiftError):  # who asked asks again
             await self._transport.publish(message.reply, frames.sealed(answer))
-            self.given_bytes += len(answer.data)
+            self._keeper.given_bytes += len(answer.data)
 
     def _offer(self, answer: pb.PeerSnapshotAnswer) -> None:
         for kept in self._keeper.offers():

@@ -43,6 +43,7 @@ from liftpy.service.rules import NO_PARAMETERS, check_outputs
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
 from liftpy.service.store import ServiceLock, SnapshotStore
+from liftpy.service.upgrading import Upgrader
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -97,7 +98,6 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._giver: SnapshotGiver | None = None
         self._serving = _Serving()
         self._refusal = ""
         self._stopped = False
@@ -108,6 +108,7 @@ class ServiceHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._joined = asyncio.Event()
+        self._upgrader = Upgrader(self._client, settings)
         self.machine: ServiceMachine | None = None
         """The running state; another object after a rewind. None before the first JoinLog."""
 
@@ -202,8 +203,7 @@ class ServiceHost:
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
-        self._giver = SnapshotGiver(*peers, self._keeper)
-        self._spawn(self._giver.run())
+        self._spawn(SnapshotGiver(*peers, self._keeper).run())
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
@@ -362,10 +362,18 @@ class ServiceHost:
         while True:
             await self._try_to_send(self._hello())
             await asyncio.sleep(self._settings.heartbeat_s)
+            self._upgrade_if_due()
             order = self._order
             if order is not None and self._leads() and time.monotonic() - self._heard_s >= order.leaseMs / 1000:
                 logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
                 self._obey()
+
+    def _upgrade_if_due(self) -> None:
+        order, machine = self._order, self.machine
+        if order is not None and machine is not None and self._leads() and self._is_beside_the_leader():
+            decision = self._upgrader.due(order, machine)
+            if decision is not None:
+                self._spawn(self._upgrader.decide(machine, *decision))
 
     def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
         settings, machine = self._settings, self.machine
@@ -385,6 +393,8 @@ class ServiceHost:
             problem=self.problem,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),
+            version=machine.version if machine is not None else 0,
+            activeVersion=machine.active_version if machine is not None else 0,
             snapshots=[
                 pb.SnapshotDigest(position=BEGINNING, digest=settings.parameters_digest or NO_PARAMETERS),
                 *(
@@ -395,7 +405,7 @@ class ServiceHost:
             failing=fetching or (machine is not None and self._feeder is not None and self._feeder.failing is not None),
             fetching=fetching,
             fetchedBytes=self._fetcher.fetched_bytes if self._fetcher is not None else 0,
-            givenBytes=self._giver.given_bytes if self._giver is not None else 0,
+            givenBytes=self._keeper.given_bytes if self._keeper is not None else 0,
             snapshotPosition=self._keeper.held_from() if self._keeper is not None and machine is not None else 0,
         )
 

@@ -52,6 +52,8 @@ class SnapshotKeeper:
         self._soon = False
         self._blocked_s = 0.0
         """How long the last snapshot has blocked the service."""
+        self.given_bytes = 0
+        """To services beside other nodes."""
         self.turn = 0
         """Of this node, as the sidecar says: 0 is the first."""
         self.life = secrets.randbits(62)

@@ -22,6 +22,7 @@ from liftpy.service.poison import DecisionMissedError, OnError, PoisonError, Ski
 from liftpy.service.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
 from liftpy.service.rules import check_class
 from liftpy.service.snapshot import Identity, Section, Snapshot
+from liftpy.service.versions import FIRST, check_code, decided_version, encoded, follows, from_section
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
 
@@ -102,6 +103,10 @@ class ServiceMachine:
         self._source: _Source | None = None
         """Set while the state may change; None: emit and timers are refused."""
         self._skips = Skips()
+        self.version = service.version
+        """Of the code."""
+        self.active_version = FIRST
+        """By which records are applied."""
         self.failed = False
         """Whether a callback raised: the state may be half of one."""
         self.at_home: Callable[[], bool] = _yes
@@ -117,6 +122,8 @@ class ServiceMachine:
                     f"{self.identity}: the snapshot at {snapshot.position} was made with other parameters, and so were the outputs. "
                     "Start the service with those; with others it is another service: give it a name of its own (--name)"
                 )
+            self.active_version = from_section(snapshot.section(Section.VERSION))
+            check_code(self.version, self.active_version, snapshot.position)
             self.position = self._snapshot_position = snapshot.position
             self.last_epoch, self.now_ns = snapshot.last_epoch, snapshot.now_ns
             for at_ns, name in snapshot.timers:
@@ -162,6 +169,7 @@ class ServiceMachine:
         may_wait = self.outbox is not None and self.role is Role.LEADER
         boundary = self.boundary
         source = self._source = _Source()
+        can_do = self.active_version >= self.version - 1
         try:
             for record in records:
                 offset = record.offset
@@ -172,6 +180,8 @@ class ServiceMachine:
                 if offset >= boundary:
                     boundary = self._snapshot_through(offset, done)
                 source.offset, source.index = offset, 0
+                if not can_do:
+                    can_do = self._may_begin(record)
                 self._apply(record)
                 done.count += 1
                 self._stamp_ns = record.timestamp_ns
@@ -208,6 +218,8 @@ class ServiceMachine:
             self._end(number, record, passed_over=passed_over)
         elif not passed_over:
             self._call(None, record, self._service.on_record, record)
+        elif record.headers:
+            self._upgrade(record)
         self.position = record.offset + 1
         self.last_epoch = record.leader_epoch
         if self.outbox is not None:
@@ -232,6 +244,21 @@ class ServiceMachine:
 
     def _result(self, effect: Effect, record: Record) -> None:
         self._service.on_effect_result(effect, record.value or b"")
+
+    def _may_begin(self, record: Record) -> bool:
+        """Whether the first record says that the log begins with a version that the code can do; raises VersionError."""
+        version = decided_version(record, self.identity.service) if record.offset == 0 else None
+        check_code(self.version, version or self.active_version, record.offset)
+        return True
+
+    def _upgrade(self, record: Record) -> None:
+        """Another version may be active from ``record`` on; raises VersionError when the code can't do it."""
+        version = decided_version(record, self.identity.service)
+        if version is None or not follows(version, self.active_version, record.offset) or Unit(record.offset) in self._skips:
+            return
+        check_code(self.version, version, record.offset)
+        self.active_version = version
+        self._call(None, record, self._service.on_version, version)
 
     def _is_decided_by(self, record: Record) -> bool:
         """Whether it is a decision, which no ``on_record`` sees. Raises DecisionMissedError for one about what is in the state."""
@@ -356,6 +383,7 @@ class ServiceMachine:
         yield Section.PARAMETERS, self._parameters_digest
         yield Section.EFFECTS, self.effects.encode()
         yield Section.ANSWERS, self._answers.encode()
+        yield Section.VERSION, encoded(self.active_version)
 
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property

@@ -29,7 +29,7 @@ from liftpy.errors import LiftError
 from liftpy.ids import check_name
 from liftpy.service.base import ServiceFailedError
 from liftpy.wire.batch import Record
-from liftpy.wire.headers import DEAD_LETTER_ERROR, DEAD_LETTER_SERVICE, DEAD_LETTER_SOURCE, SERVICE_SKIP, Pairs
+from liftpy.wire.headers import DEAD_LETTER_ERROR, DEAD_LETTER_SERVICE, DEAD_LETTER_SOURCE, SERVICE_SKIP, SERVICE_VERSION, Pairs
 
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
@@ -92,7 +92,7 @@ class SkipDecision:
 
 def is_decision(record: Record) -> bool:
     """Whether the record is for the framework: no service's ``on_record`` sees it."""
-    return any(name == SERVICE_SKIP for name, _ in record.headers)
+    return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
 def decided(record: Record, service: str) -> Unit | None:

@@ -23,8 +23,18 @@ from typing import Any
 from liftpy.errors import ConfigError
 from liftpy.service.base import Service
 from liftpy.service.poison import OnError
+from liftpy.service.versions import MAX_VERSION
 
-CALLBACKS = ("on_start", "on_record", "on_timer", "on_role_change", "on_query", "on_effect_result", "take_snapshot")
+CALLBACKS = (
+    "on_start",
+    "on_record",
+    "on_timer",
+    "on_role_change",
+    "on_query",
+    "on_effect_result",
+    "on_version",
+    "take_snapshot",
+)
 """All are called, none is awaited. (``on_effect`` may be.)"""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
@@ -42,6 +52,8 @@ def check_class(service: type[Service]) -> None:
             )
     if service.on_error not in [policy.value for policy in OnError]:
         raise ConfigError(f"{service.__name__}.on_error = {service.on_error!r} is neither 'stop' nor 'skip'")
+    if type(service.version) is not int or not 1 <= service.version < MAX_VERSION:
+        raise ConfigError(f"{service.__name__}.version = {service.version!r} is not a whole number from 1 on")
     if service.emits not in (None, True, False):
         raise ConfigError(f"{service.__name__}.emits = {service.emits!r} is neither True, False nor None")
 

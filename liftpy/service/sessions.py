@@ -113,6 +113,10 @@ class _ServiceSession:
     life: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
     """Position -> digest of its newest snapshots, as last told."""
+    version: int = 0
+    active_version: int = 0
+    lowest_version: int = 0
+    """What the code beside all replicas can do; 0: not known of all."""
     fetching: bool = False
     """It looks for a snapshot of another node's service."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
@@ -203,6 +207,7 @@ class ServiceSessions:
         session.figures = hello.figures if hello.HasField("figures") else pb.ServiceFigures(**_NOTHING_YET)
         session.digests = {told.position: told.digest for told in hello.snapshots[:MAX_POSITIONS]}
         session.failing, session.snapshot_position = hello.failing, max(0, hello.snapshotPosition)
+        session.version, session.active_version = hello.version, hello.activeVersion
         session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
@@ -305,6 +310,15 @@ class ServiceSessions:
         if service in self._sessions:
             told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
             self._sessions[service].agreed = tuple(told)
+
+    def versions(self) -> dict[str, int]:
+        """Of the code of every service that is registered here."""
+        return {name: session.version for name, session in self._sessions.items()}
+
+    def can_do(self, service: str, version: int) -> None:
+        """The code beside all replicas can do ``version``; 0: not known of all."""
+        if service in self._sessions:
+            self._sessions[service].lowest_version = version
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
         """Its state is compared with those beside other nodes; None: it does not differ."""
@@ -427,6 +441,7 @@ class ServiceSessions:
                 leads=view.leads,
                 snapshotRequest=session.snapshots_wanted,
                 turn=view.turn,
+                lowestVersion=session.lowest_version,
                 agreed=session.agreed if session.fetching else (),
             ),
         )
@@ -462,6 +477,8 @@ class ServiceSessions:
                 "excused": session.excused,
                 "failing": session.failing,
                 "snapshot": session.snapshot_position,
+                "version": session.version,
+                "active_version": session.active_version,
                 "fetched_bytes": session.fetched_bytes,
                 "given_bytes": session.given_bytes,
                 "problem": session.differs or session.problem,

@@ -56,6 +56,8 @@ class Section(IntEnum):
     """What commands of known message ids were answered (``liftpy.service.replies``)."""
     EFFECTS = 3
     """Effects and offers without a result (``liftpy.service.effects``)."""
+    VERSION = 4
+    """The active version of the service (``liftpy.service.versions``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,7 @@ class _Run:
         self._outbox = Outbox("test/0", max_records=_MAX_OUTPUTS, max_bytes=_MAX_OUTPUTS)
         self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_every=_NO_SNAPSHOTS, outbox=self._outbox)
         self.machine.replies = self.replies
+        self.machine.active_version = self.machine.version
         self.machine.start(snapshot)
         self.machine.change_role(role, 1)
 

@@ -26,6 +26,7 @@ OUTPUT_SERVICE = "Lift-Output-Service"
 SERVICE_SKIP = "Lift-Service-Skip"
 SERVICE_EFFECT = "Lift-Service-Effect"
 SERVICE_TICK = "Lift-Service-Tick"
+SERVICE_VERSION = "Lift-Service-Version"
 DEAD_LETTER_SERVICE = "Lift-Dead-Letter-Service"
 DEAD_LETTER_SOURCE = "Lift-Dead-Letter-Source"
 DEAD_LETTER_ERROR = "Lift-Dead-Letter-Error"
@@ -39,6 +40,7 @@ _OF_SERVICES = frozenset(
         SERVICE_SKIP,
         SERVICE_EFFECT,
         SERVICE_TICK,
+        SERVICE_VERSION,
         DEAD_LETTER_SERVICE,
         DEAD_LETTER_SOURCE,
         DEAD_LETTER_ERROR,

@@ -159,9 +159,15 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _version(service: dict[str, Any]) -> str:
+    """The active one, and the code's where it is another."""
+    active, code = service.get("active_version", 0), service.get("version", 0)
+    return str(active or "") if active == code else f"{active} (code {code})"
+
+
 def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
     """Nothing where there are none."""
-    columns = ("service", "partition", "node", "role", "position", "lag", "outputs", "problem")
+    columns = ("service", "partition", "node", "role", "version", "position", "lag", "outputs", "problem")
     rows = []
     for p in partitions:
         gone = p.get("gone_services", {})
@@ -169,7 +175,19 @@ def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
             for s in (*services, *gone.get(node, ())):
                 outputs = f"{s['emitted_end']}/{s['output_count']}" if "emitted_end" in s else ""
                 where = f"{p['stream']}/{p['partition']}"
-                rows.append((s["service"], where, node, s["role"], str(s["position"]), str(s["lag"]), outputs, s["problem"]))
+                rows.append(
+                    (
+                        s["service"],
+                        where,
+                        node,
+                        s["role"],
+                        _version(s),
+                        str(s["position"]),
+                        str(s["lag"]),
+                        outputs,
+                        s["problem"],
+                    )
+                )
     if rows:
         console.print(table(columns, rows, folds=("outputs", "problem"), title="services", width=console.width))
 

@@ -21,6 +21,7 @@ from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
 from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.service.versions import CodeVersions
 from liftpy.service.wellness import MAX_REPORTED, REPORT_EVERY_S, Wellbeing, Wellness
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
@@ -72,6 +73,7 @@ class PartitionServices:
         self._hand_over = hand_over
         self._agreements: dict[str, Agreement] = {}
         self._differences: dict[str, Difference | None] = {}
+        self._versions = CodeVersions()
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -129,6 +131,7 @@ class PartitionServices:
         self._wellness.heard(report.node, services, clock.now_ns())
         for told in report.services[:MAX_REPORTED]:
             if told.service in self._sessions:
+                self._versions.told(told.service, report.node, told.version, clock.now_ns())
                 digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
                 agreement = self._agreements.setdefault(told.service, Agreement())
                 agreement.told(report.node, told.life, digests)
@@ -183,6 +186,10 @@ class PartitionServices:
         own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
         digests = self._sessions.digests()
         self._compare(digests)
+        versions = self._sessions.versions()
+        for name, version in versions.items():
+            self._versions.told(name, self._node_id, version, now_ns)
+            self._sessions.can_do(name, self._versions.lowest(name, state.replicas, now_ns))
         if len(self._sessions):
             report = pb.ServiceReport(
                 node=self._node_id,
@@ -196,6 +203,7 @@ class PartitionServices:
                         failing=not service.well,
                         snapshots=[pb.SnapshotDigest(position=at, digest=digest) for at, digest in digests[name][1].items()],
                         life=digests[name][0],
+                        version=versions.get(name, 0),
                     )
                     for name, service in own.items()
                     if name in self._sessions

@@ -15,6 +15,7 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from liftpy.log import horizon, promises, small_files
 from liftpy.service import snapshot as service_snapshot
+from liftpy.service import versions
 from liftpy.service.effects import Pending
 from liftpy.service.replies import Answer, AnswerTable, decode_answers
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
@@ -269,6 +270,14 @@ def decoders() -> list[Decoder]:
             s,
             lambda f: f.encode(),
             covers=("liftpy.service.replies:decode_answers",),
+        ),
+        Decoder(
+            "service version",
+            [versions.encoded(n) for n in (2, 3, 70_000)],
+            versions.from_section,
+            (versions.VersionError,),
+            versions.encoded,
+            covers=("liftpy.service.versions:from_section",),
         ),
         Decoder(
             "service snapshot",

@@ -32,7 +32,7 @@ from liftpy.service.snapshot import Snapshot
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
-from sidecar.cli.service_endings import EXIT_PLACE_TAKEN
+from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_PLACE_TAKEN
 from sidecar.cli.service_orders import store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
@@ -41,6 +41,7 @@ from tests.examples.echo import TIMES, Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
 from tests.examples.strict import Strict
+from tests.examples.versioned import CountedSums
 from tests.integration.conftest import Bench, close_bench, open_bench, show
 
 pytestmark = pytest.mark.processes
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
     "echo": ("tests.examples.echo:Echo", Echo),
     "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
     "strict": ("tests.examples.strict:Strict", Strict),
+    "sums": ("tests.examples.versioned:Sums", CountedSums),
 }
 QUICK = {
     "LIFTPY_REPLICATION_LEASE_S": "1.0",
@@ -75,16 +77,16 @@ class Running:
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self.sent = 0
 
-    def start(self, node: str) -> None:
+    def start(self, node: str, code: str = "") -> None:
         self.processes[node] = start_service(
-            EXAMPLES[self.example][0],
+            code or EXAMPLES[self.example][0],
             stream=self.stream,
             node=node,
             data=self.data,
             output=self.outputs,
             snapshot_every=EVERY,
             nats_url=self.bench.cluster.nats_url,
-            more=("--dead-letter", f"{self.stream}-dead") if self.example == "strict" else (),
+            more=("--dead-letter", f"{self.stream}-dead") if self.example == "strict" else ("--name", self.example),
         )
 
     def send(self, node: str, number: int) -> None:
@@ -283,6 +285,33 @@ async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_a
     sources = {dict(record.headers)["Lift-Dead-Letter-Source"].rsplit(b"/", 1)[1] for record in dead}
     log = [record async for record in bench.client.consume(service.stream, until="end")]
     assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
+
+
+async def test_new_code_is_rolled_out_node_by_node_and_becomes_active_on_all_at_one_record(run: Any) -> None:
+    service: Running = await run("sums")
+    bench = service.bench
+    for node in (*NODES, ""):
+        await service.publish(20)
+
+        async def are_of_version(active: int = 1 if node else 2) -> bool:
+            return all([(await service.said(node)).get("active_version") == active for node in NODES])
+
+        await bench.until(are_of_version, f"all are of the version that the code allows beside {node or 'all'}")
+        if node:
+            service.kill(node)
+            service.start(node, "tests.examples.versioned:CountedSums")
+            await bench.until(lambda node=node: _has_version(service, node, 2), f"{node} has the new code")
+    await bench.until(service.went_on, "all go on")
+    await service.publish(20)
+    await service.check()
+    service.kill("n1")
+    service.start("n1")  # the old code, by mistake
+    assert await asyncio.to_thread(service.processes["n1"].wait, 30) == EXIT_CONFIG
+    assert "the log is of version 2 of the service, this is 1: start 2" in (service.data / "n1.log").read_text()
+
+
+async def _has_version(service: Running, node: str, version: int) -> bool:
+    return bool((await service.said(node)).get("version") == version)
 
 
 async def test_services_without_a_snapshot_begin_from_that_of_another_node_where_the_log_begins_later(run: Any) -> None:

@@ -51,7 +51,7 @@ class ServiceFigures(_message.Message):
     def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ...) -> None: ...
 
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,8 @@ class ServiceHello(_message.Message):
     FETCHEDBYTES_FIELD_NUMBER: _ClassVar[int]
     GIVENBYTES_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVEVERSION_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -90,10 +92,12 @@ class ServiceHello(_message.Message):
     fetchedBytes: int
     givenBytes: int
     figures: ServiceFigures
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ...) -> None: ...
+    version: int
+    activeVersion: int
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ...) -> None: ...
 
 class JoinLog(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "turn")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "lowestVersion", "turn")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +115,7 @@ class JoinLog(_message.Message):
     SNAPSHOTREQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
+    LOWESTVERSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
@@ -129,8 +134,9 @@ class JoinLog(_message.Message):
     snapshotRequest: int
     leads: bool
     agreed: _containers.RepeatedCompositeFieldContainer[AgreedSnapshot]
+    lowestVersion: int
     turn: int
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ..., turn: _Optional[int] = ...) -> None: ...
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ..., lowestVersion: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class ServiceAck(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")
@@ -206,18 +212,20 @@ class PeerSnapshotAnswer(_message.Message):
 class ServiceReport(_message.Message):
     __slots__ = ("node", "stream", "partition", "streamUid", "services")
     class State(_message.Message):
-        __slots__ = ("service", "position", "failing", "snapshots", "life")
+        __slots__ = ("service", "position", "failing", "snapshots", "version", "life")
         SERVICE_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         FAILING_FIELD_NUMBER: _ClassVar[int]
         SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+        VERSION_FIELD_NUMBER: _ClassVar[int]
         LIFE_FIELD_NUMBER: _ClassVar[int]
         service: str
         position: int
         failing: bool
         snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotDigest]
+        version: int
         life: int
-        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
+        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., version: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]

@@ -11,6 +11,7 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Identity
 from liftpy.service.decisions import DecisionWriter
 from liftpy.service.poison import SkipDecision, Unit, decided
+from liftpy.service.versions import VersionDecision
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, service_pb2
 from liftpy.wire.batch import Record
@@ -28,6 +29,7 @@ class Cluster:
         self.sent: list[tuple[str, client_pb2.Message]] = []
         self.told: list[tuple[str, service_pb2.SnapshotRequest]] = []
         self.refused = ""
+        self.expected: list[Any] = []
         self.position, self.snapshot = 17, 10
         self.transport = SimpleNamespace(request=self._request, publish=self._publish)
 
@@ -49,7 +51,8 @@ class Cluster:
         assert (stream, partition, start, end, uid) == ("in", 1, 17, 18, "u1")
         yield SimpleNamespace(records=lambda: [BAD])
 
-    async def _request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+    async def _request(self, subject: str, payload: bytes, timeout_s: float, headers: Any = None) -> bytes:
+        self.expected.append(headers)
         message = frames.decode(payload, client_pb2.Message)
         if message.stream == self.refused:
             ack = client_pb2.Ack(stream=message.stream, partition=message.partition, ackError=client_pb2.Ack.NOT_LEADER)
@@ -134,3 +137,13 @@ async def test_a_snapshot_is_waited_for_where_there_is_a_service(cluster: Any) -
 
 async def _nothing() -> None:
     """It does not arrive."""
+
+
+async def test_a_version_is_said_by_a_record_and_the_first_one_before_any_other(cluster: Any) -> None:
+    writer = DecisionWriter(cluster, "dead")
+    assert await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=True) == 41
+    ((_, message),) = cluster.sent
+    assert [(h.name, h.value) for h in message.headers] == [("Lift-Service-Version", b"bank/3/7")]
+    assert (message.stream, message.streamUid, message.partition) == ("in", "u1", 1)
+    await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=False)
+    assert cluster.expected == [{"Nats-Expected-Last-Sequence": "0"}, None]

@@ -266,3 +266,22 @@ def test_an_order_says_when_it_is_this_nodes_turn(world: World, leader: str, tur
     world.replica.state.leader = leader
     world.say(hello())
     assert world.last(pb.JoinLog).turn == turn
+
+
+def test_a_service_is_told_what_the_code_beside_all_replicas_can_do(world: World) -> None:
+    def report(node: str, version: int) -> pb.ServiceReport:
+        states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
+        return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
+
+    world.say(hello(version=3, activeVersion=1))
+    world.services.reported(report("n2", 2))
+    world.services._report.fire()
+    assert [s.version for s in frames.decode(world.sent[-1][1], pb.ServiceReport).services] == [3]
+    world.say(hello(version=3, activeVersion=1))
+    assert world.last(pb.JoinLog).lowestVersion == 0, "nothing is known of n3"
+    world.services.reported(report("n3", 2))
+    world.services._report.fire()
+    world.say(hello(version=3, activeVersion=1))
+    assert world.last(pb.JoinLog).lowestVersion == 2
+    (row,) = world.services.report()
+    assert (row["version"], row["active_version"]) == (3, 1)

@@ -14,12 +14,14 @@ import pytest
 from liftpy.client.progress import NotServedError
 from liftpy.errors import ConfigError, FolderLockedError, NotFoundError, UnavailableError
 from liftpy.service import DivergedError, Outbox, Role, feeding, host
+from liftpy.service.decisions import DecisionWriter
 from liftpy.service.emitter import Emitter
 from liftpy.service.host import ServiceHost
 from liftpy.service.outbox import Output
 from liftpy.service.sessions import MAX_SERVICES, Replayed, Tell
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.store import ServiceLock
+from liftpy.service.versions import VersionDecision
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.batch import Record
@@ -181,6 +183,30 @@ async def test_one_whose_place_is_taken_leads_no_longer_and_asks_for_it(running:
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made._leads() and not made.problem and not bus.hellos[-1].first)
     assert not task.done()
+
+
+async def test_a_leader_says_that_the_next_version_is_active_once_all_nodes_have_its_code(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _, _, _ = running
+    said: list[tuple[VersionDecision, bool]] = []
+
+    async def upgrade(self: Any, who: Any, decision: VersionDecision, *, first: bool) -> int:
+        said.append((decision, first))
+        raise UnavailableError("not now")
+
+    monkeypatch.setattr(DecisionWriter, "upgrade", upgrade)
+    monkeypatch.setattr(Quiet, "version", 2)
+    await bus.tell(order(bus, 1, leads=True, lowestVersion=2))
+    await bus.until(lambda: bus.hellos[-1].version == 2)
+    assert (bus.hellos[-1].activeVersion, said) == (1, []), "it follows"
+    await bus.tell(order(bus, 2, leads=True, role=pb.SERVICE_LEADER, lowestVersion=1))
+    count = len(bus.hellos)
+    await bus.until(lambda: len(bus.hellos) > count + 2)
+    assert said == []
+    await bus.tell(order(bus, 2, leads=True, role=pb.SERVICE_LEADER, lowestVersion=2))
+    await bus.until(lambda: said)
+    assert said == [(VersionDecision("sum", 2, 3), False)]
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(0.0, ""), (4.9, ""), (3600.0, "log time is 3600 s ahead of the newest record")])
@@ -467,7 +493,7 @@ def test_the_report_of_each_service_is_its_own() -> None:
     problem = str(rows["a"].pop("problem"))
     assert 0 < len(problem) < 5000
     base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
-    base |= {"fetched_bytes": 0, "given_bytes": 0}
+    base |= {"fetched_bytes": 0, "given_bytes": 0, "version": 0, "active_version": 0}
     base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": "", "output_backlog": 0}
     base |= {"since_output_s": None, "queries_waiting": 0, "queries_answered": 0, "queries_refused": 0, "snapshots_stored": 0}
     base |= {"since_snapshot_s": None, "snapshot_bytes": 0}

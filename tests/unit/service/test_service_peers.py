@@ -190,7 +190,7 @@ async def test_a_snapshot_comes_in_pieces_and_is_stored_byte_for_byte(bus: Bus, 
     assert {question.maxBytes for question in pieces} == {4096}
     assert [question.start for question in pieces] == list(range(0, 30_000, 4096))
     size_bytes = new.store._path(30).stat().st_size
-    assert (new.fetcher.fetched_bytes, old.giver.given_bytes) == (size_bytes, size_bytes)
+    assert (new.fetcher.fetched_bytes, old.keeper.given_bytes) == (size_bytes, size_bytes)
     assert not list(new.store.folder.glob("*.incoming"))
     assert new.fetcher.problem == ""
     assert ("n3", b"") in [(node, question.digest) for node, question in bus.asked], "all were asked"

@@ -1,0 +1,215 @@
+"""Versions of a service's code: nodes get it one after the other, and no two ever apply a record differently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.service import Identity, Outbox, Service, ServiceMachine, upgrading
+from liftpy.service.poison import PoisonError, Unit
+from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot import decode
+from liftpy.service.upgrading import Upgrader
+from liftpy.service.versions import CodeVersions, VersionDecision, VersionError, decided_version, from_section
+from liftpy.testing import ServiceTest
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.batch import Record
+
+WHO = Identity("sum", "in", "u1", 0)
+
+
+def record(offset: int, value: bytes = b"1", epoch: int = 5, **headers: bytes) -> Record:
+    named = tuple((name.replace("_", "-"), content) for name, content in headers.items())
+    return Record(offset, 0, None, value, named, "", None, epoch)
+
+
+def says(offset: int, version: int, epoch: int = 5, service: str = "sum", appended: int = 5) -> Record:
+    return Record(offset, 0, None, b"", VersionDecision(service, version, epoch).headers(), "", None, appended)
+
+
+class One(Service):
+    """Version 1 counts; 2 counts double, and has told so; 3 counts triple."""
+
+    version: ClassVar[int] = 1
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.total = int(snapshot or 0)
+        self.told: list[int] = []
+
+    def on_record(self, record: Record) -> None:
+        self.total += int(record.value or 0) * self.active_version
+        self.emit(b"%d" % self.total)
+
+    def on_version(self, version: int) -> None:
+        self.told.append(version)
+        self.total += 1000
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.total
+
+
+class Two(One):
+    version = 2
+
+
+class Three(One):
+    version = 3
+
+
+def started(service: Service, snapshot: Any = None) -> ServiceMachine:
+    machine = ServiceMachine(service, WHO, snapshot_every=10, outbox=Outbox("u1/0"))
+    machine.start(snapshot)
+    return machine
+
+
+def test_new_code_goes_on_as_the_old_one_until_the_log_says_otherwise_and_then_all_change_at_one_record() -> None:
+    log = [record(n) for n in range(10)] + [says(10, 2)] + [record(n) for n in range(11, 25)]
+    made = [Two(), Two(), Two()]
+    machines = [started(service) for service in made]
+    files = [[s.encode() for s in machine.apply(log).snapshots] for machine in machines]
+    old = started(One())
+    before = old.apply(log[:10]).snapshots[0]
+    assert before.encode() == files[0][0], "one that still has the old code"
+    assert [service.total for service in made] == [10 + 1000 + 28] * 3
+    assert made[0].told == [2]
+    assert len({tuple(f) for f in files}) == 1
+    again = Two()
+    machine = started(again, decode(files[0][1], WHO))
+    assert (machine.active_version, again.told) == (2, [])
+    machine.apply(log)
+    assert again.total == made[0].total
+    moved = Two()
+    started(moved, before).apply(log)
+    assert (moved.total, moved.told) == (made[0].total, [2])
+
+
+def test_code_that_is_too_old_or_too_new_is_refused_before_it_applies_anything() -> None:
+    one = One()
+    machine = started(one)
+    with pytest.raises(VersionError, match="the log is of version 2 of the service, this is 1: start 2"):
+        machine.apply([record(0), says(1, 2), record(2)])
+    assert (one.total, machine.position) == (1, 1)
+    newer = started(Two())
+    newer.apply([says(0, 2), *(record(n) for n in range(1, 12))])
+    with pytest.raises(VersionError, match="start 2"):
+        started(One(), newer.snapshot())
+    three = Three()
+    with pytest.raises(VersionError, match="code of version 3 can do 2 and 3 only: start 2 on all nodes first"):
+        started(three).apply([record(0)])
+    assert three.total == 0
+    with pytest.raises(VersionError, match="start 2"):
+        started(Three(), started(One()).snapshot())
+    going_on = started(Three(), newer.snapshot())
+    going_on.apply([record(12), says(13, 3)])
+    assert going_on.active_version == 3
+    assert issubclass(VersionError, ConfigError)
+
+
+def test_a_log_may_begin_with_any_version_and_goes_on_one_by_one() -> None:
+    three = Three()
+    machine = started(three)
+    machine.apply([says(0, 3), record(1)])
+    assert (machine.active_version, three.total) == (3, 1003)
+    with pytest.raises(VersionError):
+        started(Three()).apply([says(0, 1), record(1)])
+    two = started(Two())
+    two.apply([record(0), says(1, 3), says(2, 2), says(3, 1), says(4, 2)])
+    assert two.active_version == 2
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        says(3, 2, epoch=4),
+        says(3, 2, service="other"),
+        record(3, b"", Lift_Service_Version=b"garbage"),
+        record(3, b"", Lift_Service_Version=b"sum/x/5"),
+        record(3, b"", Lift_Service_Version=b"sum/-2/5"),
+        record(3, b"", Lift_Service_Version=b"sum/99999999999999999999/5"),
+        record(3, b"", Lift_Service_Version=b"\xff\xfe/2/5"),
+    ],
+)
+def test_what_does_not_count_changes_nothing_and_reaches_no_service(decision: Record) -> None:
+    """It was appended in another LeaderEpoch than the one in which it was made, is another service's, or is none."""
+    service = Two()
+    machine = started(service)
+    machine.apply([record(0), record(1), record(2), decision])
+    assert (machine.active_version, service.told, service.total, machine.position) == (1, [], 3, 4)
+    assert decided_version(decision, "sum") is None
+
+
+def test_a_change_that_fails_is_poison_and_may_be_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: One, version: int) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(One, "on_version", fails)
+    log = [record(0), says(1, 2), record(2)]
+    machine = started(Two())
+    with pytest.raises(PoisonError, match="offset 1"):
+        machine.apply(log)
+    assert machine.failed
+    again = started(Two())
+    again.skip(Unit(1))
+    again.apply(log)
+    assert (again.active_version, again.position) == (1, 3)
+
+
+def test_a_version_is_a_number_and_a_snapshots_can_be_read() -> None:
+    with pytest.raises(VersionError):
+        from_section(b"abc")
+    for version in (0, True, "2", 1 << 31):
+        with pytest.raises(ConfigError, match="version"):
+            started(type("Bad", (One,), {"version": version})())
+    test = ServiceTest(Three).send(b"2").restart().send(b"1")
+    assert [output.value for output in test.outputs] == [b"6", b"9"]
+
+
+# ---- who decides, and when -------------------------------------------------------------------------------------------------
+def test_all_replicas_have_the_code_when_all_have_lately_said_so() -> None:
+    now_ns, second = 10_000_000_000, 1_000_000_000
+    versions = CodeVersions()
+    for node, version in (("n1", 3), ("n2", 2)):
+        versions.told("sum", node, version, now_ns)
+    assert versions.lowest("sum", ("n1", "n2"), now_ns) == 2
+    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns) == 0
+    versions.told("sum", "n3", 2, now_ns + 3 * second)
+    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 4 * second) == 2
+    assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 5 * second) == 0, "two are silent"
+    assert versions.lowest("other", ("n1",), now_ns) == 0
+    for number in range(1000):
+        versions.told(f"s{number}", "n1", 1, now_ns + 5 * second)
+    assert len(versions._told) == 256
+
+
+@pytest.mark.parametrize(
+    ("code", "active", "lowest", "high_watermark", "expected"),
+    [
+        (2, 1, 2, 9, (2, False)),
+        (2, 1, 1, 9, None),
+        (2, 1, 0, 9, None),
+        (1, 1, 2, 9, None),
+        (2, 2, 2, 9, None),
+        (2, 1, 3, -1, (2, False)),
+        (3, 1, 3, -1, (3, True)),
+        (3, 1, 2, -1, None),
+        (3, 2, 3, 9, (3, False)),
+    ],
+)
+def test_the_next_version_is_due_when_all_nodes_can_do_it_and_once(
+    code: int, active: int, lowest: int, high_watermark: int, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = None
+    upgrader = Upgrader(client, ServiceSettings("sum", "in", "n1", tmp_path))
+    machine: Any = SimpleNamespace(version=code, active_version=active, position=high_watermark + 1, identity=WHO)
+    order = pb.JoinLog(leaderEpoch=5, lowestVersion=lowest, highWatermark=high_watermark)
+    due = upgrader.due(order, machine)
+    assert (None if due is None else (due[0].version, due[1])) == expected
+    if due is not None:
+        assert due[0] == VersionDecision("sum", expected[0], 5)
+    assert upgrader.due(order, machine) is None, "it is looked for first"
+    monkeypatch.setattr(upgrading, "AGAIN_S", 0.0)
+    assert (upgrader.due(order, machine) is None) is (expected is None)
