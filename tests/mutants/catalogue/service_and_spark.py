@@ -50,6 +50,25 @@ MUTANTS = [
         ("bytes that are dropped stay counted", "self._kept_bytes -= self._kept.popleft().size_bytes", "self._kept.popleft()", "a service waits for room that it has"),
     ),
     *rows(
+        "liftpy/service/replies.py",
+        ("a reply waits for no output", "self._kept[0].output_count > emitted_end", "self._kept[0].output_count < 0", "who has the answer does not find the output"),
+        ("what has left is sent for ever", "reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent", "reply.to is None", "each replay answers everybody again"),
+    ),
+    *rows(
+        "liftpy/service/replying.py",
+        ("followers answer too", "while self._leads() and sent", "while sent", "a state that is not the leader's answers"),
+        ("any subject is answered", "if not self._inboxes.allows(to.encode(\"utf-8\", \"surrogateescape\")):", "if not to:", "a publisher has a service publish on a subject of its choice"),
+    ),
+    *rows(
+        "liftpy/service/acting.py",
+        ("effects of followers", "self._leads() and not machine.failed", "not machine.failed", "a card is charged by every node"),
+        ("effects before their outputs", "effect.output_count > emitted_end:", "effect.output_count < 0:", "what a diverged state asks for is done"),
+    ),
+    *rows(
+        "liftpy/service/effects.py",
+        ("other services' results", "known = whose == service and", "known =", "one service's result ends another one's effect"),
+    ),
+    *rows(
         "liftpy/service/poison.py",
         ("a decision of any epoch counts", "leader_epoch in (0, record.leader_epoch)", "leader_epoch >= 0", "a decision that came late passes over what was applied and written"),
         ("what failed once is passed over", "        if self.tries < 2:\n", "        if self.tries < 1:\n", "a record is lost for a moment without memory"),
