@@ -9,12 +9,15 @@ nothing at random: a plan with noise is no promise.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.replica.data_path import INGEST, INGEST_GRACE_NS
 from liftpy.testing.clock import MS, S
+from liftpy.testing.network import SILENT_NS
 
 if TYPE_CHECKING:
     from liftpy.testing.cluster import Cluster
@@ -23,16 +26,25 @@ WITHIN_S = 10.0
 _EVERY_NS = 250 * MS
 
 
+@dataclass(slots=True)
+class _Watched:
+    """One partition."""
+
+    acked_ns: int
+    """When a publish was seen to be acknowledged ALL last."""
+    acked: int = 0
+    heirs: frozenset[str] = frozenset()
+    """Who could lead when the world changed last. That a bad decision has led elsewhere since is no excuse."""
+
+
 class Availability:
-    """The watch over one cluster, from the start of its chaos until it is healed."""
+    """The watch over one cluster, from the start of its chaos until it is healed; over each partition for itself."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world: object = None
-        self._heirs: frozenset[str] = frozenset()
-        """Who could lead when the world changed last. That a bad decision has led elsewhere since is no excuse."""
-        self._changed_ns = self._acked_ns = cluster.clock.now_ns
-        self._acked = 0
+        self._changed_ns = cluster.clock.now_ns
+        self._watched = {key: _Watched(self._changed_ns) for key in cluster.keys}
         self.stopped = False
         noise, plan = cluster.plan.noise, cluster.plan
         if not (noise.loss or noise.spike or plan.metadata_loss):
@@ -42,25 +54,41 @@ class Availability:
         if self.stopped:
             return
         cluster = self._cluster
-        now_ns, world, acked = cluster.clock.now_ns, self._seen(), cluster.counters["ack ALL"]
-        if world != self._world:
+        now_ns, world = cluster.clock.now_ns, self._seen()
+        changed = world != self._world
+        if changed:
             self._world, self._changed_ns = world, now_ns
-            self._heirs = self._may_lead()
-        if acked != self._acked:
-            self._acked, self._acked_ns = acked, now_ns
-        quiet_s = (now_ns - max(self._changed_ns, self._acked_ns)) / S
-        if quiet_s >= WITHIN_S + self._grace_s():
-            majority = self._majority()
-            check(
-                not majority, "L10", majority, "are whole, and nothing was acknowledged for", quiet_s, "s:", cluster.describe()
-            )
-        if now_ns - self._changed_ns >= round(WITHIN_S * S):
-            cluster.counters["lasting fault, acknowledged"] += bool(self._majority()) and bool(self._ill())
+        lasts = now_ns - self._changed_ns >= round(WITHIN_S * S)
+        for key, watched in self._watched.items():
+            acked = cluster.checkers.ghost(key).acks_all
+            if changed:
+                watched.heirs = self._may_lead(key)
+            if acked != watched.acked:
+                watched.acked, watched.acked_ns = acked, now_ns
+            quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns)) / S
+            if quiet_s >= WITHIN_S + self._grace_s():
+                whole = self._majority(key)
+                check(
+                    not whole,
+                    "L10",
+                    key,
+                    whole,
+                    "are whole, and nothing was acknowledged for",
+                    quiet_s,
+                    "s:",
+                    cluster.describe(),
+                )
+            if lasts and self._ill():
+                cluster.counters["lasting fault, acknowledged"] += bool(self._majority(key))
         cluster.clock.after(_EVERY_NS, self._look)
 
     def _grace_s(self) -> float:
         """A leader whose publishes alone are cut off waits for a while before it makes way."""
-        return INGEST_GRACE_NS / S if any(link == INGEST for _, link in self._cluster.network.links_down) else 0.0
+        network = self._cluster.network
+        waits_s = INGEST_GRACE_NS / S if any(link == INGEST for _, link in network.links_down) else 0.0
+        if any(link == INGEST for _, link, _ in network.half_open):
+            waits_s = (INGEST_GRACE_NS + SILENT_NS) / S
+        return waits_s
 
     def _seen(self) -> object:
         """Everything that a fault changes."""
@@ -70,7 +98,8 @@ class Availability:
             (node.process and (node.process.incarnation, node.process.paused), node.disk.flush_ns, node.disk.doubtful)
             for node in cluster.nodes.values()
         ]
-        cut = [frozenset(held) for held in (network.down, network.cuts, network.links_down, network.slow, group.cut)]
+        cut = [frozenset(held) for held in (network.down, network.cuts, network.links_down, network.half_open, network.slow)]
+        cut += [frozenset(held) for held in (group.cut, group.late_ns)]
         return nodes, cut, group.available, cluster.candidates_fail, cluster.counters["fault transfer"], self._ill()
 
     def _ill(self) -> frozenset[str]:
@@ -82,22 +111,24 @@ class Availability:
         if node.process is None or node.process.paused or node.disk.flush_ns != cluster.plan.flush_ns:
             return False
         network = cluster.network
-        cut = node_id in network.down or node_id in network.slow or node_id in cluster.group.cut
-        cut = cut or any(node == node_id for node, _ in network.links_down)
+        group = cluster.group
+        cut = node_id in network.down or node_id in network.slow
+        cut = cut or node_id in group.cut or node_id in group.late_ns
+        cut = cut or any(node == node_id for node, *_ in (*network.links_down, *network.half_open))
         return not cut and not node.lost_data and not any(r.failed for r in node.process.replicas.values())
 
-    def _may_lead(self) -> frozenset[str]:
-        stream = self._cluster.group.image.streams[self._cluster.key.stream]
-        return frozenset(stream.may_lead(stream.partitions[0]))
+    def _may_lead(self, key: PartitionKey) -> frozenset[str]:
+        stream = self._cluster.group.image.streams[key.stream]
+        return frozenset(stream.may_lead(stream.partitions[key.partition]))
 
-    def _majority(self) -> tuple[str, ...]:
+    def _majority(self, key: PartitionKey) -> tuple[str, ...]:
         """A smallest set of replicas that could commit, () if there is none."""
         cluster = self._cluster
         if not cluster.group.available or cluster.candidates_fail:
             return ()
-        stream = cluster.group.image.streams[cluster.key.stream]
-        partition = stream.partitions[0]
-        able = {node_id for node_id in self._heirs if cluster.checkers.holds_committed(stream.key(0), node_id)}
+        stream = cluster.group.image.streams[key.stream]
+        partition = stream.partitions[key.partition]
+        able = {node_id for node_id in self._watched[key].heirs if cluster.checkers.holds_committed(key, node_id)}
         majority = len(partition.replicas) // 2 + 1
         heirs = majority if stream.commits_by_quorum else 1
         healthy = [node_id for node_id in partition.replicas if self._is_healthy(node_id)]

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from liftpy.cluster.image import ClusterImage
-from liftpy.config import AckPolicy
+from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.partition import PartitionState, PartitionStatus
@@ -42,14 +42,14 @@ class Checkers:
 
     def shadow(self, replica: SimReplica) -> Shadow:
         """The shadow of one replica's log."""
-        return self.ghost(replica.key).shadows.setdefault(replica.node_id, Shadow())
+        return self.ghost(replica.key).shadows.setdefault(replica.host, Shadow())
 
     def chain_at(self, replica: SimReplica, offset: int) -> int | None:
         """The digest of a replica's log through ``offset``."""
         return self.shadow(replica).chain_at(offset)
 
     def _where(self, replica: SimReplica) -> str:
-        return f"{replica.node_id}[{replica.process.incarnation}] {replica.replica.role} e{replica.replica.leader_epoch}"
+        return f"{replica.host}[{replica.process.incarnation}] {replica.replica.role} e{replica.replica.leader_epoch}"
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def opened(self, replica: SimReplica) -> None:
@@ -64,7 +64,7 @@ class Checkers:
         known = old.base_chain if log.log_start_offset == old.log_start_offset else None
         base = ghost.chain_below(log.log_start_offset) if known is None else known
         shadow = Shadow(log_start_offset=log.log_start_offset, base_chain=base)
-        ghost.shadows[replica.node_id] = shadow
+        ghost.shadows[replica.host] = shadow
         self._push_all(replica, log.log_start_offset, where)
         shadow.durable_end_offset = log.log_end_offset
         ghost.commit(shadow, log.log_start_offset - 1, log.high_watermark, where)
@@ -106,8 +106,8 @@ class Checkers:
         shadow.durable_end_offset = log.log_end_offset
 
     def lost_by_command(self, key: PartitionKey) -> bool:
-        """Whether an operator has had the partition elected uncleanly."""
-        return self._truth(key).unclean_elected
+        """Whether an operator has had the partition elected uncleanly, or has left it alone with a copy of a running folder."""
+        return self._truth(key).unclean_elected or self.ghost(key).led_by_older
 
     def prefix_dropped(self, replica: SimReplica) -> None:
         """The log start moved: never above HW [D26]."""
@@ -178,14 +178,13 @@ class Checkers:
     def _positions_are_true(self, replica: SimReplica, where: str) -> None:
         """The leader's view of a follower is nothing that this process of the follower has not flushed [D18, C12]."""
         for follower in replica.replica.snapshot(replica.now_ns()).followers:
-            node = self.cluster.nodes[follower.replica]
-            process = node.process
+            process = self.cluster.acting(follower.replica).process
             current = process is not None and process.incarnation == replica.replica.live_incarnation(follower.replica)
             if follower.position is None or not current or process is None or replica.key not in process.replicas:
                 continue
             if process.replicas[replica.key].replica.leader_epoch != replica.replica.leader_epoch:
                 continue  # it has gone on to another leader: nothing more can be committed here with its help
-            durable = self.ghost(replica.key).shadows[follower.replica].durable_end_offset
+            durable = self.shadow(process.replicas[replica.key]).durable_end_offset
             check(
                 follower.position < durable, "D18", where, "has", follower.replica, "at", follower.position, "flushed", durable
             )
@@ -216,7 +215,7 @@ class Checkers:
         return replica.replica.leader_epoch == leader_epoch and replica.replica.may_serve_committed()
 
     def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> SimReplica | None:
-        for node in self.cluster.nodes.values():
+        for node in self.cluster.machines:
             replica = node.process.replicas.get(key) if node.process is not None else None
             if replica is None or replica.failed or replica.replica.leader_epoch != leader_epoch:
                 continue
@@ -289,18 +288,19 @@ class Checkers:
             return
         check(ghost.committed.get(last_offset) == key, "D1", where, "acknowledges uncommitted", key)
         chain = ghost.chains[key][0]
-        holders = [
-            node_id
-            for node_id, shadow in ghost.shadows.items()
+        holders = {
+            host.rstrip("'")
+            for host, shadow in ghost.shadows.items()
             if shadow.log_start_offset > last_offset
             or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
-        ]
+        }
         min_isr = replica.replica.min_isr
         held = (
             len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch
         )  # then: they held it when it was committed
-        check(held, "D21", where, "acknowledges", key, "flushed on", holders, "only")
+        check(held, "D21", where, "acknowledges", key, "flushed on", sorted(holders), "only")
         ghost.acked_all[last_offset] = key
+        ghost.acks_all += 1
 
     def _may_speak(self, replica: SimReplica, where: str) -> None:
         """A node whose session has ended, and that has not seen that yet or not come back, tells nobody anything [D22]."""
@@ -330,14 +330,34 @@ class Checkers:
         recorded = self.cluster.leader_of_epoch.get((replica.key, effect.leader_epoch))
         check(recorded == replica.node_id, "C1", where, "leads, recorded is", recorded)
         superseded = self._truth(replica.key).leader_epoch > effect.leader_epoch  # it has been paused; it may not speak [D22]
-        if not superseded and not self.lost_by_command(replica.key) and not replica.process.node.went_back:
+        if not superseded and not self.lost_by_command(replica.key):
             complete = ghost.holds_committed(self.shadow(replica), log.flushed_end_offset)
-            check(complete, "D2", where, "leads to", log.flushed_end_offset, "but", ghost.high_watermark, "is committed")
+            seen = complete or not replica.process.node.went_back
+            check(
+                complete or not seen,
+                "D2",
+                where,
+                "leads to",
+                log.flushed_end_offset,
+                "but",
+                ghost.high_watermark,
+                "is committed",
+            )
+            if not seen:
+                self._led_by_older(replica, ghost)
         self.cluster.counters["leaderships"] += 1
+
+    def _led_by_older(self, replica: SimReplica, ghost: PartitionGhost) -> None:
+        """Nobody could tell that its log is older, and those that have more did not live when it was elected, or did not answer."""
+        self.cluster.counters["led by a log that went back"] += 1
+        ghost.led_by_older = ghost.may_be_gone = True
+        ghost.lost(replica.log.log_end_offset)
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """The metadata group decided something [C2, C3, C6, M6]; who is in the ISR has everything committed [D3, D19]."""
         check(self.cluster.group.fsm.failure_count == 0, "M6", "an apply failed")
+        if new.nodes is not old.nodes:
+            self._nobody_is_deposed(old, new)
         for stream in new.streams.values():
             before = old.streams.get(stream.name)
             if before is stream:
@@ -346,6 +366,16 @@ class Checkers:
                 was = before.partitions[partition.partition] if before is not None else None
                 if was is not partition:
                     self._partition_changed(stream.key(partition.partition), was, partition, new)
+
+    def _nobody_is_deposed(self, old: ClusterImage, new: ClusterImage) -> None:
+        """A process is not registered in the place of one whose heartbeats come [C12]."""
+        cluster = self.cluster
+        for node_id, node in old.nodes.items():
+            after, (incarnation, beat_ns) = new.nodes.get(node_id), cluster.group.beats.get(node_id, (0, 0))
+            if after is None or after.incarnation == node.incarnation or incarnation != node.incarnation:
+                continue
+            silent_s = (cluster.clock.now_ns - beat_ns) / NS_PER_S
+            check(silent_s >= cluster.config.heartbeat_s, "C12", after, "takes the place of", incarnation, silent_s)
 
     def _partition_changed(
         self, key: PartitionKey, old: PartitionState | None, new: PartitionState, image: ClusterImage
@@ -377,7 +407,7 @@ class Checkers:
         ghost, truth = self.ghost(key), self._truth(key)
         if ghost.high_watermark < 0 or truth.unclean_elected:
             return
-        lacking = {node_id for node_id in self._counted(key, truth) if not self._holds_committed(ghost, node_id)}
+        lacking = {node_id for node_id in self._counted(key, truth) if not self.holds_committed(key, node_id)}
         if self.cluster.commit_by_quorum:
             few = 2 * len(lacking) <= len(truth.replicas)
             alone = truth.last_leader in lacking
@@ -387,15 +417,16 @@ class Checkers:
 
     def _counted(self, key: PartitionKey, truth: PartitionState) -> list[str]:
         able = self.cluster.group.image.streams[key.stream].may_lead(truth)
-        nodes = [self.cluster.nodes[node_id] for node_id in able]
+        nodes = [self.cluster.acting(node_id) for node_id in able]
         for node in nodes:
-            seen = node.process is not None and key in node.process.replicas
-            node.went_back = node.went_back and not (seen and self.holds_committed(key, node.node_id))
+            process = node.process
+            if node.went_back and process is not None and process.serves_all:
+                node.went_back = not all(self.holds_committed(held, node.node_id) for held in process.replicas)
         return [node.node_id for node in nodes if not (node.lost_data or node.went_back)]
 
     def holds_committed(self, key: PartitionKey, node_id: str) -> bool:
         """Whether the disk of a node holds everything committed."""
-        return self._holds_committed(self.ghost(key), node_id)
+        return self._holds_committed(self.ghost(key), self.cluster.acting(node_id).host)
 
     def others_hold_all(self, node_id: str) -> bool:
         """Whether everything committed is on a disk that counts, without the disk of this node."""
@@ -417,15 +448,16 @@ class Checkers:
 
     def _others_hold(self, key: PartitionKey, node_id: str) -> bool:
         truth, ghost = self._truth(key), self.ghost(key)
-        others = (member for member in truth.isr if member != node_id and member not in truth.incomplete)
+        left_out = {node_id, *truth.incomplete, *self.cluster.twins.of}  # a twin may take its node's place at any time
         return any(
             not self.cluster.nodes[member].lost_data and member in ghost.shadows and self._holds_committed(ghost, member)
-            for member in others
+            for member in truth.isr
+            if member not in left_out
         )
 
     @staticmethod
-    def _holds_committed(ghost: PartitionGhost, node_id: str) -> bool:
-        shadow = ghost.shadows.get(node_id, Shadow())
+    def _holds_committed(ghost: PartitionGhost, host: str) -> bool:
+        shadow = ghost.shadows.get(host, Shadow())
         return ghost.holds_committed(shadow, shadow.durable_end_offset)
 
     def _truth(self, key: PartitionKey) -> PartitionState:
@@ -435,7 +467,7 @@ class Checkers:
     def nothing_is_lost(self) -> None:
         """Every committed record is somewhere, and every ALL-acknowledged one on the leader [D1, D24]."""
         for key, ghost in self.ghosts.items():
-            if self._truth(key).unclean_elected or ghost.high_watermark < 0:
+            if self.lost_by_command(key) or ghost.high_watermark < 0:
                 continue
             holders = [n for n, s in ghost.shadows.items() if ghost.holds_committed(s, s.durable_end_offset)]
             check(bool(holders) or ghost.may_be_gone, "D24", key, "HW", ghost.high_watermark, "is held by nobody")

@@ -27,9 +27,10 @@ from liftpy.testing.faults import Nemesis
 from liftpy.testing.group import SimGroup
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.plan import Plan
-from liftpy.testing.process import SimNode
+from liftpy.testing.process import Process, SimNode
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
+from liftpy.testing.twins import AskingFirst, Twins
 from liftpy.wire._pb import cluster_pb2 as pb
 
 STREAM = "orders"
@@ -57,6 +58,7 @@ class Cluster:
         self.counters: Counter[str] = Counter()
         """What happened how often: the coverage."""
         self.candidates_fail = False
+        self.healed = False
         self.publishes: dict[int, tuple[str, int]] = {}
         """Message id -> (publisher, number of the publish)."""
         self.leader_of_epoch: dict[tuple[PartitionKey, int], str] = {}
@@ -76,19 +78,50 @@ class Cluster:
         self.nodes = {f"n{i}": SimNode(self, f"n{i}") for i in range(1, plan.node_count + 1)}
         self.publishers: list[SimPublisher] = []
         self.readers: list[SimReader] = []
+        self.twins = Twins(self)
         for node in self.nodes.values():
             node.disk.flush_ns = plan.flush_ns
 
+    # ---- machines ----------------------------------------------------------------------------------------------------
+    @property
+    def machines(self) -> list[SimNode]:
+        """All that run processes of nodes: of some nodes there are two."""
+        return [*self.nodes.values(), *self.twins.of.values()]
+
+    def machine(self, host: str) -> SimNode | None:
+        """The one of that name on the network."""
+        node = self.nodes.get(host)
+        return node if node is not None else next((twin for twin in self.twins.of.values() if twin.host == host), None)
+
+    def acting(self, node_id: str) -> SimNode:
+        """The machine whose process is the one that the metadata group knows as ``node_id``."""
+        twin, known = self.twins.of.get(node_id), self.group.image.nodes.get(node_id)
+        return twin if twin is not None and known is not None and known.nonce in twin.nonces else self.nodes[node_id]
+
+    def begin(self, process: Process) -> None:
+        """A process has been started."""
+        if process.node.asks_first:
+            AskingFirst(process)
+        else:
+            process.begin()
+
+    def about_to_register(self, machine: SimNode) -> None:
+        """The twin of a node whose process has not started anew since the copy was made says all that this one would say."""
+        known = self.group.image.nodes.get(machine.node_id)
+        if machine.node_id in self.twins.of and known is not None and known.nonce in machine.disk.starts.earlier:
+            machine.went_back = machine.went_back or known.nonce not in machine.nonces
+
     # ---- wiring ------------------------------------------------------------------------------------------------------
     def _deliver(self, receiver: str, arrive: Callable[[], None]) -> None:
-        node = self.nodes.get(receiver)
+        node = self.machine(receiver)
         if node is None:
             arrive()
         elif node.process is not None:
             node.process.run(arrive)
 
-    def _image_arrives(self, node_id: str, image: ClusterImage) -> None:
-        process = self.nodes[node_id].process
+    def _image_arrives(self, host: str, image: ClusterImage) -> None:
+        machine = self.machine(host)
+        process = machine.process if machine is not None else None
         if process is not None:
             process.run(lambda: process.image_arrived(image))
 
@@ -172,10 +205,7 @@ class Cluster:
 
     def crash(self, node_id: str, *, power: bool) -> None:
         """The process is gone at once; with ``power``, what was not flushed too."""
-        node = self.nodes[node_id]
-        if node.up:
-            node.stop_process()
-            node.disk.cut_power() if power else node.disk.kill()
+        self.nodes[node_id].crash(power=power)
 
     def restart_if_failed(self, node_id: str) -> None:
         """A process whose storage failed stops, and is started again."""
@@ -186,7 +216,7 @@ class Cluster:
 
     def replica(self, node_id: str, key: PartitionKey | None = None) -> SimReplica | None:
         """The running replica of a node; ``key`` None: of the first partition."""
-        process = self.nodes[node_id].process
+        process = self.acting(node_id).process
         return process.replicas.get(key or self.key) if process is not None else None
 
     def leader(self, key: PartitionKey | None = None) -> SimReplica | None:
@@ -225,10 +255,13 @@ class Cluster:
 
     def heal(self) -> None:
         """No more faults: every node runs, every path is open."""
-        network, group = self.network, self.group
+        network, group, self.healed = self.network, self.group, True
         network.noise.calm()
-        for held in (network.down, network.cuts, network.links_down, network.slow, group.cut):
+        for held in (network.down, network.cuts, network.links_down, network.half_open, network.slow):
             held.clear()
+        for lost in (group.cut, group.unheard, group.late_ns):
+            lost.clear()
+        self.twins.end_all()
         group.loss, group.slow_ns, self.candidates_fail = 0.0, 5 * MS, False
         group.set_available(True)
         for publisher in self.publishers:

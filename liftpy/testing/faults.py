@@ -10,7 +10,8 @@ from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.replica.events import NoticeReceived
 from liftpy.replica.phases import RoleName
 from liftpy.testing.clock import MS, S
-from liftpy.testing.plan import DRAG, FORGE, PUT_BACK, Fault
+from liftpy.testing.network import SILENT_NS
+from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, Fault
 from liftpy.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _YEAR_NS = 365 * 86_400 * S
 _COLD = 0.3
 """In so many of the power cuts after a kill no process begins in between."""
+_OLD_LOGS = 0.6
+"""So many of the logs that are put back are a node's own, of a while ago; the others are another node's."""
 _OF_THE_LAST = 0.15
 """So many of the flips in a last batch strike also who alone holds everything: then no partition of it may go on."""
 
@@ -166,6 +169,46 @@ def _put_back(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
+def _other_logs(cluster: Cluster, fault: Fault) -> bool:
+    """The logs of a node, and nothing else of its folder, are those of a copy or of another node: nothing of its registration shows it.
+    They are older than its own, or newer, or as long."""
+    node, other = cluster.nodes[fault.node], cluster.nodes[fault.other]
+    if not node.up or fault.node in cluster.twins.of or not cluster.checkers.others_hold_all(fault.node):
+        return False
+    source = node.logs_copy or other.disk.copy()
+    node.logs_copy = node.disk.copy() if node.logs_copy is None and fault.draw < _OLD_LOGS else None
+    if node.logs_copy is not None:
+        return True
+    cluster.crash(fault.node, power=False)
+    identity = node.disk.copy()
+    folders = {**identity.folders, **{name: log for name, log in source.folders.items() if name in identity.folders}}
+    node.disk.put_back(replace(identity, folders=folders))
+    node.lost_data = node.went_back = True
+    cluster.checkers.disk_lost()
+    cluster.clock.after(fault.for_ns, node.start)
+    return True
+
+
+def _twin(cluster: Cluster, fault: Fault) -> bool:
+    return cluster.twins.strike(fault)
+
+
+def _late_answers(cluster: Cluster, fault: Fault) -> bool:
+    """What the metadata group says to a node takes long, and is in order; then nothing of what the node says arrives any more."""
+    group = cluster.group
+    if fault.node in group.late_ns:
+        return False
+    group.late_ns[fault.node] = int((0.2 + fault.draw) * cluster.config.session_s * S)
+    cluster.clock.after(fault.for_ns // 2, lambda: group.unheard.add(fault.node) if fault.node in group.late_ns else None)
+
+    def over() -> None:
+        group.late_ns.pop(fault.node, None)
+        group.unheard.discard(fault.node)
+
+    cluster.clock.after(fault.for_ns, over)
+    return True
+
+
 def _flip(cluster: Cluster, fault: Fault) -> bool:
     """A crash, and one bit of what the node has on disk changes meanwhile."""
     return cluster.checkers.others_hold_all(fault.node) and _flipped_at_rest(cluster, fault)
@@ -198,7 +241,7 @@ def _pause(cluster: Cluster, fault: Fault) -> bool:
     process = cluster.nodes[fault.node].process
     if process is None or process.paused:
         return False
-    process.paused = True
+    process.pause(suspended=False)
     cluster.clock.after(fault.for_ns, lambda: process.resume(timers_first=fault.draw < 0.5))
     return True
 
@@ -208,12 +251,14 @@ def _suspend(cluster: Cluster, fault: Fault) -> bool:
     process = cluster.nodes[fault.node].process
     if process is None or process.paused:
         return False
-    process.suspend()
+    process.pause(suspended=True)
     cluster.clock.after(fault.for_ns, lambda: process.resume(timers_first=fault.draw < 0.5))
     return True
 
 
-def _toggle(cluster: Cluster, held: set[str] | set[tuple[str, str]], what: object, for_ns: int) -> bool:
+def _toggle(
+    cluster: Cluster, held: set[str] | set[tuple[str, str]] | set[tuple[str, str, bool]], what: object, for_ns: int
+) -> bool:
     if what in held:
         return False
     held.add(what)  # type: ignore[arg-type]
@@ -239,6 +284,23 @@ def _cut_connection(cluster: Cluster, fault: Fault) -> bool:
     """One of a node's connections is gone: of nodes, of publishers or of readers."""
     link = (REPLICATION, INGEST, "reads")[int(fault.draw * 3)]
     return _toggle(cluster, cluster.network.links_down, (fault.node, link), fault.for_ns)
+
+
+def _half_open(cluster: Cluster, fault: Fault) -> bool:
+    """One of a node's connections carries nothing in one direction; after a while its library finds out, and it is gone."""
+    network, number = cluster.network, int(fault.draw * 6)
+    link, sends = (REPLICATION, INGEST, "reads")[number // 2], bool(number % 2)
+    cut = (fault.node, link, sends)
+    if (fault.node, link) in network.links_down or not _toggle(cluster, network.half_open, cut, min(fault.for_ns, SILENT_NS)):
+        return False
+
+    def found_out() -> None:
+        if not cluster.healed and cut not in network.half_open:
+            _toggle(cluster, network.links_down, (fault.node, link), fault.for_ns - SILENT_NS)
+
+    if fault.for_ns > SILENT_NS:
+        cluster.clock.after(SILENT_NS, found_out)
+    return True
 
 
 def _slow_consumer(cluster: Cluster, fault: Fault) -> bool:
@@ -368,4 +430,5 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
+    HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, LATE: _late_answers,
 }  # fmt: skip

@@ -88,14 +88,18 @@ class PartitionGhost:
     """The highest LeaderEpoch whose leader has opened the subject: no earlier one may speak."""
     acked_all: dict[int, Key] = field(default_factory=dict)
     """Last offset of each publish that was acknowledged ALL -> its batch."""
+    acks_all: int = 0
+    """Batches of which a publisher was told ALL, ever."""
     latest: int = -1
     """The highest offset that was answered as latest."""
     log_start_offset: int = 0
     """The highest log start of any replica: below it records may be gone."""
     may_be_gone: bool = False
     """A fault has struck the last disk that held everything: what is not found any more is lost by it, and by nobody's mistake."""
+    led_by_older: bool = False
+    """A log that went back in time, unseen, has led, and those that had more were not there."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
-    """By node."""
+    """By host."""
     newest_ids: dict[str, int] = field(default_factory=dict)
     """Publisher -> id of its newest committed message [A4]."""
 

@@ -42,6 +42,14 @@ class SimGroup:
         self.loss = 0.0
         self.slow_ns = 5 * MS
         """Requests, answers and images take up to this long."""
+        self.late_ns: dict[str, int] = {}
+        """Host -> by how much longer everything takes that is for it."""
+        self.beats: dict[str, tuple[int, int]] = {}
+        """Node -> (incarnation, when) of the last heartbeat that this metadata leader has taken."""
+        self.unheard: set[str] = set()
+        """Hosts of which nothing arrives; what is for them does."""
+        self.twins: set[str] = set()
+        """Hosts on which another process of a node may run: they are told what the node is told."""
         self.wall_offset_ns = 0
         """How far the wall clock of the metadata leader is off."""
         self.available = False
@@ -78,16 +86,17 @@ class SimGroup:
         self.available = available
         if available:
             self._term += 1
+            self.beats.clear()
             self.duties.lead(self.image, self.clock.now_ns, self._term)
         else:
             self.duties.resign()
 
     # ---- requests --------------------------------------------------------------------------------------------------------
-    def propose(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
-        """One request of ``node``. ``on_answer`` may never be called: then the outcome is unknown."""
-        self._travel(node, request.WhichOneof("request"), lambda: self._requested(node, request, on_answer))
+    def propose(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+        """One request of ``host``. ``on_answer`` may never be called: then the outcome is unknown."""
+        self._travel(host, request.WhichOneof("request"), lambda: self._requested(host, request, on_answer))
 
-    def _requested(self, node: str, request: pb.ControlRequest, on_answer: Answer) -> None:
+    def _requested(self, host: str, request: pb.ControlRequest, on_answer: Answer) -> None:
         if not self.available:
             self.counters["no metadata leader"] += 1
             return
@@ -102,7 +111,7 @@ class SimGroup:
             response = self.apply(request) if answer is None else answer
             if answer is not None:
                 self._count(request, answer)
-        self._travel(node, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
+        self._travel(host, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
         """Commit and apply ``request`` now."""
@@ -141,38 +150,42 @@ class SimGroup:
         if self.available:
             self.duties.image_changed(image, now_ns)
         self.watch(before, image)
-        for node_id in sorted(image.nodes):
-            self.send_image(node_id)
+        for host in (*sorted(image.nodes), *sorted(self.twins)):
+            self.send_image(host)
 
-    def send_image(self, node: str) -> None:
-        """The newest image, on its way to ``node``."""
+    def send_image(self, host: str) -> None:
+        """The newest image, on its way to ``host``."""
         image = self.image
-        self._travel(node, "image", lambda: self.deliver(node, image))
+        self._travel(host, "image", lambda: self.deliver(host, image))
 
-    def heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
-        """``on_heard(granted, index of the image that the answer was made on)``; a node that is behind gets the image again."""
-        self._travel(node, "heartbeat", lambda: self._heartbeat(node, incarnation, seen_index, on_heard))
+    def heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+        """``on_heard(granted, index of the image that the answer was made on)``; a host that is behind gets the image again."""
+        self._travel(host, "heartbeat", lambda: self._heartbeat(host, node, incarnation, seen_index, on_heard))
 
-    def _heartbeat(self, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
+    def _heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
         if not self.available:
             return
         now_ns, index = self.clock.now_ns, self.image.index
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
         response = self.duties.answer(beat, self.image, now_ns, now_ns)
+        self.beats[node] = (incarnation, now_ns)
         granted = response is not None and response.error == pb.ControlResponse.OK
         if seen_index < index:
-            self.send_image(node)
-        self._travel(node, "heartbeat answer", lambda: on_heard(granted, index))
+            self.send_image(host)
+        self._travel(host, "heartbeat answer", lambda: on_heard(granted, index))
 
-    def _travel(self, node: str, what: str, arrive: Callable[[], None]) -> None:
-        """One way between a node and the metadata leader."""
-        if self.gate is not None and self.gate(node, what, arrive):
+    def _travel(self, host: str, what: str, arrive: Callable[[], None]) -> None:
+        """One way between a host and the metadata leader."""
+        if self.gate is not None and self.gate(host, what, arrive):
             return
-        if node in self.cut or self._rng.random() < self.loss:
+        is_for_it = what == "image" or what.endswith(" answer")
+        if host in self.cut or self._rng.random() < self.loss or (host in self.unheard and not is_for_it):
             self.counters["lost on the metadata path"] += 1
             return
         delay_ns = MS // 2 + int(self._rng.random() ** 4 * self.slow_ns)
-        self.clock.after(delay_ns, lambda: None if node in self.cut else arrive())
+        if is_for_it:
+            delay_ns += self.late_ns.get(host, 0)
+        self.clock.after(delay_ns, lambda: None if host in self.cut else arrive())
 
     def _tick(self) -> None:
         now_ns = self.clock.now_ns

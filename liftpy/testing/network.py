@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.replica.data_path import INGEST, REPLICATION
-from liftpy.testing.clock import MS, Clock
+from liftpy.testing.clock import MS, Clock, S
 
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
 Gate = Callable[[str, str, Any, Callable[[], None]], bool]
 
+SILENT_NS = 6 * S
+"""A client library pings its server, and takes a connection on which nothing comes back for lost after about so long."""
 NO_RESPONDERS = "no responders"
 """What a request is answered with when nobody listens."""
 
@@ -92,6 +94,8 @@ class Network:
         """(from, to): nothing passes in this direction."""
         self.links_down: set[tuple[str, str]] = set()
         """(node, connection): one of a node's separate connections is gone, the others go on."""
+        self.half_open: set[tuple[str, str, bool]] = set()
+        """(node, connection, whether what it sends is lost, else what it is sent): neither end has noticed yet."""
         self.slow: set[str] = set()
         """Nodes whose subscriptions drop what arrives."""
         self.once: set[str] = set()
@@ -189,6 +193,8 @@ class Network:
         sender, receiver = way.sender, way.receiver
         if (sender, way.link) in self.links_down or (receiver, way.link) in self.links_down:
             self.counters["cut with a connection"] += 1
+        elif (sender, way.link, True) in self.half_open or (receiver, way.link, False) in self.half_open:
+            self.counters["lost on a half-open connection"] += 1
         elif sender in self.down or receiver in self.down or (sender, receiver) in self.cuts:
             self.counters["cut"] += 1
         elif generation != self._generation[receiver]:

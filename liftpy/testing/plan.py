@@ -22,6 +22,7 @@ KINDS = (
     "cut-connection",
 )  # fmt: skip
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
+OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 """Drawn at a pace of their own."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
 """By how much less often than others these come: more of them would leave nothing to be seen."""
@@ -98,13 +99,27 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "kill-power", "empty-last", "flip-last", "flip-newest", "flip-running",
     ),
     "metadata": ("kill", "cut-metadata", "metadata-down", "pause", "transfer", "empty", "cut", "suspend"),
+    "folders": ("kill", "power", "pause", "cut", "cut-metadata", "metadata-down", "empty", "transfer", "suspend"),
     "lasting": (
         "kill", "cut", "cut", "cut-link", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty", "suspend",
         "cut-connection", "cut-connection",
     ),
+    "lasting-many": (
+        "kill", "cut", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty", "suspend", "cut-connection", HALF_OPEN, HALF_OPEN,
+        LATE,
+    ),
 }  # fmt: skip
 """Which kinds of fault a plan draws from: some bugs need many of one sort. ``lasting`` is drawn by name only: few faults, on a
-network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]."""
+network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]. ``lasting-many``: the
+same with several streams of several partitions."""
+_MANY = "lasting-many"
+_SOMETIMES: dict[str, dict[str, float]] = {
+    OTHER_LOGS: {"": 0.12, "disks": 0.12, "folders": 0.6},
+    TWIN: {"": 0.12, "disks": 0.12, "elections": 0.12, "folders": 0.8},
+    LATE: {"": 0.12, "elections": 0.25, "metadata": 0.25},
+    HALF_OPEN: {"": 0.12, "elections": 0.12},
+}
+"""Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0
 _LASTING_GAP_S = 8.0
 _LASTING_S = (15.0, 60.0)
@@ -160,10 +175,14 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         loss=bad * rng.choice((0.0, 0.01, 0.05)), duplicate=bad * rng.choice((0.0, 0.01, 0.1)),
         spike=bad * rng.choice((0.0, 0.01, 0.05)), spike_ns=rng.choice((50 * MS, 500 * MS, 3 * S)),
     )  # fmt: skip
-    if profile == "lasting":
+    lasting, many = profile in ("lasting", _MANY), profile == _MANY
+    if lasting:
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
         config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
-    rng, lasting = drawn("metadata"), profile == "lasting"
+    if many:  # so that a fault takes the majority of some partitions, and leaves that of others whole, on the same nodes
+        node_count, factor, by_quorum, min_isr = 5, 3, False, drawn("many").choice((2, 3))
+        nodes, config = [f"n{i}" for i in range(1, 6)], replace(config, **_LITTLE)
+    rng = drawn("metadata")
     return Plan(
         seed=seed,
         node_count=node_count,
@@ -176,15 +195,19 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         metadata_loss=bad * rng.choice((0.0, 0.02, 0.2)),
         metadata_slow_ns=min(rng.choice((2 * MS, 20 * MS, 300 * MS)), round(config.session_s * S / 8)),
         flush_ns=drawn("flush").choice((MS // 5, 2 * MS, 20 * MS)),
-        publish_interval_ns=500 * MS if lasting else drawn("interval").choice((15 * MS, 60 * MS, 200 * MS)),
+        publish_interval_ns=(60 if many else 500) * MS if lasting else drawn("interval").choice((15 * MS, 60 * MS, 200 * MS)),
         publisher_count=1 if lasting else drawn("publishers").choice((1, 2)),
         max_payload_bytes=drawn("max_payload").choice((1 << 20,) * 5 + (148,)),
-        partitions=1 if lasting else drawn("partitions").choice((1, 1, 1, 2, 3)),
-        streams=() if lasting else _draw_streams(drawn("streams")),
+        partitions=3 if many else 1 if lasting else drawn("partitions").choice((1, 1, 1, 2, 3)),
+        streams=_MANY_STREAMS if many else () if lasting else _draw_streams(drawn("streams")),
         clock_ppm=_draw_clocks(drawn("clocks"), nodes),
         housekeeping_ns=drawn("housekeeping").choice((500 * MS, 2 * S)),
-        faults=_draw_lasting(seed, nodes, horizon_s) if lasting else _draw_schedule(seed, nodes, profile, horizon_s),
+        faults=_draw_lasting(seed, nodes, profile, horizon_s) if lasting else _draw_schedule(seed, nodes, profile, horizon_s),
     )
+
+
+_LITTLE: dict[str, Any] = {"unreplicated_bytes": 512, "node_unreplicated_bytes": 512, "max_lag_time_s": 5.0}
+_MANY_STREAMS = (StreamPlan("accounts", 1, compaction=True), StreamPlan("clicks", 1, retention_age_s=4.0))
 
 
 def _draw_clocks(rng: random.Random, nodes: list[str]) -> tuple[tuple[str, int], ...]:
@@ -247,7 +270,7 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
     """A copy of a node's disk, then its return, and so on, in some of the plans that have faults of disks; forged notices; disks that
     are far slower than others for long."""
     drawn = []
-    for kind, profiles, share in ((PUT_BACK, ("", "disks"), 0.4), (FORGE, tuple(PROFILES), 0.2)):
+    for kind, profiles, share in ((PUT_BACK, ("", "disks", "folders"), 0.4), (FORGE, tuple(PROFILES), 0.2)):
         rng = random.Random(f"{seed}/{kind}")
         if profile not in profiles or rng.random() >= share:
             continue
@@ -255,6 +278,10 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
         while (at_s := at_s + rng.expovariate(1 / mean_gap_s)) < horizon_s:
             node, for_s = rng.choice(nodes), rng.choice((0.03, 0.4, 2.5))
             drawn.append(Fault(int(at_s * S), kind, node, node, int(for_s * S), rng.random()))
+    for kind, shares in _SOMETIMES.items():
+        rng = random.Random(f"{seed}/{kind}")
+        if rng.random() < shares.get(profile, 0.0):
+            drawn += _draw_kind(rng, kind, nodes, rng.choice((2.0, 6.0)), horizon_s)
     drags = _drags(seed)
     at_s = 1.0 if drags is not None else horizon_s
     while drags is not None and (at_s := at_s + drags.expovariate(1 / _DRAG_GAP_S)) < horizon_s:
@@ -263,16 +290,20 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
     return drawn
 
 
-def _draw_lasting(seed: int, nodes: list[str], horizon_s: float) -> tuple[Fault, ...]:
+def _draw_lasting(seed: int, nodes: list[str], profile: str, horizon_s: float) -> tuple[Fault, ...]:
     """One fault after the other. Whose turn it is, is drawn by each kind for itself: the highest number has it."""
-    rng, kinds = random.Random(f"{seed}/lasting"), dict.fromkeys(PROFILES["lasting"])
+    rng, kinds = random.Random(f"{seed}/lasting"), dict.fromkeys(PROFILES[profile])
     turns = {kind: random.Random(f"{seed}/lasting {kind}") for kind in kinds}
-    faults, at_s = [], 1.0
+    faults: list[Fault] = []
+    at_s = 1.0
     while at_s < horizon_s:
-        at_s += rng.expovariate(1 / _LASTING_GAP_S) + rng.choice((0.0, 0.0, 12.0))
+        gap_s = rng.expovariate(1 / _LASTING_GAP_S) + rng.choice((0.0, 0.0, 12.0))
+        if profile == _MANY:  # few, so that the world stands still for as long as it is watched
+            gap_s = gap_s * 3 if faults else 0.0
+        at_s += gap_s
         node = rng.choice(nodes)
         other = rng.choice([n for n in nodes if n != node])
-        drawn = {kind: turns[kind].random() ** (1 / PROFILES["lasting"].count(kind)) for kind in kinds}
+        drawn = {kind: turns[kind].random() ** (1 / PROFILES[profile].count(kind)) for kind in kinds}
         kind, for_s = max(drawn, key=lambda kind: drawn[kind]), rng.uniform(*_LASTING_S)
         if rng.random() < 0.5:  # one leaves the ISR first, and is there again when the next fault strikes
             faults.append(Fault(int(at_s * S), "cut", other, node, int(_SHRINKS_S * S), rng.random()))

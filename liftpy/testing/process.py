@@ -54,17 +54,27 @@ def folder_of(key: PartitionKey) -> str:
 class SimNode:
     """A machine: its disk, its wall clock, and the process that runs on it now (None: down)."""
 
-    def __init__(self, cluster: Cluster, node_id: str) -> None:
+    def __init__(self, cluster: Cluster, node_id: str, host: str = "") -> None:
         self.cluster = cluster
         self.node_id = node_id
-        self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{node_id}/disk")
+        self.host = host or node_id
+        """Its name on the simulated network: another one for another machine that runs as the same node."""
+        self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{self.host}/disk")
+        self.nonces: set[int] = set()
+        """What the processes on it have drawn."""
+        self.asks_first = False
+        """Its processes ask for the one before them; elsewhere there never is another one, and nobody to ask for."""
+        self.is_gone = False
+        """Nobody starts it any more."""
         self.wall_offset_ns = 0
-        self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(node_id, 0))
+        self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(self.host, 0))
         self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
         """Its fetches take a second answer; the others are of the published protocol, and woken up."""
         self.process: Process | None = None
         self.copy: DiskCopy | None = None
         """Of its disk, to be put back by a fault."""
+        self.logs_copy: DiskCopy | None = None
+        """The same, of which only the logs are put back."""
         self.lost_data = False
         """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
         self.flipped = False
@@ -79,14 +89,20 @@ class SimNode:
 
     def start(self) -> None:
         """Start the sidecar."""
-        if self.process is None:
+        if self.process is None and not self.is_gone:
             self.process = Process(self)
-            self.process.start()
+            self.cluster.begin(self.process)
 
     def restart(self) -> None:
         """The process ends, and its supervisor starts it again."""
-        self.cluster.crash(self.node_id, power=False)
+        self.crash(power=False)
         self.cluster.clock.after(_RESTART_NS, self.start)
+
+    def crash(self, *, power: bool) -> None:
+        """The process is gone at once; with ``power``, what was not flushed too."""
+        if self.up:
+            self.stop_process()
+            self.disk.cut_power() if power else self.disk.kill()
 
     def stop_process(self) -> None:
         """The process is gone at once."""
@@ -94,7 +110,7 @@ class SimNode:
             self.process.dead = True
             if self.process.lost_data and not self.process.replicas:
                 self.lost_data = True  # it died before it opened what its disk has lost: so the next one finds out
-            self.cluster.network.disconnect(self.node_id)
+            self.cluster.network.disconnect(self.host)
             self.process = None
 
 
@@ -105,6 +121,7 @@ class Process:
         self.node = node
         self.cluster = node.cluster
         self.node_id = node.node_id
+        self.host = node.host
         self.disk = node.disk
         self.incarnation = 0
         """0 until the metadata group has answered the registration."""
@@ -144,9 +161,9 @@ class Process:
         else:
             callback()
 
-    def suspend(self) -> None:
-        """The host sleeps. Its clock goes on, and so do leases; the event loop's timers wait for as long as it sleeps."""
-        self.paused, self._suspended_ns = True, self.cluster.clock.now_ns
+    def pause(self, *, suspended: bool) -> None:
+        """It stands still; or its host sleeps: the clock goes on, and so do leases; the event loop's timers wait for as long."""
+        self.paused, self._suspended_ns = True, self.cluster.clock.now_ns if suspended else None
 
     def resume(self, timers_first: bool) -> None:
         """The pause is over: everything that waited comes at once."""
@@ -184,7 +201,8 @@ class Process:
         self.cluster.clock.at(due_ns, fire)
         return timer
 
-    def _later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """In this process, when it runs."""
         self.at(self.now_ns() + delay_ns, callback)
 
     @property
@@ -198,16 +216,17 @@ class Process:
             self._repairs = True
             self.cluster.counters["restarts to repair"] += 1
             self.node.lost_data = True
-            self._later(_REPAIR_NS, self.node.restart)
+            self.later(_REPAIR_NS, self.node.restart)
 
     # ---- registration ----------------------------------------------------------------------------------------------------
-    def start(self) -> None:
+    def begin(self) -> None:
         """Open the logs, see what they lost, register."""
         disk = self.disk
         if self.node.flipped:  # what it held is found out to be damaged only now, whoever held it when the bit flipped
             self.cluster.checkers.is_the_last(self.node_id)
             self.node.flipped = False
         disk.starts = disk.starts.next(self.cluster.draw_nonce())
+        self.node.nonces.add(disk.starts.nonce)
         for name in sorted(self.disk.folders):
             try:
                 self._logs[name], report = self._opened(name)
@@ -229,12 +248,13 @@ class Process:
             flushedAlways=complete,
         )
         self.disk.starts.tell(request)
+        self.cluster.about_to_register(self.node)
         self.cluster.group.propose(
-            self.node_id,
+            self.host,
             pb.ControlRequest(registerNode=request, operationId=operation_id),
             lambda response: self.run(lambda: self._registered(response)),
         )
-        self._later(_REGISTER_RETRY_NS, lambda: self._register(complete, operation_id))
+        self.later(_REGISTER_RETRY_NS, lambda: self._register(complete, operation_id))
 
     def _registered(self, response: pb.ControlResponse | None) -> None:
         if self.incarnation or response is None or response.error != pb.ControlResponse.OK:
@@ -247,14 +267,14 @@ class Process:
         self.image_arrived(stale)
         if self.dead:  # of what it found on its disk
             return
-        self.cluster.group.send_image(self.node_id)
-        self.cluster.network.subscribe(self.node_id, f"status.{self.node_id}", lambda message, reply: reply("here"))
-        self.cluster.network.subscribe(self.node_id, f"question.{self.node_id}", self._questioned)
-        self.cluster.network.subscribe(self.node_id, f"quiet.{self.node_id}", self._asked_for_quiet_fetches)
+        self.cluster.group.send_image(self.host)
+        self.cluster.network.subscribe(self.host, f"status.{self.node_id}", lambda message, reply: reply("here"))
+        self.cluster.network.subscribe(self.host, f"question.{self.node_id}", self._questioned)
+        self.cluster.network.subscribe(self.host, f"quiet.{self.node_id}", self._asked_for_quiet_fetches)
         self._heartbeat()
         self._checkpoint()
         if self.cluster.plan.housekeeping_ns:
-            self._later(self.cluster.plan.housekeeping_ns, self._keep_house)
+            self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
         self._ask_for_quiet_fetches()
 
     # ---- quiet fetches, of all partitions together ---------------------------------------------------------------------
@@ -267,8 +287,8 @@ class Process:
             ends = tuple(self.replicas[fetch.key].log.flushed_end_offset for fetch in question.fetches)
             asked = QuietQuestion(self.node_id, self.incarnation, question.fetches, ends)
             answered = partial(self._quiet_fetches_answered, question)
-            self.cluster.network.request(self.node_id, f"quiet.{question.leader}", asked, answered)
-        self._later(self.quiet.interval_ns, self._ask_for_quiet_fetches)
+            self.cluster.network.request(self.host, f"quiet.{question.leader}", asked, answered)
+        self.later(self.quiet.interval_ns, self._ask_for_quiet_fetches)
 
     def _asked_for_quiet_fetches(self, question: QuietQuestion, reply: Callable[[frozenset[int]], None]) -> None:
         if not self.node.awaits_more:
@@ -368,7 +388,7 @@ class Process:
         """The client library tells at once when a connection is lost; a turn of heartbeats later is as good."""
         network, now_ns = self.cluster.network, self.now_ns()
         for link in (REPLICATION, INGEST):
-            is_up = self.node_id not in network.down and (self.node_id, link) not in network.links_down
+            is_up = self.host not in network.down and (self.host, link) not in network.links_down
             if is_up is not self._links_up[link]:
                 self._links_up[link] = is_up
                 self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
@@ -384,10 +404,10 @@ class Process:
         self._data_path_looked_at()
         sent_ns = self.now_ns()
         self.cluster.group.heartbeat(
-            self.node_id, self.incarnation, self.image.index,
+            self.host, self.node_id, self.incarnation, self.image.index,
             lambda granted, index: self.run(lambda: self._heard(granted, index, sent_ns)),
         )  # fmt: skip
-        self._later(round(self.cluster.config.heartbeat_s * S), self._heartbeat)
+        self.later(round(self.cluster.config.heartbeat_s * S), self._heartbeat)
 
     def _heard(self, granted: bool, index: int, sent_ns: int) -> None:
         if granted:
@@ -401,14 +421,14 @@ class Process:
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():
             replica.checkpoint()
-        self._later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
+        self.later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
 
     def _keep_house(self) -> None:
         wall_ns = self.now_ns() + self.node.wall_offset_ns
         for replica in self.replicas.values():
             replica.apply_retention(wall_ns)
             replica.begin_compaction(wall_ns)
-        self._later(self.cluster.plan.housekeeping_ns, self._keep_house)
+        self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
 
     # ---- proposals -------------------------------------------------------------------------------------------------------
     def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
@@ -428,5 +448,5 @@ class Process:
                 self.wishes.answered(response)
                 self._send_wishes()
 
-        self.cluster.group.propose(self.node_id, batch, lambda response: self.run(lambda: answered(response)))
-        self._later(_PROPOSE_TIMEOUT_NS, lambda: answered(None))
+        self.cluster.group.propose(self.host, batch, lambda response: self.run(lambda: answered(response)))
+        self.later(_PROPOSE_TIMEOUT_NS, lambda: answered(None))

@@ -71,13 +71,13 @@ class SimIngest:
     def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> _Subscribed:
         """What one Publish brings arrives in one read."""
         self._sink = sink
-        self._cluster.network.subscribe(self._replica.node_id, subject, self._arrived)
+        self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
         return _Subscribed(self, subject)
 
     def close(self, subject: str) -> None:
         """Listen no more."""
         self._sink = None
-        self._cluster.network.unsubscribe(self._replica.node_id, subject)
+        self._cluster.network.unsubscribe(self._replica.host, subject)
 
     def when_heard(self, heard: Callable[[], None]) -> None:
         """When interest has reached every publisher."""

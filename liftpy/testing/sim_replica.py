@@ -50,6 +50,7 @@ class SimReplica:
     def __init__(self, process: Process, stream: StreamImage, partition: PartitionState, log: Log) -> None:
         self.process = process
         self.node_id = process.node_id
+        self.host = process.host
         self.key = PartitionKey(stream.name, stream.uid, partition.partition)
         self.subject = f"{stream.name}.{partition.partition}"
         self.log = log
@@ -104,9 +105,9 @@ class SimReplica:
         log.on_compacted(log.horizon)
         log.on_damage = self._damaged
         subject = f"notify.{self.node_id}.{self.subject}"
-        self.cluster.network.subscribe(self.node_id, subject, self._notified)
+        self.cluster.network.subscribe(self.host, subject, self._notified)
         read = f"{self.subject}.read.{self.node_id}"
-        self.cluster.network.subscribe(self.node_id, read, lambda message, reply: self.reads.asked(message.frame, reply))
+        self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.asked(message.frame, reply))
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
@@ -296,7 +297,7 @@ class SimReplica:
     def close_subject(self, effect: do.CloseSubject) -> None:
         self.publishers.ingest.stop()
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
-            self.cluster.network.unsubscribe(self.node_id, subject)
+            self.cluster.network.unsubscribe(self.host, subject)
         self._kept.clear()
 
     def reject_publishes(self, effect: do.RejectPublishes) -> None:
@@ -342,7 +343,7 @@ class SimReplica:
         self._request(f"{self.subject}.offset", request, effect.request_id)
 
     def _request(self, subject: str, request: Any, request_id: int) -> None:
-        self.cluster.network.request(self.node_id, subject, request, lambda answer: self._answered(answer, request_id))
+        self.cluster.network.request(self.host, subject, request, lambda answer: self._answered(answer, request_id))
 
     def _answered(self, answer: Any, request_id: int) -> None:
         if self.process.dead:
@@ -409,8 +410,8 @@ class SimReplica:
     # ---- a leader's answers ----------------------------------------------------------------------------------------------
     def start_serving(self, effect: do.StartServing) -> None:
         network = self.cluster.network
-        network.subscribe(self.node_id, f"{self.subject}.replicate", self._fetch_received)
-        network.subscribe(self.node_id, f"{self.subject}.offset", self._epoch_query_received)
+        network.subscribe(self.host, f"{self.subject}.replicate", self._fetch_received)
+        network.subscribe(self.host, f"{self.subject}.offset", self._epoch_query_received)
 
     def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
         r = request
@@ -472,11 +473,11 @@ class SimReplica:
         reply(effect)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
-        self.cluster.network.publish(self.node_id, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
+        self.cluster.network.publish(self.host, f"notify.{effect.replica}.{self.subject}", ev.WokenUp())
 
     def probe_replica(self, effect: do.ProbeReplica) -> None:
         replica = effect.replica
-        self.cluster.network.request(self.node_id, f"status.{replica}", "?", lambda answer: self._probed(replica, answer))
+        self.cluster.network.request(self.host, f"status.{replica}", "?", lambda answer: self._probed(replica, answer))
 
     def _probed(self, replica: str, answer: Any) -> None:
         absent = answer is NO_RESPONDERS and not self.process.dead
@@ -490,7 +491,7 @@ class SimReplica:
             high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
         )  # fmt: skip
         for replica in effect.replicas:
-            self.cluster.network.publish(self.node_id, f"notify.{replica}.{self.subject}", notice)
+            self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", notice)
 
     def _notified(self, event: ev.Event, reply: Reply) -> None:
         self.feed(event)

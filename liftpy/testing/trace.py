@@ -37,7 +37,7 @@ class Trace:
         if isinstance(event, _QUIET) and not shown:
             return
         core = replica.replica
-        head = f"{replica.node_id} {core.role[:4]} e{core.leader_epoch} hw={core.high_watermark} end={core.log.log_end_offset}"
+        head = f"{replica.host} {core.role[:4]} e{core.leader_epoch} hw={core.high_watermark} end={core.log.log_end_offset}"
         self.note(f"{head:32} <- {_short(event)}" + "".join(f"\n{'':47}-> {line}" for line in shown))
 
     def image(self, old: ClusterImage, new: ClusterImage) -> None:

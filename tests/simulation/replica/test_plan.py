@@ -11,7 +11,7 @@ SEEDS = range(1, 41)
 NEW = "meteor"
 
 
-@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "lasting"])
+@pytest.mark.parametrize("profile", [name for name in PROFILES if not name.startswith("lasting")])
 def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {seed: draw_plan(seed, profile) for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
@@ -25,13 +25,14 @@ def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monke
     assert struck > len(SEEDS) / 5
 
 
-def test_so_does_one_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("profile", ["lasting", "lasting-many"])
+def test_so_does_one_that_lasts(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes turns of others, and changes nothing else."""
-    before = {seed: draw_plan(seed, "lasting").faults for seed in SEEDS}
-    monkeypatch.setitem(plan.PROFILES, "lasting", (NEW, *PROFILES["lasting"]))
+    before = {seed: draw_plan(seed, profile).faults for seed in SEEDS}
+    monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
     struck = 0
     for seed in SEEDS:
-        after = draw_plan(seed, "lasting").faults
+        after = draw_plan(seed, profile).faults
         assert len(after) == len(before[seed])
         struck += NEW in {fault.kind for fault in after}
         for old, new in zip(before[seed], after, strict=True):

@@ -32,6 +32,12 @@ CORPUS = (
 LASTING = range(1, 17)
 """Seeds whose faults last: the cluster has to commit again meanwhile [L10]."""
 
+MANY = (5,)
+"""The same with many partitions on each node."""
+
+FOLDERS = (1, 2, 3)
+"""Seeds whose folders are copied, put back, and run on two machines at once."""
+
 WANTED = (
     "lasting fault, acknowledged", "gives up: its data path is down",
     "truncation", "fresh start", "refused: STALE_EPOCH", "refused: STALE_INCARNATION", "refused: BEFORE_LOG_START",
@@ -43,7 +49,8 @@ WANTED = (
     "fault cut-link", "fault cut-metadata", "fault metadata-down", "fault flush-error", "fault full-disk", "fault slow-disk",
     "fault retention", "fault transfer", "fault flip", "fault slow-consumer", "fault reconnect", "fault wall-clock",
     "fault hang-promotion", "fault put-back", "fault forged-notice", "fault kill-power", "fault flip-newest",
-    "fault flip-running", "fault empty-last", "fault suspend", "fault cut-connection", "expired by age",
+    "fault flip-running", "fault empty-last", "fault suspend", "fault twin", "fault other-logs", "fault late-answers", "fault half-open",
+    "twin: it was the node", "deposed by another registration", "lost on a half-open connection", "fault cut-connection", "expired by age",
     "records dropped by compaction", "damage found", "damage met by a reader", "lost",
     "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
@@ -54,7 +61,8 @@ that reconciles first never sends such a fetch; the mutant that does not reconci
 @pytest.mark.timeout(900)
 def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
     jobs: list[tuple[int, int, str | None]] = [(seed, EVENTS, None) for seed in SEEDS] + [(seed, 8000, None) for seed in CORPUS]
-    jobs += [(seed, 8000, "lasting") for seed in LASTING]
+    jobs += [(seed, 8000, "lasting") for seed in LASTING] + [(seed, EVENTS, "lasting-many") for seed in MANY]
+    jobs += [(seed, 8000, "folders") for seed in FOLDERS]
     seen: Counter[str] = Counter()
     failures = []
     with get_context("spawn").Pool(WORKERS) as pool:
