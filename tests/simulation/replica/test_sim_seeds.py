@@ -49,8 +49,9 @@ WANTED = (
     "fault cut-link", "fault cut-metadata", "fault metadata-down", "fault flush-error", "fault full-disk", "fault slow-disk",
     "fault retention", "fault transfer", "fault flip", "fault slow-consumer", "fault reconnect", "fault wall-clock",
     "fault hang-promotion", "fault put-back", "fault forged-notice", "fault kill-power", "fault flip-newest",
-    "fault flip-running", "fault empty-last", "fault suspend", "fault twin", "fault other-logs", "fault late-answers", "fault half-open",
-    "twin: it was the node", "deposed by another registration", "lost on a half-open connection", "fault cut-connection", "expired by age",
+    "fault flip-running", "fault empty-last", "fault suspend", "fault cut-connection", "expired by age",
+    "fault twin", "fault other-logs", "fault late-answers", "fault half-open", "twin: it was the node",
+    "deposed by another registration", "lost on a half-open connection",
     "records dropped by compaction", "damage found", "damage met by a reader", "lost",
     "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
