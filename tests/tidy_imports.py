@@ -7,7 +7,18 @@ from collections.abc import Iterator, Mapping
 
 PARTS_OF_THE_CLUSTER = frozenset(
     f"liftpy.testing.{name}"
-    for name in ("availability", "checkers", "clients", "cluster", "faults", "process", "sim_ingest", "sim_replica", "trace")
+    for name in (
+        "availability",
+        "checkers",
+        "clients",
+        "cluster",
+        "faults",
+        "process",
+        "sim_ingest",
+        "sim_replica",
+        "trace",
+        "twins",
+    )
 )
 """They know the simulated cluster that they are parts of, by its type alone: it imports them, and they do not import it."""
 

@@ -98,8 +98,11 @@ class Checkers:
         gone = shadow.cut(-1 if afresh else log.log_end_offset)
         for key in gone:
             still_needed = not afresh or key[1] >= log.log_start_offset
-            if still_needed and not self.lost_by_command(replica.key):
-                check(ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
+            if still_needed and not self._truth(replica.key).unclean_elected:
+                unknown = (
+                    ghost.led_by_older and key[1] > log.high_watermark
+                )  # to itself: what it knows to be committed it keeps
+                check(unknown or ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
         if afresh:
             shadow.log_start_offset, shadow.base_chain = log.log_start_offset, ghost.chain_below(log.log_start_offset)
             check(log.log_start_offset <= ghost.log_start_offset, "D26", where, "starts afresh at", log.log_start_offset)
@@ -134,6 +137,8 @@ class Checkers:
         check(high_watermark > log.high_watermark, "D8", where, "HW", log.high_watermark, "->", high_watermark)
         check(high_watermark < log.flushed_end_offset, "D6", where, "HW", high_watermark, "is not on its own disk")
         shadow.durable_end_offset = max(shadow.durable_end_offset, log.flushed_end_offset)
+        if ghost.led_by_older:
+            ghost.replaced_by(shadow, log.high_watermark, high_watermark)
         fresh = ghost.commit(shadow, log.high_watermark, high_watermark, where)
         if not fresh:
             return
@@ -351,7 +356,6 @@ class Checkers:
         """Nobody could tell that its log is older, and those that have more did not live when it was elected, or did not answer."""
         self.cluster.counters["led by a log that went back"] += 1
         ghost.led_by_older = ghost.may_be_gone = True
-        ghost.lost(replica.log.log_end_offset)
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """The metadata group decided something [C2, C3, C6, M6]; who is in the ISR has everything committed [D3, D19]."""
@@ -405,7 +409,7 @@ class Checkers:
         """Who may be elected holds everything committed on its disk, dead or alive, unless it has lost something and nobody knows it
         yet. Of a quorum: so many do that no majority is without one of them, and the last leader is among them."""
         ghost, truth = self.ghost(key), self._truth(key)
-        if ghost.high_watermark < 0 or truth.unclean_elected:
+        if ghost.high_watermark < 0 or self.lost_by_command(key):
             return
         lacking = {node_id for node_id in self._counted(key, truth) if not self.holds_committed(key, node_id)}
         if self.cluster.commit_by_quorum:

@@ -169,6 +169,14 @@ class PartitionGhost:
         self.high_watermark = min(self.high_watermark, end_offset - 1)
         self.latest = min(self.latest, end_offset - 1)
 
+    def replaced_by(self, shadow: Shadow, low: int, high: int) -> None:
+        """A log that went back has led, and (low, high] of it is committed: what else was committed there is lost."""
+        for epoch, last in zip(shadow.epochs, shadow.lasts, strict=True):
+            held = self.committed.get(last)
+            if low < last <= high and held != (epoch, last) and (held is not None or last < self.high_watermark):
+                self.lost(self.spans[epoch, last][0])
+                return
+
     def holds_committed(self, shadow: Shadow, end_offset: int) -> bool:
         """Whether ``shadow`` below ``end_offset`` (exclusive) holds everything that is committed [D2, D3]."""
         if self.high_watermark < max(shadow.log_start_offset, self.log_start_offset):

@@ -121,7 +121,6 @@ class Process:
         self.node = node
         self.cluster = node.cluster
         self.node_id = node.node_id
-        self.host = node.host
         self.disk = node.disk
         self.incarnation = 0
         """0 until the metadata group has answered the registration."""
@@ -150,6 +149,11 @@ class Process:
         self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._heartbeats = AnsweredHeartbeats()
+
+    @property
+    def host(self) -> str:
+        """Of its machine."""
+        return self.node.host
 
     # ---- the door ------------------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
