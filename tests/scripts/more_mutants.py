@@ -28,7 +28,6 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
-from liftpy.replica.intake import Intake
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
@@ -474,18 +473,7 @@ def emptied_log_forgets_its_epoch() -> Patches:
     return [patch.object(EpochCache, "position_epoch", property(lambda self: self.latest_epoch))]
 
 
-def another_partitions_bound_counts() -> Patches:
-    """What the node has uncommitted holds back a partition that has nothing uncommitted."""
-
-    def may_append(self: Intake) -> bool:
-        within = self._node.unreplicated_bytes < self._config.node_unreplicated_bytes
-        return within and self.uncommitted_bytes < self._config.unreplicated_bytes
-
-    return [method(Intake, "may_append", may_append)]
-
-
 MUTANTS: Sequence[Mutant] = (
-    Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
     Mutant("an emptied log forgets its epoch", "C9; found by seed 50064", emptied_log_forgets_its_epoch),
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),

@@ -31,6 +31,7 @@ from liftpy.replica.data_path import REPLICATION, DataPath
 from liftpy.replica.events import MetadataHeard, RefusalReason
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
+from liftpy.replica.intake import Intake
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
@@ -515,6 +516,16 @@ def publishes_may_be_cut_off_for_ever() -> Patches:
     return [method(DataPath, "link_changed", link_changed)]
 
 
+def another_partitions_bound_counts() -> Patches:
+    """What the node has uncommitted holds back a partition that has nothing uncommitted."""
+
+    def may_append(self: Intake) -> bool:
+        within = self._node.unreplicated_bytes < self._config.node_unreplicated_bytes
+        return within and self.uncommitted_bytes < self._config.unreplicated_bytes
+
+    return [method(Intake, "may_append", may_append)]
+
+
 def compaction_keeps_the_oldest() -> Patches:
     real = Compaction._kept
 
@@ -537,6 +548,7 @@ MUTANTS = (
     Mutant("the newest batch is taken for torn", "S3; a flip in the last batch", newest_batch_is_taken_for_torn, "disks"),
     Mutant("lease as long as the session", "D22; clocks that drift", lease_as_long_as_the_session, "elections"),
     Mutant("publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting"),
+    Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
     Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
     Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw),
     Mutant("truncate by HW", "KIP-101; Liftbridge", truncate_by_high_watermark),
