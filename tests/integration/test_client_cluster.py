@@ -18,6 +18,7 @@ from liftpy.errors import (
     NotFoundError,
     OffsetOutOfRangeError,
     PublishRejectedError,
+    UnavailableError,
 )
 from sidecar.dev.cluster import DevCluster
 
@@ -58,8 +59,11 @@ async def test_a_stream_is_made_listed_and_deleted(client: Client, name: str) ->
     assert (await client.stream(name)).uid == stream.uid
     with pytest.raises(AlreadyExistsError):
         await client.create_stream(name, "data.other")
-    with pytest.raises(ConfigError):
-        await client.create_stream(f"{name}x", f"data.{name}x", replicas=9)
+    waits = await client.create_stream(f"{name}x", f"data.{name}x", replicas=9, ready_s=0)
+    assert (waits.waiting, waits.partitions) == (1, ())
+    with pytest.raises(UnavailableError, match="insufficient-nodes"):
+        await client.until_ready(waits, 0.3)
+    await client.delete_stream(f"{name}x")
     with pytest.raises(NotFoundError):
         await client.delete_stream(name, "another-uid")
     await client.delete_stream(name, stream.uid)
