@@ -140,7 +140,7 @@ def test_an_answer_that_contradicts_itself_ends_nobody(fields: dict[str, Any], l
             NotFoundError,
             r"s/2: the stream that was read \(uid u\) was deleted and made again \[n1: no detail\]",
         ),
-        (_Error.OFFSET_OUT_OF_RANGE, 5, OffsetOutOfRangeError, ""),
+        (_Error.OFFSET_OUT_OF_RANGE, 5, OffsetOutOfRangeError, r"offset 5 is outside 6\.\.10: "),
         (_Error.OFFSET_OUT_OF_RANGE, 6, NotServedError, "OFFSET_OUT_OF_RANGE"),
         (_Error.CUT, 5, LogTruncatedError, "committed before offset 5 .* below 3 are the same"),
         (_Error.BAD_REQUEST, 5, ProtocolError, "refused as malformed"),
