@@ -261,9 +261,7 @@ class ServiceHost:
                 self._obey()
         if refusal.reason == _Reason.WRONG_STREAM:
             raise NotFoundError(f"{refusal.node}: {refusal.detail}: start the service anew")
-        if refusal.reason == _Reason.MALFORMED:
-            raise ProtocolError(f"{refusal.node}: {refusal.detail}")
-        if refusal.reason == _Reason.COMPACTED:
+        if refusal.reason in (_Reason.MALFORMED, _Reason.COMPACTED):
             raise ConfigError(f"{refusal.node}: {refusal.detail}")
         if refusal.reason == _Reason.DIVERGED and refusal.position == BEGINNING:
             raise ConfigError(f"{refusal.node}: {refusal.detail}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError, ProtocolError
+from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.emitter import Emitter, NotWrittenError
 from liftpy.service.feeding import Feeder
@@ -100,19 +100,19 @@ async def test_an_order_says_where_to_stop_and_that_the_log_was_cut(
 @pytest.mark.parametrize(
     ("reason", "error"),
     [(pb.ServiceRefusal.TAKEN, None), (pb.ServiceRefusal.WRONG_STREAM, NotFoundError),
-     (pb.ServiceRefusal.MALFORMED, ProtocolError), (pb.ServiceRefusal.COMPACTED, ConfigError),
+     (pb.ServiceRefusal.MALFORMED, ConfigError), (pb.ServiceRefusal.COMPACTED, ConfigError),
      (pb.ServiceRefusal.TOO_MANY, None), (pb.ServiceRefusal.NO_SUCH_PARTITION, None)],
 )  # fmt: skip
 async def test_a_refusal_ends_what_can_not_go_on(host: Any, reason: Any, error: type[LiftError] | None) -> None:
     host._refused(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
     assert host.problem == ""
     refusal = pb.ServiceRefusal(reason=reason, instance=host._instance, detail="why")
+    await host._arrived(SimpleNamespace(data=frames.sealed(refusal)))
     if error is None:
-        host._refused(refusal)
         assert host.problem == "why"
+        assert not host._ended.done()
     else:
-        with pytest.raises(error):
-            host._refused(refusal)
+        assert type(host._ended.exception()) is error
 
 
 # ---- outputs -----------------------------------------------------------------------------------------------------------------
