@@ -232,9 +232,9 @@ class Feeder:
                 if not await self._finished(fetch):
                     continue
                 done, fetch = fetch, None
-                if asked_from != self._next_read():
+                if asked_from != self._next_read() or self._cut is not None:
                     _cancel(done)
-                    continue  # it was told to look at the record before meanwhile
+                    continue  # it was told to look at the record before meanwhile, or that its state is not of this log
                 slices = self._result(done)
                 if slices is not None:
                     await self._take_or_undo(slices)
