@@ -1,0 +1,566 @@
+"""The ingest connection step by step: what is read, what waits, what is taken in one turn, and who reads; each count exactly [A11]."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.replica.intake import NodeIntake
+from sidecar.bus import inflow as module
+from sidecar.bus.backlog import Told
+from sidecar.bus.connection import BusConnection
+from sidecar.bus.inflow import Inflow
+from tests.unit.bus.test_ingest_overload import message
+
+KIB = 1024
+BUFFER_BYTES = 1000 * KIB
+MS = 1_000_000
+
+
+class Thread:
+    """In the place of a SocketThread."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+        self.did: list[str] = []
+
+    def stop(self) -> None:
+        self.did.append("stop")
+
+    def room(self) -> None:
+        self.did.append("room")
+
+
+class Transport:
+    def __init__(self, **info: Any) -> None:
+        self.info: dict[str, Any] = {"socket": SimpleNamespace(fileno=lambda: 5), "ssl_object": None, **info}
+        self.closing = False
+        self.did: list[str] = []
+
+    def get_extra_info(self, name: str) -> Any:
+        return self.info[name]
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        self.did.append("pause")
+
+    def resume_reading(self) -> None:
+        self.did.append("resume")
+
+
+class Bench:
+    """An Inflow without its task and without a socket; the clocks go as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns, self.busy_ns = 5_000 * MS, 0
+        monkeypatch.setattr(module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        monkeypatch.setattr(module, "time", SimpleNamespace(thread_time_ns=lambda: self.busy_ns))
+        monkeypatch.setattr(module, "SocketThread", Thread)
+        self.monkeypatch = monkeypatch
+        self.node = NodeIntake()
+        self.bus: Any = Inflow(self.node, BUFFER_BYTES)
+        self.bus._pump_task.cancel()
+        self.bus._receiver = SimpleNamespace(is_idle=True, transport=Transport())
+        self.got: list[bytes] = []
+        self.given_up: list[int] = []
+        self.bus.listen("ev", self._sink, given_up=self.given_up.append)
+        self.takes = True
+        monkeypatch.setattr(self.bus._gate, "may_take", self._may_take)
+        self.asked: list[tuple[int, bool, int]] = []
+
+    def _sink(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        self.got.append(payload)
+
+    def _may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
+        self.asked.append((taken_bytes, blocked, now_ns))
+        return self.takes
+
+    def parsing(self, each_ns: int = 0) -> list[tuple[int, bool]]:
+        """From now on pieces are noted, with whether messages are left out, and cost as much."""
+        pieces: list[tuple[int, bool]] = []
+
+        async def parse(piece: bytes) -> None:
+            pieces.append((len(piece), self.bus._parser.leaving_out))
+            self.busy_ns += each_ns
+
+        self.bus._parser.parse = parse
+        return pieces
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+# ---- what has come -----------------------------------------------------------------------------------------------------------
+async def test_what_comes_while_nothing_waits_is_taken_where_it_arrives(bench: Bench) -> None:
+    bus, data = bench.bus, message(b"1")
+    assert bus._take(data) is None
+    assert bench.got == [b"1"]
+    await bus._taken(data)
+    assert bench.got == [b"1", b"1"]
+    assert (bus.taken_bytes, bus._arrived_bytes, bus._done_bytes) == (2 * len(data),) * 3
+    assert (bus.waiting_bytes, bus.most_waiting_bytes, bus._parsing) == (0, 0, False)
+    assert bench.asked == [(0, False, bench.now_ns), (len(data), False, bench.now_ns)]
+
+
+@pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
+async def test_what_can_not_be_taken_at_once_goes_through_the_buffer(bench: Bench, why: str) -> None:
+    bus = bench.bus
+    data = bytes(module._PIECE_BYTES + (why == "it is large"))
+    before = 0
+    if why == "something waits":
+        bus._append(b"abc")
+        before = 3
+    bus._parsing = why == "something is being parsed"
+    bench.takes = why != "the gate"
+    parsed = bench.parsing()
+    assert bus._take(data) is data
+    assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
+    await bus._taken(data)
+    assert parsed == []
+    assert (bus._arrived_bytes, bus._done_bytes, bus.taken_bytes) == (before + len(data), 0, 0)
+    assert bus.waiting_bytes == bus.most_waiting_bytes == before + len(data)
+    assert bus._chunks[-1] is data
+    assert bus._arrived.is_set(), "the pump is told"
+
+
+async def test_a_read_of_one_piece_is_taken_at_once(bench: Bench) -> None:
+    parsed = bench.parsing()
+    await bench.bus._taken(bytes(module._PIECE_BYTES))
+    assert parsed == [(module._PIECE_BYTES, False)]
+    assert not bench.bus._arrived.is_set()
+
+
+async def test_the_most_that_ever_waited_is_remembered(bench: Bench) -> None:
+    bus = bench.bus
+    bus._append(bytes(10))
+    bus._append(bytes(20))
+    bus._next_piece()
+    bus._append(bytes(5))
+    assert (bus.waiting_bytes, bus.most_waiting_bytes) == (25, 30)
+
+
+async def test_a_read_that_ends_in_a_command_is_gone_on_with_before_a_thread_reads(bench: Bench) -> None:
+    looked: list[int] = []
+    bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
+    assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
+    assert looked == []
+    bench.bus._parser.reset()
+    assert bench.bus._take(message(b"2")) is None
+    assert looked == [1]
+
+
+async def test_a_burst_is_since_when_every_read_was_large(bench: Bench) -> None:
+    bus, began_ns = bench.bus, bench.now_ns
+    bus._see(module._LARGE_BYTES - 1)
+    assert (bus._large_ns, bus._burst_ns) == (0, 0)
+    bus._see(module._LARGE_BYTES)
+    bench.now_ns += 7
+    bus._see(module._LARGE_BYTES)
+    assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, began_ns)
+    bus._see(0)
+    assert bus._burst_ns == began_ns, "a command that is gone on with is no read"
+    bus._see(1)
+    assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, 0)
+    assert bus._arrived_bytes == 3 * module._LARGE_BYTES
+
+
+# ---- how full it is ----------------------------------------------------------------------------------------------------------
+async def test_what_partitions_hold_counts_as_what_waits(bench: Bench) -> None:
+    bus, half = bench.bus, BUFFER_BYTES // 2
+    for waiting, held, fills, full in (
+        (half - 1, 0, False, False),
+        (half, 0, True, False),
+        (0, half, True, False),
+        (half - 1, half, True, False),
+        (half, half, True, True),
+        (0, BUFFER_BYTES - 1, True, False),
+        (BUFFER_BYTES, 0, True, True),
+    ):
+        bus._arrived_bytes, bench.node.held_bytes = waiting, held
+        assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
+
+
+async def test_the_socket_is_read_while_there_is_room_and_what_is_due_is_read_besides(bench: Bench) -> None:
+    bus, asked = bench.bus, []
+    alone = True
+
+    def leaves_alone(read_bytes: int, now_ns: int) -> bool:
+        asked.append((read_bytes, now_ns))
+        return alone
+
+    bench.monkeypatch.setattr(bus.overflow, "leaves_alone", leaves_alone)
+    bus._arrived_bytes = BUFFER_BYTES // 2 - 1
+    assert bus._reads()
+    assert asked == []
+    bus._arrived_bytes = half = BUFFER_BYTES // 2
+    assert not bus._reads()
+    assert asked == [(half, bench.now_ns)]
+    bus._due_to = half
+    assert not bus._reads()
+    bus._due_to = half + 1
+    assert bus._reads()
+    bus._due_to, alone = 0, False
+    assert bus._reads()
+    bus._arrived_bytes, bus._due_to = BUFFER_BYTES, 2 * BUFFER_BYTES
+    assert not bus._reads(), "a full buffer takes nothing"
+
+
+async def test_a_reading_task_that_must_wait_says_once_that_it_is_full_and_looks_again(bench: Bench) -> None:
+    bus, waits = bench.bus, []
+
+    async def wait_for(waiting: Any, timeout_s: float) -> None:
+        waiting.close()
+        waits.append((bus._room.is_set(), timeout_s, bus._pings_outstanding))
+        bus._pings_outstanding = 2
+        if len(waits) == 3:
+            bus._arrived_bytes = 0
+            return
+        bus._room.set()
+        raise TimeoutError
+
+    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(wait_for=wait_for))
+    bench.takes = False
+    bus._room.set()
+    bus._pings_outstanding = 1
+    bus._due_to = 1 << 60
+    await bus._taken(bytes(BUFFER_BYTES))
+    assert waits == [(False, 0.5, 1), (False, 0.5, 0), (False, 0.5, 0)]
+    assert bus._pings_outstanding == 0, "it is this node that does not read"
+    assert bus.errors == {"held back: the ingest buffer is full": 1}
+    waits.clear()
+    bus._chunks.clear()
+    await bus._taken(bytes(BUFFER_BYTES - 1))
+    assert waits == []
+    assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
+
+
+async def test_while_a_thread_reads_the_reading_task_does_not_wait(bench: Bench) -> None:
+    bench.takes = False
+    bench.bus._thread = Thread()
+    await bench.bus._taken(bytes(BUFFER_BYTES))
+    assert bench.bus.errors == {}
+
+
+# ---- a connection is lost ----------------------------------------------------------------------------------------------------
+async def test_a_lost_connection_is_a_mark_in_the_buffer_and_everybody_hears_of_it(bench: Bench) -> None:
+    bus, did = bench.bus, []
+    thread = bus._thread = Thread()
+    bus._server_info, bus._client_id = {"server_id": "s1"}, 7
+    for part, name in ((bus._gate, "cut_off"), (bus.overflow, "cut_off"), (bus.cuts, "lost"), (bus.cuts, "passed")):
+        bench.monkeypatch.setattr(part, name, lambda *given, part=part: did.append((type(part).__name__, *given)))
+    bus._parser.seen = 3
+    bus._append(b"MSG ev 1 5\r\nha")
+    bus._ps.reset()
+    assert (thread.did, bus._thread) == (["stop"], None)
+    assert did == [("Gate",), ("Overflow",), ("Cuts", "s1", 7)]
+    assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
+    bus._append(message(b"new"))
+    await bus._take_some()
+    assert did[3:] == [("Cuts", 3)], "all that it had brought was looked at"
+    assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
+
+
+async def test_a_server_that_says_no_name_and_no_number_is_asked_for_none(bench: Bench) -> None:
+    bench.bus._server_info, bench.bus._client_id = {}, None
+    assert bench.bus._identity() == ("", 0)
+
+
+# ---- who reads ---------------------------------------------------------------------------------------------------------------
+def in_a_burst(bench: Bench) -> None:
+    bench.bus._burst_ns, bench.bus._large_ns = 10 * MS, 10 * MS + module._BURST_NS
+
+
+async def test_in_a_burst_a_thread_takes_over(bench: Bench) -> None:
+    bus = bench.bus
+    in_a_burst(bench)
+    assert bus._hand_over()
+    thread, transport = bus._thread, bus._receiver.transport
+    assert (bus.bursts, transport.did) == (1, ["pause"])
+    assert thread.given[:3] == (5, bus._read_aside, bus._reads)
+    assert bus._hand_over(), "it has done so"
+    assert (bus._thread, bus.bursts, transport.did) == (thread, 1, ["pause"])
+    thread.given[3]()
+    assert bus._thread is thread, "it says in the loop that it has ended"
+    await asyncio.sleep(0)
+    assert (bus._thread, thread.did, transport.did) == (None, ["stop"], ["pause", "resume"])
+
+
+@pytest.mark.parametrize(
+    "why", ["no burst", "not yet", "no receiver", "task", "reconnecting", "closed", "tls", "closing", "no socket"]
+)
+async def test_where_a_thread_can_not_read_or_not_yet_the_loop_does(bench: Bench, why: str) -> None:
+    bus = bench.bus
+    in_a_burst(bench)
+    transport = bus._receiver.transport
+    if why == "no burst":
+        bus._burst_ns = 0
+    elif why == "not yet":
+        bus._large_ns -= 1
+    elif why == "no receiver":
+        bus._receiver = None
+    elif why == "task":
+        bus._receiver.is_idle = False
+    elif why in ("reconnecting", "closed"):
+        bench.monkeypatch.setattr(Inflow, f"is_{why}", True)
+    elif why == "closing":
+        transport.closing = True
+    else:
+        transport.info["ssl_object" if why == "tls" else "socket"] = object() if why == "tls" else None
+    assert not bus._hand_over()
+    assert (bus._thread, bus.bursts, transport.did) == (None, 0, [])
+
+
+@pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
+async def test_the_loop_reads_again_where_it_did_not_and_where_there_is_something(
+    bench: Bench, thread: int, receiver: int, closing: int
+) -> None:
+    bus = bench.bus
+    transport = bus._receiver.transport
+    transport.closing = bool(closing)
+    bus._thread = Thread() if thread else None
+    if not receiver:
+        bus._receiver = None
+    bus._hand_back()
+    assert (bus._thread, transport.did) == (None, [])
+
+
+async def test_the_loop_hears_once_of_all_that_the_thread_has_read(bench: Bench) -> None:
+    bus = bench.bus
+    calls: list[Any] = []
+    bus._loop = SimpleNamespace(call_soon_threadsafe=calls.append)
+    bus._pings_outstanding = 2
+    bus._read_aside(b"ab")
+    bus._read_aside(b"c")
+    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._tell])
+    assert not bus._arrived.is_set(), "an event is no thing of threads"
+    calls[0]()
+    assert (bus._arrived.is_set(), bus._pings_outstanding) == (True, 0)
+    bus._read_aside(b"d")
+    assert len(calls) == 2
+
+    def gone(callback: Any) -> None:
+        raise RuntimeError("closed")
+
+    bus._loop = SimpleNamespace(call_soon_threadsafe=gone)
+    bus._tell()
+    bus._read_aside(b"e")
+    assert bus.waiting_bytes == 5
+
+
+@pytest.mark.parametrize(("since_ns", "back"), [(module._CALM_NS - 1, False), (module._CALM_NS, True)])
+async def test_when_it_is_calm_the_loop_reads_again(bench: Bench, since_ns: int, back: bool) -> None:
+    bus = bench.bus
+    waits: list[float | None] = []
+    noted = SimpleNamespace(timeout=lambda seconds: waits.append(seconds) or asyncio.timeout(0))
+    bench.monkeypatch.setattr(module, "asyncio", noted)
+    bus._thread = Thread()
+    bus._large_ns = bench.now_ns - since_ns
+    bus._arrived.set()
+    await bus._idle()
+    assert (bus._thread is None) is back
+    assert waits == [None if back else 0.2]
+    assert not bus._arrived.is_set(), "it waited for something new"
+
+
+# ---- what is taken in a turn -------------------------------------------------------------------------------------------------
+async def test_a_turn_takes_so_many_bytes_in_pieces(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing()
+    bus._append(bytes(300 * KIB))
+    bus._append(bytes(10))
+    await bus._take_some()
+    assert pieces == [(64 * KIB, False)] * 4
+    assert (bus.taken_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
+    assert bus._room.is_set()
+    await bus._take_some()
+    assert pieces[4:] == [(44 * KIB, False), (10, False)]
+    assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
+
+
+async def test_a_turn_takes_so_much_time(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
+    for _ in range(5):
+        bus._append(bytes(1000))
+    await bus._take_some()
+    assert len(pieces) == 2
+    bench.takes = False
+    await bus._take_some()
+    assert len(pieces) == 2, "nor more than partitions can hold"
+
+
+async def test_the_pump_makes_room_takes_and_lets_others_have_their_turn(bench: Bench) -> None:
+    bus, did = bench.bus, []
+
+    async def idle() -> None:
+        did.append("idle")
+        if did.count("idle") == 3:
+            raise ZeroDivisionError
+        bus._chunks.append(b"")
+
+    async def make_room() -> None:
+        did.append("room")
+
+    async def take_some() -> None:
+        did.append("take")
+        bus._chunks.clear()
+
+    async def sleep(seconds: float) -> None:
+        did.append(f"sleep {seconds}")
+        bench.takes = True
+
+    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    bus._idle, bus._make_room, bus._take_some = idle, make_room, take_some
+    bench.takes = False
+    with pytest.raises(ZeroDivisionError):
+        await bus._pump()
+    assert did == ["idle", "room", "sleep 0.005", "room", "take", "sleep 0", "idle", "room", "take", "sleep 0", "idle"]
+
+
+# ---- what is left out --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("waiting", "held", "due", "full", "left_out"),
+    [
+        (600 * KIB, 0, 400 * KIB, False, 0),
+        (600 * KIB, 0, 400 * KIB + 1, False, 1),
+        (600 * KIB, 100 * KIB, 301 * KIB, False, KIB),
+        (937 * KIB, 0, 0, False, 0),
+        (937 * KIB + 512, 0, 0, True, 0),
+        (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
+    ],
+)
+async def test_what_is_due_and_has_no_room_is_left_out(
+    bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
+) -> None:
+    bus, asked, told = bench.bus, [], []
+
+    def due_bytes(*given: Any) -> int:
+        asked.append(given)
+        return due
+
+    async def leave_out(size_bytes: int) -> None:
+        told.append(size_bytes)
+
+    bench.monkeypatch.setattr(bus.overflow, "due_bytes", due_bytes)
+    bench.monkeypatch.setattr(bus.overflow, "roomy", lambda: pytest.fail("it is half full"))
+    bus._leave_out = leave_out
+    bus._done_bytes, bus._arrived_bytes, bench.node.held_bytes = 50, waiting + 50, held
+    bus._pings_outstanding = 1
+    await bus._make_room()
+    assert asked == [(full, waiting + 50, 50, bench.now_ns)]
+    assert bus._due_to == waiting + 50 + due
+    assert told == ([left_out] if left_out else [])
+    assert bus._pings_outstanding == 1
+    bus._thread = Thread()
+    await bus._make_room()
+    assert bus._pings_outstanding == 0, "the thread does not read while there is no room"
+
+
+async def test_as_much_is_left_out_as_is_due_and_the_thread_hears_of_the_room(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing()
+    for _ in range(5):
+        bus._append(bytes(1000))
+    thread = bus._thread = Thread()
+    await bus._leave_out(2001)
+    assert pieces == [(1000, True)] * 3
+    assert (bus._parser.leaving_out, bus.taken_bytes, bus.waiting_bytes) == (False, 0, 2000)
+    assert (bus._room.is_set(), thread.did) == (True, ["room"])
+    await bus._leave_out(2000)
+    await bus._leave_out(1)
+    assert len(pieces) == 5
+
+
+async def test_leaving_out_ends_in_time_and_says_nothing_while_there_is_no_room(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing(each_ns=4 * MS)
+    thread = bus._thread = Thread()
+    for _ in range(5):
+        bus._append(bytes(1000))
+    bench.node.held_bytes = BUFFER_BYTES
+    await bus._leave_out(1 << 40)
+    assert len(pieces) == 2
+    assert (bus._room.is_set(), thread.did) == (False, [])
+
+
+async def test_nothing_is_left_out_after_an_error(bench: Bench) -> None:
+    async def fails(piece: bytes) -> None:
+        raise asyncio.CancelledError
+
+    bench.bus._parser.parse = fails
+    bench.bus._append(b"x")
+    with pytest.raises(asyncio.CancelledError):
+        await bench.bus._leave_out(1)
+    assert (bench.bus._parser.leaving_out, bench.bus._parsing) == (False, False)
+
+
+async def test_what_was_left_out_is_told_to_whom_it_would_have_come(bench: Bench) -> None:
+    bench.bus.listen("two", lambda *_: None)
+    bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
+    await bench.bus._leave_out(1)
+    assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
+
+
+@pytest.mark.parametrize(("client_id", "reason", "heard"), [(7, "", True), (8, "", False), (7, "Slow Consumer", False)])
+async def test_only_what_is_said_of_this_connection_while_it_is_open_counts(
+    bench: Bench, client_id: int, reason: str, heard: bool
+) -> None:
+    bus = bench.bus
+    noted: list[Any] = []
+    bench.monkeypatch.setattr(bus.overflow, "heard", lambda *given: noted.append(given))
+    bench.monkeypatch.setattr(bus.cuts, "told", noted.append)
+    bus._client_id = 7
+    told = Told(3, client_id, 100, 5, reason)
+    bus._heard(50, told)
+    assert noted == ([told, (100, 50, 3)] if heard else [])
+
+
+# ---- what can't be read ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [OSError("gone"), nats.errors.ProtocolError(), KeyError("a bug")])
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_after_bytes_that_can_not_be_read_the_rest_of_their_connection_goes(
+    bench: Bench, error: Exception, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, ended = bench.bus, []
+
+    async def fails(piece: bytes) -> None:
+        raise error
+
+    async def op_err(why: Exception) -> None:
+        ended.append(why)
+
+    bus._parser.parse, bus._process_op_err = fails, op_err
+    bus._parser.lost = lost
+    bus._append(bytes(100))
+    bus._append(bytes(module._PIECE_BYTES + 1))
+    if lost:
+        bus._chunks.append(None)
+        bus._append(b"of the next one")
+    await bus._parse_piece(bus._next_piece())
+    assert bus.errors == {"unreadable streams": 1}
+    assert ended == ([] if lost else [error]), "one that is lost is not ended again"
+    assert list(bus._chunks) == ([None, b"of the next one"] if lost else [])
+    assert bus.waiting_bytes == (15 if lost else 0)
+    assert len(caplog.messages) == isinstance(error, KeyError)
+
+
+# ---- the end -----------------------------------------------------------------------------------------------------------------
+async def test_who_closes_ends_the_thread_and_who_stops_the_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+
+    async def close(self: Any, *given: Any) -> None:
+        closed.append(given)
+
+    monkeypatch.setattr(BusConnection, "_close", close)
+    bus: Any = Inflow(NodeIntake(), BUFFER_BYTES)
+    thread = bus._thread = Thread()
+    task = bus._pump_task
+    await asyncio.sleep(0)
+    await bus._close(Inflow.CLOSED, False)
+    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(Inflow.CLOSED, False)])
+    await bus.stop()
+    assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
