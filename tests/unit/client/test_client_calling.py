@@ -1,0 +1,229 @@
+"""A command to a service: what goes out, whose answer counts, what is sent again and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import calling
+from liftpy.client.calling import Command, CommandAnswer, CommandFailedError, call
+from liftpy.client.outgoing import Address
+from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.errors import NotFoundError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+
+_Ack = client_pb2.Ack
+COMMAND = Command("bank", "commands", 3, b"pay", b"k", (("h", b"1"),), "id-1")
+OK = _Ack(stream="commands", partition=3)
+
+
+def message(data: bytes = b"", **headers: str) -> Any:
+    return SimpleNamespace(data=data, headers={name.replace("_", "-"): value for name, value in headers.items()} or None)
+
+
+def ack(**fields: Any) -> Any:
+    return message(frames.encode(_Ack(**{"stream": "commands", "partition": 3, **fields})))
+
+
+def reply(data: bytes = b"done", **headers: str) -> Any:
+    return message(data, **{"Lift_Service": "bank", "Lift_Offset": "17", "Lift_Node": "n2", **headers})
+
+
+class Wire:
+    """In the place of a Transport: each attempt is answered by the next of ``script``, (ack, reply) of which each may be None."""
+
+    def __init__(self, *script: tuple[Any, Any]) -> None:
+        self.script = list(script)
+        self.sent: list[tuple[str, client_pb2.Message, str]] = []
+        self.expected: list[tuple[str, float]] = []
+        self.waiting: dict[str, asyncio.Future[Any]] = {}
+
+    @contextlib.asynccontextmanager
+    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+        name = f"inbox.{len(self.expected)}"
+        self.expected.append((subject, timeout_s))
+        self.waiting[name] = asyncio.get_running_loop().create_future()
+        try:
+            yield name, self.waiting[name]
+        finally:
+            del self.waiting[name]
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        sent = frames.decode(payload, client_pb2.Message)
+        self.sent.append((subject, sent, reply))
+        for name, said in zip((reply, sent.replySubject), self.script.pop(0), strict=True):
+            if said is not None:
+                self.waiting[name].set_result(said)
+
+    async def found(self) -> Address:
+        return Address("shop.commands", "u1")
+
+    async def call(self, command: Command = COMMAND, timeout_s: float = 30.0) -> CommandAnswer:
+        transport: Any = self
+        try:
+            return await call(transport, self.found, command, timeout_s)
+        finally:
+            assert not self.waiting, "every inbox is given back"
+
+
+async def test_a_command_names_two_inboxes_and_its_message_id() -> None:
+    wire = Wire((ack(), reply()))
+    assert await wire.call() == CommandAnswer(b"done", 17, "n2")
+    [(subject, sent, acked)] = wire.sent
+    assert (subject, acked, sent.replySubject) == ("shop.commands", "inbox.0", "inbox.1")
+    assert sent == client_pb2.Message(
+        offset=-1,
+        value=b"pay",
+        key=b"k",
+        keyed=True,
+        stream="commands",
+        streamUid="u1",
+        partition=3,
+        headers=[client_pb2.Header(name="h", value=b"1"), client_pb2.Header(name="Nats-Msg-Id", value=b"id-1")],
+        replySubject="inbox.1",
+        ackPolicy=client_pb2.ALL,
+    )
+    assert wire.expected == [("shop.commands", 2.0)] * 2, "an attempt takes no longer"
+
+
+@pytest.mark.parametrize(("key", "bytes_", "keyed"), [(None, b"", False), (b"", b"", True), (b"k", b"k", True)])
+async def test_no_key_and_an_empty_key_differ(key: bytes | None, bytes_: bytes, keyed: bool) -> None:
+    wire = Wire((None, reply()))
+    await wire.call(Command("bank", "commands", 3, b"pay", key))
+    sent = wire.sent[0][1]
+    assert (sent.key, sent.keyed) == (bytes_, keyed)
+    assert len(sent.headers[0].value) == 32, "a message id of its own"
+
+
+@pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.BELOW_MIN_ISR])
+async def test_what_was_not_stored_is_sent_again_under_the_same_id(said: Any) -> None:
+    wire = Wire((ack(ackError=said), None), (ack(), reply()))
+    assert (await wire.call(Command("bank", "commands", 3, b"pay"))).offset == 17
+    first, second = (sent.headers[0].value for _, sent, _ in wire.sent)
+    assert first == second
+
+
+async def test_a_command_that_is_refused_for_good_is_not_sent_again() -> None:
+    wire = Wire((ack(ackError=_Ack.READ_ONLY, detail="retired"), None))
+    with pytest.raises(PublishRejectedError, match=r"^commands/3 refused: READ_ONLY retired$") as caught:
+        await wire.call()
+    assert caught.value.reason == "READ_ONLY"
+    with pytest.raises(PublishRejectedError, match=r"^commands/3 refused: 99$") as caught:
+        await Wire((ack(ackError=99), None)).call()
+    assert caught.value.reason == "99"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        message(b"{}"),
+        ack(stream="other", ackError=_Ack.READ_ONLY),
+        ack(partition=4, ackError=_Ack.READ_ONLY),
+        ack(),
+    ],
+)
+async def test_an_ack_that_says_nothing_against_it_is_no_answer_and_the_service_is_waited_for(foreign: Any) -> None:
+    wire = Wire((foreign, None))
+    asking = asyncio.create_task(wire.call())
+    while "inbox.0" not in wire.waiting or not wire.waiting["inbox.0"].done():
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    wire.waiting["inbox.1"].set_result(reply())
+    assert await asking == CommandAnswer(b"done", 17, "n2")
+
+
+async def test_the_services_answer_counts_before_the_streams() -> None:
+    """Both are there: it was carried out, by whichever attempt."""
+    assert (await Wire((ack(ackError=_Ack.READ_ONLY), reply())).call()).value == b"done"
+
+
+async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "_ATTEMPT_S", 0.01)
+    nobody = (message(), None)
+    with pytest.raises(NobodyListensError, match=r"^nobody listens on shop\.commands$"):
+        await Wire(*[nobody] * 100).call(timeout_s=0.05)
+    wire = Wire((None, None), *[nobody] * 100)
+    with pytest.raises(OutcomeUnknownError, match=r"nobody listens .*; an earlier attempt may have been stored \(id-1\)"):
+        await wire.call(timeout_s=0.1)
+    late = Wire(nobody, nobody, (ack(), reply()))
+    assert (await late.call()).offset == 17
+    assert len(late.sent) == 3
+
+
+async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named() -> None:
+    wire = Wire(*[(ack(), None)] * 100)
+    text = r"^no service bank has answered on shop\.commands within 0\.02 s: is it running, and does it reply\?$"
+    with pytest.raises(NoAnswerError, match=text):
+        await wire.call(timeout_s=0.02)
+    assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
+
+
+async def test_where_there_is_no_stream_nothing_is_sent() -> None:
+    wire = Wire()
+
+    async def find() -> Address:
+        raise NotFoundError("no stream")
+
+    transport: Any = wire
+    with pytest.raises(NotFoundError):
+        await call(transport, find, COMMAND, 30)
+    assert wire.expected == []
+
+
+@pytest.mark.parametrize("who", ["", "other"])
+async def test_only_the_service_answers_for_itself(who: str) -> None:
+    said = reply(Lift_Service=who)
+    with pytest.raises(ProtocolError, match=f"^what has answered is {who or 'no service'}, not bank$"):
+        await Wire((None, said)).call()
+    with pytest.raises(ProtocolError, match="is no service, not bank"):
+        await Wire((None, message(b"x"))).call()
+
+
+@pytest.mark.parametrize(
+    ("offset", "right"),
+    [("0", True), ("9" * 19, True), ("9" * 20, False), ("", False), ("-1", False), ("\u0661", False), ("x", False)],
+)
+async def test_the_offset_is_a_number(offset: str, right: bool) -> None:
+    wire = Wire((None, reply(Lift_Offset=offset)))
+    if right:
+        assert (await wire.call()).offset == int(offset)
+    else:
+        with pytest.raises(ProtocolError, match="what has answered is bank, not bank"):
+            await wire.call()
+
+
+async def test_a_command_that_was_passed_over_says_why() -> None:
+    wire = Wire((ack(), reply(b"no money\xff", Lift_Error="REFUSED")))
+    with pytest.raises(CommandFailedError) as caught:
+        await wire.call()
+    assert str(caught.value) == "REFUSED: no money\ufffd"
+    assert len(wire.sent) == 1
+
+
+async def test_an_answer_without_a_node_is_one() -> None:
+    said = reply(b"")
+    del said.headers["Lift-Node"]
+    assert await Wire((None, said)).call() == CommandAnswer(b"", 17, "")
+
+
+async def test_what_could_not_be_sent_is_tried_again() -> None:
+    wire = Wire((ack(), reply()))
+    real, failures = wire.publish, [UnavailableError("not now")]
+
+    async def publish(*given: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await real(*given)
+
+    wire.publish = publish  # type: ignore[method-assign]
+    find: Callable[..., Any] = wire.found
+    transport: Any = wire
+    assert (await call(transport, find, COMMAND, 30)).value == b"done"

@@ -1,0 +1,149 @@
+"""Who a client is and where it goes: files of secrets, and URLs; each is checked before anything connects, and never shown."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nkeys
+import pytest
+
+from liftpy.client.credentials import Credentials
+from liftpy.client.urls import check_urls, shown, shown_address, wants_tls
+from liftpy.errors import ConfigError
+
+
+# ---- who we are ----------------------------------------------------------------------------------------------------------------
+def seed(kind: int = nkeys.PREFIX_BYTE_USER) -> bytes:
+    return bytes(nkeys.encode_seed(b"\x07" * 32, kind))
+
+
+def creds(seed_line: bytes, jwt: bytes = b"a.jwt") -> bytes:
+    return (
+        b"-----BEGIN NATS USER JWT-----\n" + jwt + b"\n------END NATS USER JWT------\n\n"
+        b"-----BEGIN USER NKEY SEED-----\n" + seed_line + b"\n------END USER NKEY SEED------\n"
+    )
+
+
+def test_a_seed_of_a_user_is_taken_and_any_other_is_refused_unseen(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    account = seed(nkeys.PREFIX_BYTE_ACCOUNT)
+    for content, text in (
+        (seed(), ""),
+        (b"  " + seed() + b"\n", ""),
+        (account, "nkey_seed_file {} holds the seed of no user: one line that begins with SU"),
+        (b"SUnonsense", "nkey_seed_file {} holds no nkey seed: one line that begins with SU"),
+        (b"", "nkey_seed_file {} holds no nkey seed: one line that begins with SU"),
+    ):
+        file.write_bytes(content)
+        if not text:
+            assert Credentials(nkey_seed_file=str(file)).nats_options() == {"nkeys_seed": str(file)}
+            continue
+        with pytest.raises(ConfigError) as caught:
+            Credentials(nkey_seed_file=str(file)).nats_options()
+        assert str(caught.value) == text.format(file)
+    for content, text in (
+        (creds(seed()), ""),
+        (creds(account), "creds_file {} holds the seed of no user: one line that begins with SU"),
+        (creds(b"SUnonsense"), "creds_file {} holds no nkey seed: one line that begins with SU"),
+        (creds(seed(), b""), "creds_file {} holds no user JWT: give the file that nsc writes (nsc generate creds)"),
+        (creds(b""), "creds_file {} holds no user nkey seed: give the file that nsc writes (nsc generate creds)"),
+        (b"", "creds_file {} holds no user JWT: give the file that nsc writes (nsc generate creds)"),
+    ):
+        file.write_bytes(content)
+        if not text:
+            assert Credentials(creds_file=str(file)).nats_options() == {"user_credentials": str(file)}
+            continue
+        with pytest.raises(ConfigError) as caught:
+            Credentials(creds_file=str(file)).nats_options()
+        assert str(caught.value) == text.format(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for name in ("creds_file", "nkey_seed_file"):
+        for path, why in ((f"{tmp_path}/none", "No such file or directory"), ("a\0b", "embedded null byte")):
+            with pytest.raises(ConfigError) as caught:
+                Credentials(**{name: path}).nats_options()
+            assert str(caught.value) == f"{name} {path} can't be read: {why}"
+
+
+def test_the_seed_is_wiped_when_it_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiped: list[bytes] = []
+    pair = SimpleNamespace(public_key=b"UABC", wipe=lambda: wiped.append(b"wiped"))
+    monkeypatch.setattr(nkeys, "from_seed", lambda content: pair)
+    (tmp_path / "seed").write_bytes(b"any")
+    Credentials(nkey_seed_file=str(tmp_path / "seed")).nats_options()
+    assert wiped == [b"wiped"]
+
+
+def test_certificates_are_loaded_and_nobody_is_asked_for_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+
+    class Context:
+        encrypted = False
+
+        def load_cert_chain(self, cert: str, key: str, password: Any) -> None:
+            loaded.append((cert, key))
+            if self.encrypted:
+                password()
+
+    def made(purpose: Any, cafile: str | None) -> Context:
+        loaded.append((purpose, cafile))
+        return Context()
+
+    monkeypatch.setattr(ssl, "create_default_context", made)
+    options = Credentials(tls_cert_file="c", tls_key_file="k", inbox_prefix="_INBOX_me").nats_options()
+    assert isinstance(options.pop("tls"), Context)
+    assert options == {"inbox_prefix": b"_INBOX_me"}
+    assert loaded == [(ssl.Purpose.SERVER_AUTH, None), ("c", "k")]
+    loaded.clear()
+    Credentials(tls_ca_file="ca").nats_options()
+    assert loaded == [(ssl.Purpose.SERVER_AUTH, "ca")]
+    monkeypatch.setattr(Context, "encrypted", True)
+    with pytest.raises(ConfigError) as caught:
+        Credentials(tls_cert_file="c", tls_key_file="k").nats_options()
+    text = "TLS: tls_cert_file c with tls_key_file k can't be used: the key is encrypted; give one that is not"
+    assert str(caught.value) == text
+
+
+# ---- where we go ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("nats://a b:1", "nats: 'nats://a b:1' has blanks, control characters or others that no URL has"),
+        ("nats://a\x01", "has blanks, control characters"),
+        ("nats://\u00e4", "has blanks, control characters"),
+        ("nats://[a:1", "is not a NATS URL: nats://host:port"),
+        ("http://a:1", "nats: 'http://a:1' is not a NATS URL: it begins with one of nats://, tls://, ws://, wss://"),
+        ("a:1", "is not a NATS URL: it begins with one of"),
+        ("nats://", "nats: 'nats://' names no host: nats://host:port"),
+        ("nats://a:0", "nats: 'nats://a:0' has no good port: a number from 1 to 65535"),
+        ("nats://a:65536", "has no good port"),
+        ("nats://a:x", "has no good port"),
+        ("nats://a:1/b", "has a path; a password with a slash in it has %2F there"),
+    ],
+)
+def test_a_url_that_is_none_is_named_with_what_is_wrong(url: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_urls(("nats://good:4222", url))
+    assert text in str(caught.value)
+
+
+def test_urls_that_will_do() -> None:
+    check_urls(("nats://a", "tls://a:1", "nats://a:65535/", "ws://a/path", "wss://u:p@a:1/path"))
+    check_urls(("a:1", "a", "nats://b:2"), bare=True)
+    assert [wants_tls((url,)) for url in ("tls://a", " WSS://a", "nats://a", "ws://a", "tls", "a:1")] == [True, True] + [
+        False
+    ] * 4
+    assert wants_tls(("nats://a", "tls://b"))
+    assert not wants_tls(())
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert shown("nats://u:p@a:1, b:2") == "nats://***@a:1, b:2"
+    assert shown(("nats://u:half", "x@a:1")) == "nats://u:***, ***@a:1"
+    assert shown("ws://a:1/x:y") == "ws://a:1/x:y"
+    assert shown_address(None) == ""
+    assert shown_address(SimpleNamespace(netloc="u:p@a:1")) == "a:1"

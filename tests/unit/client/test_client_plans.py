@@ -1,0 +1,467 @@
+"""What is asked of placement and of nodes, and what a dry run answers; and what a client does with a stream that it has made."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import calling, queries
+from liftpy.client import client as client_module
+from liftpy.client.admin import Admin, control_error
+from liftpy.client.client import Client, _address, _address_of
+from liftpy.client.outgoing import Address
+from liftpy.client.plans import (
+    PlacementPlan,
+    PlacementWish,
+    PlannedNode,
+    Tally,
+    assignment_from_json,
+    plan_from_pb,
+    tally_rows,
+)
+from liftpy.client.transport import Transport
+from liftpy.cluster.stream_config import config_to_pb
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+
+_Error = pb.ControlResponse.Error
+PLAN = pb.PlacementPlan(
+    nodes=[
+        pb.PlannedNode(nodeId="n1", rack="b", weight=1.5, replicas=4, leaders=2, fenced=False),
+        pb.PlannedNode(nodeId="n2", rack="a", weight=1.0, replicas=3, leaders=1, fenced=True),
+        pb.PlannedNode(nodeId="n3", rack="a", weight=1.0, replicas=7, leaders=5, fenced=False),
+    ],
+    firstPartition=2,
+    replicationFactor=2,
+    replicas=[0, 2, 2, 1],
+    notes=["one", "two"],
+    waits="",
+)
+
+
+# ---- plans ---------------------------------------------------------------------------------------------------------------------
+def test_a_plan_is_read_as_it_was_sent() -> None:
+    assert plan_from_pb(PLAN) == PlacementPlan(
+        first_partition=2,
+        replicas=(("n1", "n3"), ("n3", "n2")),
+        nodes=(
+            PlannedNode(node_id="n1", rack="b", weight=1.5, replicas=4, leaders=2, fenced=False),
+            PlannedNode(node_id="n2", rack="a", weight=1.0, replicas=3, leaders=1, fenced=True),
+            PlannedNode(node_id="n3", rack="a", weight=1.0, replicas=7, leaders=5, fenced=False),
+        ),
+        notes=("one", "two"),
+        waits="",
+    )
+    waits = plan_from_pb(pb.PlacementPlan(nodes=PLAN.nodes, waits="insufficient-nodes"))
+    assert (waits.replicas, waits.waits) == ((), "insufficient-nodes")
+    assert plan_from_pb(pb.PlacementPlan(replicationFactor=3)).replicas == ()
+
+
+@pytest.mark.parametrize(
+    ("places", "factor", "right"),
+    [([0, 1], 2, True), ([0, 2], 1, True), ([0, 1], 0, False), ([0, 1, 2], 2, False), ([0, 3], 2, False), ([0], 2, False)],
+)
+def test_a_plan_that_is_no_map_is_refused(places: list[int], factor: int, right: bool) -> None:
+    plan = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=factor, replicas=places)
+    if right:
+        assert len(plan_from_pb(plan).replicas) * factor == len(places)
+    else:
+        with pytest.raises(ValueError, match=f"^{len(places)} replicas, {factor} of a partition, on 3 nodes are no map$"):
+            plan_from_pb(plan)
+
+
+def test_what_each_node_and_rack_would_hold() -> None:
+    plan = plan_from_pb(PLAN)
+    assert list(plan.by_node().items()) == [
+        ("n1", Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
+        ("n2", Tally(leaders=1, new_leaders=0, replicas=4, new_replicas=1)),
+        ("n3", Tally(leaders=6, new_leaders=1, replicas=9, new_replicas=2)),
+    ]
+    assert list(plan.by_rack().items()) == [
+        ("a", Tally(leaders=7, new_leaders=1, replicas=13, new_replicas=3)),
+        ("b", Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
+    ]
+    bare = pb.PlacementPlan()
+    bare.CopyFrom(PLAN)
+    for node in bare.nodes:
+        node.rack = ""
+    assert plan_from_pb(bare).by_rack() == {}
+    bare.nodes[1].rack = "r"
+    assert list(plan_from_pb(bare).by_rack()) == ["", "r"]
+
+
+def test_a_tally_as_people_see_it() -> None:
+    one, two = (
+        Tally(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
+        Tally(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
+    )
+    assert list(tally_rows({"n1": one, "": two})) == [("n1", "3 (+1)", "5 (+2)"), ("(none)", "0 (+0)", "0 (+0)")]
+
+
+def test_an_assignment_in_a_file() -> None:
+    text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": -1, "replicas": []}, {"id": 2147483647, "replicas": ["a"]}]'
+    assert assignment_from_json(text) == ((7, ("1", "n2")), (-1, ()), (2147483647, ("a",)))
+    lists = PlacementWish(assignment=assignment_from_json(text)).lists()
+    assert [(one.partition, list(one.replicas)) for one in lists] == [(7, ["1", "n2"]), (-1, []), (2147483647, ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "error reading replica assignment: "),
+        ("{}", 'error reading replica assignment: not a list of {"id": ..., "replicas": [...]}'),
+        ("[1]", "error reading replica assignment: entry 0: no object"),
+        ('[{"id": 0, "replicas": [], "y": 1, "x": 2}]', "error reading replica assignment: entry 0: unknown x, y"),
+        ('[{"replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": true, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": 2147483648, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": -2147483648, "replicas": []}]', "entry 0: id is no whole number"),
+        ('[{"id": 0}]', "entry 0: replicas is no list of node ids"),
+        ('[{"id": 0, "replicas": "n1"}]', "entry 0: replicas is no list of node ids"),
+        ('[{"id": 0, "replicas": ["n1", true]}]', "entry 0: replicas is no list of node ids"),
+        ('[{"id": 0, "replicas": ["n1", "\\u00e4"]}]', "entry 0: replicas is no list of node ids"),
+        (
+            '[{"id": 0, "replicas": []}, 1, [], {"id": 1, "replicas": ["a"]}]',
+            "assignment: entry 1: no object; entry 2: no object",
+        ),
+    ],
+)
+def test_an_assignment_that_is_none_is_named(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assignment_from_json(text)
+    assert error in str(caught.value)
+    assert "entry 3" not in str(caught.value)
+
+
+# ---- what is asked of the metadata group -----------------------------------------------------------------------------------------
+class Group:
+    """In the place of a Transport: each request is answered by the next of ``script``."""
+
+    def __init__(self, *script: pb.ControlResponse) -> None:
+        self.script = list(script)
+        self.asked: list[pb.ControlRequest] = []
+        self.subjects: list[str] = []
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        asked = frames.decode(payload, pb.ControlRequest)
+        answer = self.script.pop(0)
+        answer.operationId, asked.operationId = asked.operationId, b""
+        self.asked.append(asked)
+        self.subjects.append(subject)
+        return frames.sealed(answer)
+
+    @property
+    def admin(self) -> Admin:
+        transport: Any = self
+        return Admin(transport, Subjects("ns", principal="me"), deadline_s=30.0)
+
+
+def stream_pb(**fields: Any) -> pb.Stream:
+    partition = pb.Partition(partition=0, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
+    return pb.Stream(**{"name": "s", "uid": "u1", "subject": "shop.s", "partitions": [partition]} | fields)
+
+
+WISH = PlacementWish(policy="rack", assignment=((1, ("n1", "n2")),), allow_offline=True)
+MANUAL = [pb.ReplicaList(partition=1, replicas=["n1", "n2"])]
+
+
+@pytest.mark.parametrize("dry", [False, True])
+async def test_a_new_stream_is_asked_for_with_all_that_was_said(dry: bool) -> None:
+    group = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
+    config = StreamConfig(ack_policy=AckPolicy.LEADER)
+    ask: Any = group.admin.plan_stream if dry else group.admin.create_stream
+    found = await ask("s", "shop.s", partitions=4, replicas=2, config=config, placement=WISH)
+    assert group.asked == [
+        pb.ControlRequest(
+            createStream=pb.CreateStream(
+                name="s",
+                subject="shop.s",
+                partitions=4,
+                replicationFactor=2,
+                config=config_to_pb(config),
+                placement="rack",
+                manual=MANUAL,
+                allowOffline=True,
+                dryRun=dry,
+            )
+        )
+    ]
+    assert group.subjects == [Subjects("ns", principal="me").control_admin()]
+    assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
+    plain = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
+    ask = plain.admin.plan_stream if dry else plain.admin.create_stream
+    await ask("s", "shop.s")
+    made = pb.CreateStream(name="s", subject="shop.s", partitions=1, config=config_to_pb(StreamConfig()), dryRun=dry)
+    assert plain.asked == [pb.ControlRequest(createStream=made)]
+
+
+@pytest.mark.parametrize("dry", [False, True])
+async def test_more_partitions_are_asked_for_with_all_that_was_said(dry: bool) -> None:
+    group = Group(*[pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb())] * 2)
+    ask: Any = group.admin.plan_partitions if dry else group.admin.add_partitions
+    found = await ask("s", 6, uid="u1", placement=WISH)
+    assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
+    await ask("s")
+    assert group.asked == [
+        pb.ControlRequest(
+            addPartitions=pb.AddPartitions(
+                name="s", uid="u1", partitions=6, placement="rack", manual=MANUAL, allowOffline=True, dryRun=dry
+            )
+        ),
+        pb.ControlRequest(addPartitions=pb.AddPartitions(name="s", dryRun=dry)),
+    ]
+    with pytest.raises(InvalidNameError):
+        await ask("a b")
+    with pytest.raises(InvalidNameError):
+        await group.admin.plan_stream("a b", "x")
+    assert len(group.asked) == 2
+
+
+async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refused() -> None:
+    wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
+    group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
+    with pytest.raises(ConfigError, match=r"^the metadata group answered without a plan$"):
+        await group.admin.plan_partitions("s", 2)
+    with pytest.raises(ConfigError, match=r"^nothing to do$"):
+        await group.admin.plan_partitions("s", 2)
+    with pytest.raises(ProtocolError, match=r"^the plan can't be read: 1 replicas, 2 of a partition, on 3 nodes are no map$"):
+        await group.admin.plan_partitions("s", 2)
+
+
+async def test_what_is_said_of_a_node_and_what_is_not() -> None:
+    group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(6)))
+    admin = group.admin
+    assert (await admin.set_node("n1", weight=2.0)).weight == 2.0
+    await admin.set_node("n1", rack="")
+    await admin.set_node("n1", weight=0.0, rack="r")
+    assert (await admin.reset_node("n1")).node_id == "n1"
+    await admin.reset_node("n1", weight=True)
+    await admin.reset_node("n1", rack=True)
+    assert [asked.setNode for asked in group.asked] == [
+        pb.SetNode(nodeId="n1", weight=2.0),
+        pb.SetNode(nodeId="n1", rack=""),
+        pb.SetNode(nodeId="n1", weight=0.0, rack="r"),
+        pb.SetNode(nodeId="n1"),
+        pb.SetNode(nodeId="n1", weightAsItSays=True),
+        pb.SetNode(nodeId="n1", rackAsItSays=True),
+    ]
+    for asks in (admin.set_node, admin.reset_node, admin.remove_node):
+        with pytest.raises(InvalidNameError):
+            await asks("a b")
+    assert len(group.asked) == 6
+
+
+async def test_leaders_and_removals_are_asked_for_by_identity() -> None:
+    partition = pb.Partition(partition=3, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
+    group = Group(*(pb.ControlResponse(partition=partition) for _ in range(4)))
+    stream: Any = SimpleNamespace(name="s", uid="u1")
+    assert (await group.admin.elect_leader(stream, 3, "n2", unclean=True)).partition == 3
+    await group.admin.elect_leader(stream, 3)
+    await group.admin.remove_node("n1")
+    await group.admin.delete_stream("s", "u1")
+    assert group.asked == [
+        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3, node="n2", unclean=True)),
+        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3)),
+        pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="n1")),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="s", uid="u1")),
+    ]
+    with pytest.raises(InvalidNameError):
+        await group.admin.elect_leader(stream, 3, "a b")
+    with pytest.raises(InvalidNameError):
+        await group.admin.delete_stream("a b")
+
+
+async def test_one_stream_is_asked_of_those_who_answer_readers() -> None:
+    group = Group(pb.ControlResponse(stream=stream_pb()), pb.ControlResponse(stream=stream_pb()))
+    assert (await group.admin.stream("s")).uid == "u1"
+    await group.admin.stream("s", linearizable=True)
+    assert [(asked.describeStream.name, asked.linearizable) for asked in group.asked] == [("s", False), ("s", True)]
+    assert group.subjects == [Subjects("ns").info()] * 2
+
+
+def test_an_error_that_nobody_knows_is_one() -> None:
+    error = control_error(pb.ControlResponse(error=_Error.STALE))
+    assert str(error) == "the metadata group answered STALE"
+    unknown = control_error(pb.ControlResponse(error=77))  # type: ignore[arg-type]
+    assert (type(unknown), str(unknown)) == (LiftError, "the metadata group answered 77")
+
+
+# ---- a client and its streams ----------------------------------------------------------------------------------------------------
+def image(count: int = 2, *, waiting: int = 0, led: int | None = None, **fields: Any) -> Any:
+    partitions = tuple(
+        SimpleNamespace(partition=n, leader="n1" if led is None or n < led else "") for n in range(0 if waiting else count)
+    )
+    known = {"name": "s", "uid": "u1", "subject": "shop.s", "answers": True}
+    return SimpleNamespace(**known | fields, partitions=partitions, waiting=waiting)
+
+
+class Told:
+    """In the place of an Admin: keeps what it is asked, and gives what ``script`` has for it."""
+
+    def __init__(self, **script: list[Any]) -> None:
+        self.script = script
+        self.asked: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*given: Any, **named: Any) -> Any:
+            self.asked.append((name, given, named))
+            return self.script[name].pop(0)
+
+        return ask
+
+
+def a_client() -> Any:
+    connection: Any = SimpleNamespace(max_payload=1 << 20)
+    return Client(Transport(connection), Subjects(), owns_connection=False)
+
+
+def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
+    made, led = a_client(), []
+
+    async def _led(stream: Any, partition: int, ready_s: float) -> None:
+        led.append((stream.uid, partition, ready_s))
+
+    made._led, made._admin = _led, Told(**script)
+    return made, made._admin, led
+
+
+async def test_a_stream_that_was_made_is_known_and_its_leaders_are_waited_for() -> None:
+    stream = image(3, led=2)
+    made, told, led = led_client(create_stream=[stream, stream])
+    config = StreamConfig()
+    wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
+    assert await made.create_stream("s", "shop.s", **wish, ready_s=7.0) is stream
+    assert told.asked == [("create_stream", ("s", "shop.s"), wish)]
+    assert led == [("u1", 0, 7.0), ("u1", 1, 7.0)], "one without a leader has nobody to wait for"
+    assert made._streams == {"s": stream}
+    led.clear()
+    assert await made.create_stream("s", "shop.s", ready_s=0) is stream
+    assert led == []
+
+
+async def test_new_partitions_are_waited_for_and_the_old_ones_are_not() -> None:
+    before, after = image(2), image(4)
+    made, told, led = led_client(stream=[before, before], add_partitions=[after, after])
+    assert await made.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0) is after
+    assert told.asked[1] == ("add_partitions", ("s", 4), {"uid": "u1", "placement": WISH})
+    assert led == [("u1", 2, 3.0), ("u1", 3, 3.0)]
+    assert made._streams == {"s": after}
+    assert await made.add_partitions("s", 4, ready_s=0) is after
+    assert len(led) == 2
+
+
+async def test_a_stream_that_waits_for_nodes_is_asked_for_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PLACED_POLL_S", 0.001)
+    placed = image(1)
+    made, told, led = led_client(stream=[image(waiting=1), placed])
+    assert await made.until_ready(image(waiting=1), 60.0) is placed
+    assert told.asked == [("stream", ("s",), {})] * 2
+    assert made._streams == {"s": placed}
+    assert led == [("u1", 0, 60.0)]
+    made, told, led = led_client(stream=[image(waiting=1)] * 10_000)
+    text = r"^stream s is made, and waits for more nodes \(insufficient-nodes\)$"
+    with pytest.raises(UnavailableError, match=text):
+        await made.until_ready(image(waiting=1), 0.02)
+    assert told.asked
+    with pytest.raises(UnavailableError, match=text):
+        await made.until_ready(image(waiting=1), 0.0)
+    assert led == []
+
+
+async def test_a_wait_for_nodes_is_never_longer_than_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor than the time between two looks."""
+    now, slept = [100.0], []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    made, _, _ = led_client(stream=[image(waiting=1)] * 9)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    with pytest.raises(UnavailableError):
+        await made.until_ready(image(waiting=1), 0.625)
+    assert slept == [0.25, 0.25, 0.125]
+
+
+async def test_what_is_asked_of_the_group_goes_there_as_it_was_said() -> None:
+    made, told, _ = led_client(
+        plan_stream=["p1"], plan_partitions=["p2"], set_node=["n"], reset_node=["r"], remove_node=[None],
+        describe=["all"], stream=[image()], elect_leader=["e"],
+    )  # fmt: skip
+    config = StreamConfig()
+    wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
+    assert await made.plan_stream("s", "shop.s", **wish) == "p1"
+    assert await made.plan_partitions("s", 4, uid="u1", placement=WISH) == "p2"
+    assert await made.set_node("n1", weight=2.0, rack="r") == "n"
+    assert await made.reset_node("n1", weight=True, rack=True) == "r"
+    await made.remove_node("n1")
+    assert await made.describe_cluster(linearizable=True) == "all"
+    assert await made.elect_leader("s", 1, "n2", unclean=True) == "e"
+    (name, (stream, *rest), named) = told.asked[-1]
+    assert (name, stream.uid, rest, named) == ("elect_leader", "u1", [1, "n2"], {"unclean": True})
+    assert told.asked[:-1] == [
+        ("plan_stream", ("s", "shop.s"), wish),
+        ("plan_partitions", ("s", 4), {"uid": "u1", "placement": WISH}),
+        ("set_node", ("n1",), {"weight": 2.0, "rack": "r"}),
+        ("reset_node", ("n1",), {"weight": True, "rack": True}),
+        ("remove_node", ("n1",), {}),
+        ("describe", (), {"linearizable": True}),
+        ("stream", ("s",), {}),
+    ]
+    with pytest.raises(InvalidNameError):
+        await made.stream("a b")
+
+
+async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, told, _ = led_client(stream=[image(3), image(3, uid="u2")])
+    called: list[Any] = []
+
+    async def call(transport: Any, find: Any, command: calling.Command, timeout_s: float) -> str:
+        called.append((transport, await find(), command, timeout_s))
+        return "answer"
+
+    monkeypatch.setattr(calling, "call", call)
+    given: Any = {"partition": 2, "key": b"k", "headers": {"h": "1"}, "message_id": "id", "timeout_s": 9.0}
+    assert await made.call_service("bank", "s", b"pay", **given) == "answer"
+    command = calling.Command("bank", "s", 2, b"pay", b"k", (("h", b"1"),), "id")
+    assert called == [(made.transport, Address("shop.s.2", "u1"), command, 9.0)]
+    await made.call_service("bank", "s", b"pay")
+    assert called[1][1:] == (Address("shop.s", "u1"), calling.Command("bank", "s", 0, b"pay"), 5.0)
+    assert len(told.asked) == 1, "it is known already"
+    for service, stream, partition, kind in (("a b", "s", 0, InvalidNameError), ("bank", "a b", 0, InvalidNameError),
+                                             ("bank", "s", -1, ConfigError), ("bank", "s", 3, NotFoundError)):  # fmt: skip
+        with pytest.raises(kind):
+            await made.call_service(service, stream, b"pay", partition=partition)
+    assert len(called) == 2
+
+
+async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = a_client(), []
+
+    async def ask(*given: Any) -> str:
+        asked.append(given)
+        return "answer"
+
+    monkeypatch.setattr(queries, "ask", ask)
+    assert await made.query_service("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
+    assert asked == [(made.transport, made._subjects, "bank", b"q", 2, 7, 9.0)]
+
+
+def test_where_the_messages_of_a_partition_go() -> None:
+    assert _address("shop.s", "u", False) == Address("shop.s", "u", False)
+    for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
+        with pytest.raises(ConfigError, match=r"has wildcards: name the subject to publish on \(subject=\.\.\.\)$"):
+            _address(subject)
+    assert _address("a*.b>").subject == "a*.b>"
+    assert _address_of(image(2, answers=False), 1, "else") == Address("else", "u1", False)
+    with pytest.raises(NotFoundError, match=r"^s has no partition 2: its partitions are 0 to 1$"):
+        _address_of(image(2), 2)
+    with pytest.raises(UnavailableError, match=r"^stream s waits for more nodes \(insufficient-nodes\)$"):
+        _address_of(image(waiting=2), 0)
