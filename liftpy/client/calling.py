@@ -4,12 +4,14 @@ answer = await client.call_service("bank", "commands", b'{"do": "deposit", "acco
 answer.value, answer.offset
 
 The record names two inboxes: one for the stream's ack, one for the service's reply, so that neither is taken for the other. A command
-carries a message id, and is sent again under it when no answer comes: the service carries it out once, and answers it twice.
+carries a message id, and is sent again under it when no answer comes: the service carries it out once, and answers it twice. The inbox
+for the reply is one for all attempts: a service that takes longer than one of them (a record that can't be applied) is heard, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ OFFSET_HEADER = "Lift-Offset"
 """Of a reply: the record that is answered; of a repeated command the newest one's."""
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 _ATTEMPT_S = 2.0
+Answering = tuple[str, asyncio.Future[Any]]
+"""An inbox, and what comes there."""
 _AGAIN = frozenset(
     {client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.WRONG_STREAM, client_pb2.Ack.BELOW_MIN_ISR}
 )
@@ -69,25 +73,34 @@ async def call(
     """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``."""
     message_id = command.message_id or secrets.token_hex(16)
     sent = False
-    async for attempt in retrying(timeout_s):
-        with attempt:
-            address = await find()
-            try:
-                return await _once(transport, address, command, message_id, min(_ATTEMPT_S, timeout_s))
-            except NobodyListensError as error:
-                if sent:
-                    raise OutcomeUnknownError(f"{error}; an earlier attempt may have been stored ({message_id})") from None
-                raise
-            except LiftError:
-                sent = True
-                raise
+    async with contextlib.AsyncExitStack() as stack:
+        answering: Answering | None = None
+        async for attempt in retrying(timeout_s):
+            with attempt:
+                address = await find()
+                try:
+                    attempt_s = min(_ATTEMPT_S, timeout_s)
+                    if answering is None:  # one for all attempts: the answer to an earlier one counts
+                        answering = await stack.enter_async_context(transport.expecting(address.subject, attempt_s))
+                    return await _once(transport, address, command, message_id, attempt_s, answering)
+                except NobodyListensError as error:
+                    if sent:
+                        raise OutcomeUnknownError(f"{error}; an earlier attempt may have been stored ({message_id})") from None
+                    raise
+                except LiftError:
+                    sent = True
+                    raise
     raise AssertionError("unreachable: the attempts end with a result or an error")
 
 
-async def _once(transport: Transport, address: Address, command: Command, message_id: str, timeout_s: float) -> CommandAnswer:
+async def _once(
+    transport: Transport, address: Address, command: Command, message_id: str, timeout_s: float, answering: Answering
+) -> CommandAnswer:
     subject = address.subject
-    async with transport.expecting(subject, timeout_s) as (ack_to, ack), transport.expecting(subject, timeout_s) as answering:
-        answer_to, answer = answering
+    answer_to, answer = answering
+    if answer.done():
+        return _read(answer.result(), command)
+    async with transport.expecting(subject, timeout_s) as (ack_to, ack):
         message = client_pb2.Message(
             offset=-1,
             value=command.value,

@@ -1,17 +1,21 @@
 """An example of a replicated service: a bank of accounts. Every command is answered once in the output stream, and to who sent it.
 
 Commands (JSON): ``{"id": "c1", "do": "open", "account": "a"}``, ``deposit`` and ``withdraw`` with ``amount``, ``transfer`` with ``to``,
-``lock`` with ``for_s`` (no withdrawals until log time has passed; a timer opens the account again). Amounts are whole cents.
+``lock`` with ``for_s`` (no withdrawals until log time has passed; a timer opens the account again), ``audit`` (which percentage of all
+money is in the account). Amounts are whole cents.
 
-Run it beside node n1::
+Version 2 takes a fee for each withdrawal, and mends a bug of version 1: an audit while the bank has no money could not be carried
+out. Such a record is passed over by all nodes (``on_error``) and kept in the dead-letter stream.
 
-    liftpy service tests.examples.bank:Bank --stream bank --output receipts --node n1 --data /var/lib/bank
+Run it beside node n1; where version 1 ran before, node by node while commands go on::
+
+    liftpy service tests.examples.bank:Bank --stream bank --output receipts --dead-letter unpaid --node n1 --data /var/lib/bank
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from liftpy.service import Service
 from liftpy.wire.batch import Record
@@ -20,6 +24,8 @@ NS_PER_S = 1_000_000_000
 MAX_NAME = 64
 MAX_AMOUNT = 10**15
 MAX_LOCK_S = 10**6
+FEE = 1
+"""Cents for a withdrawal, from version 2 on."""
 
 
 class Refused(Exception):
@@ -47,7 +53,10 @@ def _command(value: bytes) -> dict[str, Any]:
 
 
 class Bank(Service):
-    """The accounts. No command makes or loses money but deposits and withdrawals."""
+    """The accounts. No command makes or loses money but deposits and withdrawals, whose fees are counted."""
+
+    version: ClassVar[int] = 2
+    on_error = "skip"
 
     def on_start(self, snapshot: bytes | None) -> None:
         """Begin with the accounts of the snapshot."""
@@ -55,10 +64,13 @@ class Bank(Service):
         self.accounts: dict[str, int] = state["accounts"]
         self.locked: set[str] = set(state["locked"])
         self.commands: int = state["commands"]
+        self.fees: int = state.get("fees", 0)
 
     def take_snapshot(self) -> bytes:
         """Sorted, so that the same accounts are the same bytes."""
-        state = {"accounts": self.accounts, "locked": sorted(self.locked), "commands": self.commands}
+        state: dict[str, Any] = {"accounts": self.accounts, "locked": sorted(self.locked), "commands": self.commands}
+        if self.active_version >= 2:
+            state["fees"] = self.fees
         return json.dumps(state, sort_keys=True).encode()
 
     def on_query(self, query: bytes) -> bytes:
@@ -78,8 +90,8 @@ class Bank(Service):
             answer: dict[str, Any] = {"offset": record.offset, "ok": False, "why": str(refused)}
         else:
             try:
-                self._carry_out(command)
-                answer = {"id": command["id"], "ok": True, "balance": self.accounts[command["account"]]}
+                found = self._carry_out(command)
+                answer = {"id": command["id"], "ok": True, "balance": self.accounts[command["account"]], **found}
             except Refused as refused:
                 answer = {"id": command["id"], "ok": False, "why": str(refused)}
         receipt = json.dumps(answer, sort_keys=True).encode()
@@ -91,7 +103,8 @@ class Bank(Service):
         self.locked.discard(name)
         self.emit(json.dumps({"unlocked": name}).encode())
 
-    def _carry_out(self, command: dict[str, Any]) -> None:
+    def _carry_out(self, command: dict[str, Any]) -> dict[str, int]:
+        """Do it; return what the answer says beside the balance."""
         name, amount = command["account"], command["amount"]
         match command["do"]:
             case "open":
@@ -102,7 +115,9 @@ class Bank(Service):
                 self._balance(name)
                 self.accounts[name] += amount
             case "withdraw":
-                self._take(name, amount)
+                fee = FEE if self.active_version >= 2 else 0
+                self._take(name, amount + fee)
+                self.fees += fee
             case "transfer":
                 self._balance(command["to"])
                 self._take(name, amount)
@@ -111,8 +126,17 @@ class Bank(Service):
                 self._balance(name)
                 self.locked.add(name)
                 self.set_timer(name, self.now_ns + int(command["for_s"] * NS_PER_S))
+            case "audit":
+                return {"percent": self._percent(name)}
             case other:
                 raise Refused(f"{other} is not known")
+        return {}
+
+    def _percent(self, name: str) -> int:
+        total = sum(self.accounts.values())
+        if self.active_version >= 2 and total == 0:
+            return 0
+        return 100 * self._balance(name) // total  # version 1 divides by 0 here: a record that can't be applied
 
     def _balance(self, name: str) -> int:
         if name not in self.accounts:
@@ -125,3 +149,9 @@ class Bank(Service):
         if self._balance(name) < amount:
             raise Refused("not enough money")
         self.accounts[name] -= amount
+
+
+class FirstBank(Bank):
+    """The code of version 1, which ran before."""
+
+    version: ClassVar[int] = 1

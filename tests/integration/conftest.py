@@ -73,7 +73,7 @@ class Bench:
         self.nc = nc
         self.client = client
 
-    async def until(self, condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = 30.0) -> Any:
+    async def until(self, condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = 60.0) -> Any:
         """Wait until ``condition`` is true and return it; fail with ``what`` and the last answer otherwise."""
         deadline = time.monotonic() + timeout_s
         last: Any = None

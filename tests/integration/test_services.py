@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,189 +21,21 @@ import pytest
 from liftpy.client import Client, QueryFailedError
 from liftpy.client.transport import Transport, open_connection
 from liftpy.config import StreamConfig
-from liftpy.service import Identity, Outbox, Service, ServiceMachine
+from liftpy.service import Outbox
 from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
-from liftpy.service.poison import decided
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot import Snapshot
-from liftpy.wire import frames
-from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_PLACE_TAKEN
 from sidecar.cli.service_orders import store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
-from tests.examples.bank import Bank
-from tests.examples.echo import TIMES, Echo
-from tests.examples.processes import snapshot_path, start_service
-from tests.examples.rate_limiter import RateLimiter
-from tests.examples.strict import Strict
-from tests.examples.versioned import CountedSums
+from tests.examples.echo import TIMES
+from tests.examples.processes import snapshot_path
 from tests.integration.conftest import Bench, close_bench, open_bench, show
+from tests.integration.running_services import EVERY, NODES, QUICK, Running, answers, exists, running_services
 
 pytestmark = pytest.mark.processes
-
-NODES = ("n1", "n2", "n3")
-EVERY = 50
-EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
-    "bank": ("tests.examples.bank:Bank", Bank),
-    "echo": ("tests.examples.echo:Echo", Echo),
-    "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
-    "strict": ("tests.examples.strict:Strict", Strict),
-    "sums": ("tests.examples.versioned:Sums", CountedSums),
-}
-QUICK = {
-    "LIFTPY_REPLICATION_LEASE_S": "1.0",
-    "LIFTPY_REPLICATION_SESSION_S": "1.4",
-    "LIFTPY_REPLICATION_HEARTBEAT_S": "0.1",
-    "LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S": "1.5",
-    "LIFTPY_REPLICATION_CANDIDATE_TIMEOUT_S": "1.0",
-    "LIFTPY_REPLICATION_SERVICE_GRACE_S": "1.5",
-}
-
-
-class Running:
-    """A service over a stream of its own, on every node, and what it should be."""
-
-    def __init__(self, bench: Bench, example: str, stream: str, data: Path) -> None:
-        self.bench = bench
-        self.example = example
-        self.stream = stream
-        self.outputs = f"{stream}-out"
-        self.data = data
-        self.processes: dict[str, subprocess.Popen[Any]] = {}
-        self.sent = 0
-
-    def start(self, node: str, code: str = "") -> None:
-        self.processes[node] = start_service(
-            code or EXAMPLES[self.example][0],
-            stream=self.stream,
-            node=node,
-            data=self.data,
-            output=self.outputs,
-            snapshot_every=EVERY,
-            nats_url=self.bench.cluster.nats_url,
-            more=("--dead-letter", f"{self.stream}-dead") if self.example == "strict" else ("--name", self.example),
-        )
-
-    def send(self, node: str, number: int) -> None:
-        self.processes[node].send_signal(number)
-
-    def kill(self, node: str) -> None:
-        self.processes[node].kill()
-        self.processes[node].wait(10)
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait(10)
-        for log in sorted(self.data.glob("*.log")):
-            print(f"---- service beside {log.stem}\n{log.read_text()}")
-
-    # ---- what the sidecars say of it -----------------------------------------------------------------------------------
-    async def said(self, node: str) -> dict[str, Any]:
-        replica = await self.bench.replica(node, self.stream)
-        return next((s for s in replica.get("services", []) if s["service"] == self.example), {})
-
-    async def role(self, node: str) -> str:
-        return str((await self.said(node)).get("role", ""))
-
-    async def leads(self) -> str:
-        """The node whose service is LEADER beside the partition's leader, '' while there is none."""
-        leader = await self.bench.leader(self.stream)
-        return leader if leader and await self.role(leader) == "LEADER" else ""
-
-    async def caught_up(self) -> bool:
-        said = [await self.said(node) for node in NODES]
-        return all(s.get("position") == self.sent and s["acknowledged"] for s in said)
-
-    async def is_at_the_end(self, node: str) -> bool:
-        return bool((await self.said(node)).get("position") == self.sent)
-
-    async def went_on(self) -> bool:
-        """As ``caught_up``, when records come from the services themselves."""
-        self.sent = (await self.bench.client.bounds(self.stream)).end_offset
-        return await self.caught_up() and not any([(await self.said(node))["failing"] for node in NODES])
-
-    async def emitted(self) -> bool:
-        """Whether everything that was produced is in the output stream."""
-        bounds = await self.bench.client.bounds(self.outputs)
-        produced = {(await self.said(node)).get("output_count", -1) for node in NODES}
-        return produced == {bounds.end_offset}
-
-    # ---- work ----------------------------------------------------------------------------------------------------------
-    def command(self, number: int) -> bytes:
-        if self.example == "strict":
-            return b"none" if number in (25, 65) else b"%d" % number
-        what = ("open", "deposit", "deposit", "transfer", "withdraw", "lock")[number % 6 if number >= 12 else 0]
-        names = ("a", "b", "c", "d", "e")
-        value = {"do": what, "account": names[number % 5], "to": names[number // 5 % 5], "amount": number % 37, "for_s": 0.05}
-        return json.dumps({"id": str(number), **value}).encode()
-
-    async def elect(self, node: str) -> None:
-        """A planned transfer of the leadership to ``node``."""
-        request = cluster_pb2.ControlRequest(sender="test", operationId=secrets.token_bytes(16))
-        request.electLeader.CopyFrom(cluster_pb2.ElectLeader(stream=self.stream, partition=0, node=node))
-        answer = await self.bench.nc.request("liftpy.control.admin", frames.encode(request), timeout=5)
-        response = frames.decode(answer.data, cluster_pb2.ControlResponse)
-        assert response.error == cluster_pb2.ControlResponse.OK, response
-
-    async def publish(self, count: int) -> None:
-        """``count`` more commands, each acknowledged; over a fail-over one may be in the log twice, which is counted by ``sent``."""
-        async with await self.bench.client.publisher(self.stream) as publisher:
-            futures = [await publisher.send(self.command(self.sent + n), key=b"k%d" % (n % 7)) for n in range(count)]
-            await publisher.flush()
-        self.sent = max(self.sent, *(future.result().offset + 1 for future in futures))
-
-    async def publish_slowly(self, count: int) -> None:
-        """As ``publish``, one at a time, whatever happens meanwhile."""
-        await self.bench.publish_acked(f"data.{self.stream}", [self.command(self.sent + n) for n in range(count)])
-        self.sent = (await self.bench.client.bounds(self.stream)).end_offset
-
-    # ---- what it should be ---------------------------------------------------------------------------------------------
-    async def replayed(self) -> tuple[ServiceMachine, list[Snapshot]]:
-        """A replay of the log from its start, here."""
-        uid = (await self.bench.client.stream(self.stream)).uid
-        machine = ServiceMachine(
-            EXAMPLES[self.example][1](),
-            Identity(self.example, self.stream, uid, 0),
-            snapshot_every=EVERY,
-            outbox=Outbox(f"{uid}/0"),
-        )
-        machine.start(None)
-        records = [record async for record in self.bench.client.consume(self.stream, until="end")]
-        for unit in [decided(record, self.example) for record in records]:
-            if unit is not None:
-                machine.skip(unit)
-        return machine, machine.apply(records).snapshots
-
-    async def check(self) -> None:
-        """Fill the log up to a snapshot's position; then compare every node's with the replay, and the outputs."""
-        await self.publish(EVERY - self.sent % EVERY)
-        bench = self.bench
-        await bench.until(self.caught_up, "every service has applied the whole log")
-        machine, snapshots = await self.replayed()
-        expected = snapshots[-1].encode()
-        assert snapshots[-1].position == self.sent
-        for node in NODES:
-            path = snapshot_path(self.data, node, self.example, self.stream, machine.identity.uid, self.sent)
-            await bench.until(lambda path=path: _exists(path), f"{node} has its snapshot at {self.sent}")
-            assert path.read_bytes() == expected, f"the service beside {node} differs from a replay of the log"
-        await bench.until(self.emitted, "all outputs are written")
-        written = [record async for record in bench.client.consume(self.outputs, until="end")]
-        assert machine.outbox is not None
-        wanted = machine.outbox.take(0, machine.outbox.output_count)
-        assert [(r.offset, r.value, r.key or None) for r in written] == [(o.number, o.value, o.key or None) for o in wanted]
-
-
-async def _is(question: Callable[[], Any], wanted: str) -> bool:
-    return bool(await question() == wanted)
-
-
-async def _exists(path: Path) -> bool:
-    return path.exists()  # noqa: ASYNC240
 
 
 @pytest.fixture(scope="module")
@@ -227,24 +57,8 @@ async def bench(cluster: DevCluster) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any]]:
-    with tempfile.TemporaryDirectory(prefix="liftpy-services-") as folder:
-        begun: list[Running] = []
-
-        async def begin(example: str, config: StreamConfig | None = None) -> Running:
-            running = Running(bench, example, stream_name, Path(folder))
-            begun.append(running)
-            await bench.create(running.stream, config=config)
-            await bench.create(running.outputs)
-            if example == "strict":
-                await bench.create(f"{running.stream}-dead")
-            for node in NODES:
-                running.start(node)
-            await bench.until(running.leads, "a service leads")
-            return running
-
+    async with running_services(bench, stream_name) as begin:
         yield begin
-        for running in begun:
-            running.stop()
 
 
 @pytest.mark.parametrize("fault", ["metadata leader", "both leaders", "nats"])
@@ -260,7 +74,7 @@ async def test_services_keep_one_state_over_the_death_of_what_they_stand_on(run:
         victim = (await bench.client.describe_cluster()).metadata_leader
         if fault == "both leaders" and await bench.leader(service.stream) != victim:
             await service.elect(victim)
-            await bench.until(lambda: _is(service.leads, victim), f"{victim} leads both")
+            await bench.until(lambda: answers(service.leads, victim), f"{victim} leads both")
         bench.cluster.nodes[victim].kill()
         await service.publish_slowly(20)
         bench.cluster.nodes[victim].start()
@@ -281,7 +95,7 @@ async def test_records_that_can_not_be_applied_are_passed_over_by_all_and_kept_a
     await service.publish_slowly(40)
     await bench.until(service.went_on, "all go on")
     await service.check()
-    dead = [record async for record in bench.client.consume(f"{service.stream}-dead", until="end")]
+    dead = [record async for record in bench.client.consume(service.dead_letters, until="end")]
     sources = {dict(record.headers)["Lift-Dead-Letter-Source"].rsplit(b"/", 1)[1] for record in dead}
     log = [record async for record in bench.client.consume(service.stream, until="end")]
     assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
@@ -340,7 +154,7 @@ async def test_services_without_a_snapshot_begin_from_that_of_another_node_where
     uid = (await bench.client.stream(service.stream)).uid
     paths = [snapshot_path(service.data, node, "bank", service.stream, uid, service.sent) for node in NODES]
     for path in paths:
-        await bench.until(lambda path=path: _exists(path), f"{path} is stored")
+        await bench.until(lambda path=path: exists(path), f"{path} is stored")
     assert len({path.read_bytes() for path in paths}) == 1
 
     async def shown() -> bool:
@@ -481,7 +295,7 @@ async def test_a_service_that_does_not_ack_fails_the_promotion_and_the_next_cand
     service.send(mute, signal.SIGCONT)
     await service.check()
     await service.elect(mute)
-    await bench.until(lambda: _is(service.leads, mute), f"{mute} leads once its service answers")
+    await bench.until(lambda: answers(service.leads, mute), f"{mute} leads once its service answers")
     await service.check()
 
 

@@ -225,6 +225,17 @@ def test_no_command_stops_the_bank(what: str) -> None:
     assert len(outputs(machine)) in (len(given), len(given) + 1)  # and the lock that ended
 
 
+def test_the_banks_bug_of_version_1_is_not_in_version_2() -> None:
+    values = [json.dumps({"id": str(n), "do": do, "account": "a"}).encode() for n, do in enumerate(("open", "audit"))]
+    records = [record(offset, value, offset * NS) for offset, value in enumerate(values)]
+    with pytest.raises(PoisonError, match="ZeroDivisionError"):
+        machine_of(Bank()).apply(records)
+    machine = machine_of(Bank())
+    machine.active_version = 2
+    machine.apply(records)
+    assert json.loads(outputs(machine)[-1]) == {"id": "1", "ok": True, "balance": 0, "percent": 0}
+
+
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
 def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> None:
     error = PoisonError(Unit(3), record(3), "x")

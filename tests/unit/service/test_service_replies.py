@@ -366,7 +366,7 @@ async def test_a_command_is_a_record_with_an_inbox_of_its_own_for_the_answer(scr
     assert (answer.value, answer.offset, answer.node) == (b"done", 17, "n2")
     (sent,) = bus.sent
     assert (sent.value, sent.key, sent.stream, sent.streamUid, sent.partition) == (b"do it", b"k", "commands", "u7", 0)
-    assert sent.replySubject == "_INBOX.c.1", "the ack's is another one"
+    assert (sent.replySubject, list(bus.futures)) == ("_INBOX.c.0", ["_INBOX.c.0", "_INBOX.c.1"]), "the ack's is another one"
     headers = {header.name: header.value for header in sent.headers}
     assert headers["n"] == b"v"
     assert len(headers["Nats-Msg-Id"]) == 32
@@ -381,6 +381,19 @@ async def test_without_an_answer_it_is_sent_again_under_the_same_message_id(monk
     named = Asking((answered(b"x"),))
     await called(named, message_id="c1")
     assert named.sent[0].headers[-1].value == b"c1"
+
+
+async def test_the_answer_to_an_earlier_attempt_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that can't be applied takes longer than an attempt: each further one would be one more such record."""
+    monkeypatch.setattr("liftpy.client.calling._ATTEMPT_S", 0.05)
+
+    def to_the_first(bus: Asking, message: client_pb2.Message, reply: str) -> None:
+        answered(b"why", **{"Lift-Error": "PASSED_OVER"})(bus, bus.sent[0], reply)
+
+    bus = Asking((acked(),), (acked(), to_the_first))
+    with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
+        await called(bus)
+    assert len(bus.sent) == 2
 
 
 async def test_what_the_stream_or_the_service_refuses_is_said_at_once() -> None:

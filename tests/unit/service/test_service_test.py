@@ -111,7 +111,7 @@ def test_timers_fire_by_the_time_of_records() -> None:
     test.send(json.dumps({"id": "2", "do": "withdraw", "account": "a", "amount": 1}).encode())
     assert [json.loads(output.value) for output in test.outputs[before:]] == [
         {"unlocked": "a"},
-        {"balance": 4, "id": "2", "ok": True},
+        {"balance": 3, "id": "2", "ok": True},  # and the fee
     ]
 
 
