@@ -53,8 +53,14 @@ async def bus() -> Any:
 async def test_what_waits_is_what_waits_in_any_of_three_places(bus: Any) -> None:
     bus._pending_data_size, bus._outlet.waiting_bytes, bus._receiver.transport.waiting_bytes = 1, 20, 300
     assert bus.unsent_bytes == 321
-    bus._receiver = bus._outlet = None
-    assert bus.unsent_bytes == 1
+    for receiver, outlet in ((None, None), (bus._receiver, None), (None, bus._outlet)):
+        bus._receiver, bus._outlet = receiver, outlet
+        assert bus.unsent_bytes == 1
+
+
+async def test_what_may_wait_is_what_was_given_or_the_default() -> None:
+    assert BusConnection("a", 777)._send_buffer_bytes == 777
+    assert BusConnection("a")._send_buffer_bytes == module.SEND_BUFFER_BYTES == 64 * 1024 * 1024
 
 
 async def test_it_is_up_while_it_is_connected_and_its_transport_goes_on(bus: Any) -> None:
@@ -299,7 +305,7 @@ async def test_who_waits_to_be_heard_is_told_once_and_asked_for_more_and_more_pa
     bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    errors = [nats.errors.TimeoutError(), TimeoutError(), OSError(), OSError(), OSError()]
+    errors = [nats.errors.ConnectionClosedError(), TimeoutError(), OSError(), OSError(), OSError()]
     settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_heard(lambda: told.append("late")))
     slept: list[float] = []
 
@@ -345,6 +351,12 @@ async def test_it_has_settled_after_two_answers_to_what_was_sent_last(bus: Any) 
 
 
 # ---- life --------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
+async def test_an_error_is_counted_by_its_kind_and_is_the_last_problem(error: Exception, text: str, bus: Any) -> None:
+    await bus._count_error(error)
+    assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
+
+
 async def test_callbacks_are_called_for_what_they_are_for(bus: Any) -> None:
     told: list[Any] = []
     bus.on_reconnect(lambda: told.append("back"))

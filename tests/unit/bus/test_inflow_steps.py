@@ -564,3 +564,36 @@ async def test_who_closes_ends_the_thread_and_who_stops_the_task_too(monkeypatch
     assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(Inflow.CLOSED, False)])
     await bus.stop()
     assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
+
+
+async def test_the_parts_are_put_together_as_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[Any] = []
+
+    def spawn(work: Any, name: str, *, endless: bool = False) -> None:
+        work.close()
+        spawned.append(endless)
+
+    monkeypatch.setattr(module, "spawn", spawn)
+    node, asks = NodeIntake(), SimpleNamespace(inbox="box", listen=lambda *_: None)
+    bus: Any = Inflow(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
+    assert (bus._backlog._bus, bus.cuts._backlog, bus.cuts._overflow) == (asks, bus._backlog, bus.overflow)
+    assert (bus.name, bus._send_buffer_bytes, bus._gate._node) == ("ingest", 777, node)
+    assert (bus._parser._connection, bus._parser._sinks, bus._parser.errors) == (bus, bus._sinks, bus.errors)
+    assert spawned == [True], "its end is an error"
+    alone: Any = Inflow(node, BUFFER_BYTES)
+    assert (alone._backlog, alone.cuts._backlog) == (None, None)
+
+
+async def test_what_a_piece_brings_about_waits_behind_it(bench: Bench) -> None:
+    states: list[bool] = []
+
+    async def parse(piece: bytes) -> None:
+        states.append(bench.bus._parsing)
+        if piece == b"bad":
+            raise nats.errors.ProtocolError
+
+    bench.bus._parser.parse = parse
+    await bench.bus._parse(b"good")
+    with pytest.raises(nats.errors.ProtocolError):
+        await bench.bus._parse(b"bad")
+    assert (states, bench.bus._parsing) == ([True, True], False)

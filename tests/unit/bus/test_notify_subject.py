@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire._pb import service_pb2
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REFUSED, REPLY
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.notify import Notifications, Requests
 from tests.unit.bus.test_wake_ups import Bus
@@ -91,7 +93,7 @@ def test_who_is_to_make_way_answers_when_it_has_done_it(node: Node) -> None:
 def test_nobody_is_answered_outside_his_inbox(node: Node, question: Any, reply: bytes) -> None:
     node.hears(question, reply)
     assert (node.asked, node.sent(), node.delivered) == ([], [], [])
-    assert sum(node.counters.values()) == 1
+    assert node.counters == {REPLY: 1}
 
 
 def test_a_notice_needs_no_inbox_and_reaches_its_replica_whole(node: Node) -> None:
@@ -128,7 +130,18 @@ def test_questions_of_quiet_followers_and_services_reports_are_handed_on(node: N
 def test_anything_else_is_counted(node: Node, said: bytes) -> None:
     node.hears(said)
     assert (node.delivered, node.asked, node.sent()) == ([], [], [])
-    assert sum(node.counters.values()) == 1
+    ((name, count),) = node.counters.items()
+    assert (name.startswith(REFUSED), count) == (True, 1)
+
+
+def test_a_wake_up_is_that_and_no_more_and_who_closes_stops_listening(node: Node) -> None:
+    node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
+    assert node.delivered == [("orders", 2, "uid-1", ev.WokenUp())]
+    assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
+    closed: list[str] = []
+    node.notifications._listener = SimpleNamespace(close=lambda: closed.append("closed"))  # type: ignore[assignment]
+    node.notifications.close()
+    assert closed == ["closed"]
 
 
 def test_the_frame_that_wakes_is_made_once_and_forgotten_with_its_partition(node: Node) -> None:

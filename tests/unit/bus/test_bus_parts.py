@@ -1,0 +1,323 @@
+"""The small parts of the bus, each for itself: a receiver, who is absent, what cuts cost, the links, the thread that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.errors import UnexpectedEOF
+
+from liftpy.cluster.predecessor import Sign
+from liftpy.replica.intake import NodeIntake
+from liftpy.wire.subjects import Subjects
+from sidecar.bus import absence, links, socket_thread
+from sidecar.bus import cuts as cuts_module
+from sidecar.bus.absence import QUESTION, Probes, is_absent, look_for
+from sidecar.bus.backlog import Told
+from sidecar.bus.cuts import Cuts
+from sidecar.bus.links import Links, open_links
+from sidecar.bus.receiving import Receiver, receive
+from sidecar.bus.socket_thread import SocketThread
+
+
+# ---- receiving ---------------------------------------------------------------------------------------------------------------
+class Transport:
+    """Notes what it and its stream protocol are told."""
+
+    def __init__(self) -> None:
+        self.did: list[Any] = []
+        self.closing = False
+        self.protocol: Any = self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.did.append((name, *given))
+
+    def get_protocol(self) -> Any:
+        return self
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+@pytest.fixture
+async def receiver() -> Any:
+    transport: Any = Transport()
+    made = Receiver(transport, lambda data: data, 10)
+    assert transport.protocol is made
+    return made
+
+
+async def test_the_socket_is_stopped_once_and_goes_on_once(receiver: Any) -> None:
+    did = receiver.transport.did
+    receiver.data_received(b"x" * 10)
+    assert did == []
+    receiver.data_received(b"y")
+    receiver.data_received(b"z")
+    assert did == [("pause_reading",)]
+    assert await receiver.read() == b"x" * 10 + b"yz"
+    assert did == [("pause_reading",), ("resume_reading",)]
+    receiver.data_received(b"x" * 10)
+    assert await receiver.read() == b"x" * 10
+    assert len(did) == 2, "what was read counts no more"
+    receiver.data_received(b"x" * 11)
+    receiver.transport.closing = True
+    await receiver.read()
+    assert did[2:] == [("pause_reading",)], "one that closes is not read again"
+
+
+async def test_it_is_idle_while_nothing_waits_and_it_goes_on(receiver: Any) -> None:
+    assert receiver.is_idle
+    receiver.data_received(b"x")
+    assert not receiver.is_idle
+    await receiver.read()
+    assert receiver.is_idle
+    receiver.connection_lost(None)
+    assert not receiver.is_idle
+    other = Receiver(receiver.transport, lambda data: data, 10)
+    other.data_received(b"x")
+    other.stop()
+    assert (other.is_idle, list(other._left)) == (False, [])
+
+
+async def test_the_first_reason_of_the_end_is_the_reason(receiver: Any) -> None:
+    receiver.connection_lost(ConnectionResetError("first"))
+    receiver.eof_received()
+    receiver.data_received(b"late")
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError, match="first"):
+            await receiver.read()
+    assert [name for name, *_ in receiver.transport.did] == ["connection_lost", "eof_received"]
+    receiver.pause_writing()
+    receiver.resume_writing()
+    assert receiver.transport.did[2:] == [("pause_writing",), ("resume_writing",)]
+
+
+async def test_a_reading_task_that_was_cancelled_is_not_woken(receiver: Any) -> None:
+    task = asyncio.ensure_future(receiver.read())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    receiver.data_received(b"x")
+    assert await receiver.read() == b"x"
+
+
+async def test_what_ended_while_the_stream_read_has_ended() -> None:
+    def connection(reader: asyncio.StreamReader) -> Any:
+        return SimpleNamespace(_transport=SimpleNamespace(_io_reader=reader, _io_writer=SimpleNamespace(transport=Transport())))
+
+    failed, quiet = asyncio.StreamReader(), asyncio.StreamReader()
+    failed.set_exception(ConnectionResetError())
+    made = await receive(connection(failed), lambda data: None, 10)
+    assert made is not None
+    with pytest.raises(ConnectionResetError):
+        await made.read()
+    made = await receive(connection(quiet), lambda data: None, 7)
+    assert made is not None
+    assert (made.is_idle, made._bound_bytes, quiet.at_eof()) == (True, 7, True)
+    for name in ("_io_reader", "_io_writer"):
+        without = connection(asyncio.StreamReader())
+        delattr(without._transport, name)
+        assert await receive(without, lambda data: None, 10) is None
+    ended = asyncio.StreamReader()
+    ended.feed_eof()
+    made = await receive(connection(ended), lambda data: None, 10)
+    assert made is not None
+    assert isinstance(made._ended, UnexpectedEOF)
+
+
+# ---- who is absent -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("answer", "sign"),
+    [
+        (None, Sign.PRESENT),
+        (nats.errors.NoRespondersError(), Sign.ABSENT),
+        (nats.errors.TimeoutError(), Sign.SILENT),
+        (TimeoutError(), Sign.SILENT),
+        (nats.errors.ConnectionClosedError(), Sign.UNASKED),
+        (OSError(), Sign.UNASKED),
+    ],
+)
+async def test_only_the_word_that_nobody_listens_is_a_proof(answer: Any, sign: Sign) -> None:
+    asked: list[Any] = []
+
+    async def request(*given: Any, timeout: float) -> None:
+        asked.append((*given, timeout))
+        if answer is not None:
+            raise answer
+
+    bus: Any = SimpleNamespace(request=request)
+    assert await look_for(bus, Subjects("space"), "n1") is sign
+    assert await is_absent(bus, Subjects("space"), "n1") is (sign is Sign.ABSENT)
+    assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
+
+
+async def test_who_asks_while_the_answer_is_on_its_way_is_not_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[asyncio.Future[bool]] = []
+
+    async def asked(*_: Any) -> bool:
+        answers.append(asyncio.get_running_loop().create_future())
+        return await answers[-1]
+
+    monkeypatch.setattr(absence, "is_absent", asked)
+    told: list[str] = []
+    probes = Probes(SimpleNamespace(is_connected=True), Subjects())  # type: ignore[arg-type]
+    probes.ask("n1", lambda: told.append("first"))
+    await asyncio.sleep(0)
+    probes.ask("n1", lambda: told.append("meanwhile"))
+    answers[0].set_result(True)
+    while probes._asking:
+        await asyncio.sleep(0)
+    assert (told, len(answers), probes._waiting) == (["first"], 1, {})
+    probes.ask("n1", lambda: told.append("again"))
+    await asyncio.sleep(0)
+    answers[1].set_result(True)
+    while probes._asking:
+        await asyncio.sleep(0)
+    assert told == ["first", "again"]
+    probes.ask("n1", lambda: told.append("too late"))
+    await asyncio.sleep(0)
+    await probes.close()
+    assert (answers[2].cancelled(), probes._asking) == (True, {})
+
+
+# ---- what cuts cost ----------------------------------------------------------------------------------------------------------
+async def test_each_lost_connection_is_judged_by_what_it_brought_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Any] = []
+    monkeypatch.setattr(cuts_module, "spawn", lambda work, name: (judged.append(work), work.close()))
+    made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
+    made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
+    made.lost("s1", 7)
+    made.lost("s2", 8)
+    told = Told(0, 8, 0, 3, "")
+    made.passed(10)
+    made.told(told)
+    made.passed(25)
+    first, second = (given for given in judged if isinstance(given, tuple))
+    assert (first[0].server_id, first[0].client_id, *first[1:]) == ("s1", 7, 10, None)
+    assert (second[0].server_id, second[0].client_id, *second[1:]) == ("s2", 8, 15, told)
+
+
+async def test_a_server_is_asked_again_after_a_while_as_long_as_it_calls_the_connection_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[Any] = []
+    answers = [Told(0, 7, 0, 3, ""), None, Told(0, 7, 0, 4, "Slow Consumer (Pending Bytes)"), None]
+
+    class Queue(list[Told]):
+        put_nowait = list.append
+
+        def get(self) -> Any:
+            return self.pop(0) if self else None
+
+    async def sleep(seconds: float) -> None:
+        waits.append(("sleep", seconds))
+
+    async def wait_for(answer: Any, timeout_s: float) -> Any:
+        waits.append(("wait", timeout_s))
+        if answer is None:
+            raise TimeoutError
+        return answer
+
+    def ask(server_id: str, client_id: int, heard: Any, *, at_once: bool) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            heard(answer)
+
+    monkeypatch.setattr(cuts_module, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
+    made: Any = Cuts(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
+    told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
+    assert told.delivered == 4
+    assert waits == [("wait", 0.2), ("sleep", 0.2), ("wait", 0.2), ("wait", 0.2)]
+
+
+# ---- the links ---------------------------------------------------------------------------------------------------------------
+async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    closed: list[str] = []
+
+    async def open_bus(settings: Any, make: Any) -> Any:
+        given.append(settings)
+        return make()
+
+    class Made:
+        def __init__(self, *args: Any, **named: Any) -> None:
+            self.args = (*args, *named.items())
+
+        async def stop(self) -> None:
+            closed.append(self.args[0])
+
+    monkeypatch.setattr(links, "open_bus", open_bus)
+    monkeypatch.setattr(links, "BusConnection", Made)
+    monkeypatch.setattr(links, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
+    settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777))
+    node = NodeIntake()
+    made: Any = await open_links(settings, node)
+    assert given == [settings] * 3
+    assert made.replication.args == ("replication",)
+    assert made.reads.args == ("reads", 32 * 1024 * 1024)
+    assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads)), "asked over another connection"
+    assert made.all() == (made.ingest, made.reads, made.replication)
+    assert isinstance(made, Links)
+    await made.close()
+    assert closed == ["ingest", "reads", "replication"]
+
+
+# ---- the thread that reads -----------------------------------------------------------------------------------------------------
+class Socket:
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def recv(self, size_bytes: int) -> bytes:
+        assert size_bytes == socket_thread.READ_BYTES
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+def thread_of(given: Any) -> Any:
+    """A SocketThread that has not begun."""
+    made: Any = SocketThread.__new__(SocketThread)
+    made.took, made.said = [], []
+    made._socket, made._stopping = given, False
+    made._take, made._ended = made.took.append, lambda: made.said.append("ended")
+    made._reading, made._room = threading.Lock(), threading.Event()
+    return made
+
+
+def test_one_read_says_how_much_it_brought_and_whether_more_will_come() -> None:
+    made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
+    assert [made._read() for _ in range(5)] == [3, 0, 0, -1, -1]
+    assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
+    made._stopping = True
+    assert made._read() == -1
+    assert (made.took, made.said, len(made._socket.answers)) == ([b"abc"], ["ended", "ended"], 1), "nothing after the stop"
+    assert not made._reading.locked()
+
+
+def test_after_little_it_gathers_for_a_moment_and_without_room_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(socket_thread, "time", SimpleNamespace(sleep=slept.append))
+    ours, theirs = socket.socketpair()
+    made = thread_of(ours)
+    made._woken, made._wakes = socket.socketpair()
+    theirs.sendall(b"x")
+    reads = iter([socket_thread._LITTLE_BYTES, socket_thread._LITTLE_BYTES - 1, 0, -1])
+    rooms = iter([True, False, True, True, True])
+    waits: list[float] = []
+    made._has_room, made._read = lambda: next(rooms), lambda: next(reads)
+    made._room = SimpleNamespace(wait=waits.append, clear=lambda: waits.append(0))
+    made._run()
+    assert slept == [0.001, 0.001]
+    assert waits == [0.05, 0]
+    assert [end.fileno() for end in (ours, made._woken, made._wakes)] == [-1, -1, -1]
+    assert (list(reads), list(rooms)) == ([], [])
+    theirs.close()
