@@ -8,6 +8,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from liftpy.client.credentials import Credentials
 from liftpy.replica.intake import NodeIntake
 from sidecar.bus import connection as module
 from sidecar.bus.connection import open_bus
@@ -24,7 +25,7 @@ class Attempt:
         self.error, self.options = error, {"max_reconnect_attempts": 1}
         self.given: dict[str, Any] = {}
         self.stopped = 0
-        self._count_error = self._disconnected = self._reconnected = None
+        self._count_error, self._disconnected, self._reconnected = "counts", "is lost", "is back"
 
     async def connect(self, **given: Any) -> None:
         self.given = given
@@ -43,17 +44,31 @@ async def test_it_is_tried_until_a_server_lets_the_node_in(
     monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
     attempts = [Attempt(error), Attempt(error), Attempt(None)]
     waiting = list(attempts)
-    settings = NodeSettings("n1", Path("unused"), nats=("nats://h:1", "nats://h:2"), namespace="space")
+    settings = NodeSettings(
+        "n1",
+        Path("unused"),
+        nats=("nats://h:1", "nats://h:2"),
+        namespace="space",
+        credentials=Credentials(user="me", password="secret"),
+    )
     opened: Any = await open_bus(settings, lambda: waiting.pop(0))  # type: ignore[arg-type,return-value]
     assert opened is attempts[2]
     assert [attempt.stopped for attempt in attempts] == [1, 1, 0]
     assert opened.options["max_reconnect_attempts"] == -1, "from now on for ever"
-    given = opened.given
-    assert (given["servers"], given["name"], given["inbox_prefix"]) == (
-        ["nats://h:1", "nats://h:2"],
-        "liftpy-n1-reads",
-        b"space.inbox.n1",
-    )
+    assert opened.given == {
+        "servers": ["nats://h:1", "nats://h:2"],
+        "name": "liftpy-n1-reads",
+        "error_cb": "counts",
+        "disconnected_cb": "is lost",
+        "reconnected_cb": "is back",
+        "connect_timeout": 5,
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0.0,
+        "ping_interval": 2,
+        "max_outstanding_pings": 2,
+        "inbox_prefix": b"space.inbox.n1",
+        **Credentials(user="me", password="secret").nats_options(),
+    }
     inboxes = [attempt.inbox for attempt in attempts]  # type: ignore[attr-defined]
     assert all(inbox.startswith("space.inbox.n1.") for inbox in inboxes)
     assert len(set(inboxes)) == 3, "nobody is answered in another's place"
