@@ -138,6 +138,19 @@ def test_messages_with_the_same_line_are_read_together() -> None:
     assert len(calls) == 2, "not those with headers"
 
 
+def test_a_sink_that_goes_at_the_first_of_them_is_called_no_more() -> None:
+    made = Made()
+    taken: list[bytes] = []
+
+    def once(*message: bytes) -> None:
+        taken.append(message[2])
+        del made.parser._sinks[b"1"]
+
+    made.parser._sinks[b"1"] = once
+    assert made.parser._messages(ONE * 3, 0) == len(ONE)
+    assert (taken, made.client.failed, made.counted) == ([b"a"], [], (1, 1))
+
+
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def leaving() -> Made:
