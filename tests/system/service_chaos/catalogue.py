@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from liftpy.config import StreamConfig
+from liftpy.errors import LiftError
 from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_DIVERGED
 from tests.examples.processes import start_service
 from tests.system.service_chaos.ground import CODE, EVERY, NODES, OUTPUTS, PATIENCE_S, SERVICE, STREAM, Ground
@@ -156,13 +158,17 @@ async def _diverges(ground: Ground, plant: str) -> str:
     await ground.apply()
     await ground.until(written, "the outputs are written")
     ground.start(node, plant=plant, below=ground.model.position)
+    led = ground.rng.random() < 0.5
+    if led:  # a promotion waits for it, and it may not lead
+        with contextlib.suppress(LiftError):
+            await ground.client.elect_leader(STREAM, 0, node)
     while ground.processes[node].poll() is None and plant == "state":
         await ground.publish(EVERY // 4)  # up to positions at which the nodes compare their snapshots
     code = await ground.ended(node)
     if code != EXIT_DIVERGED or "SERVICE_DIVERGED" not in ground.words(node).rsplit("Error: ", 1)[-1]:
         raise ViolationError(f"the service beside {node} has planted {plant} and ended with {code}")
     ground.start(node)
-    return f"{node}: SERVICE_DIVERGED"
+    return f"{node}{', elected' if led else ''}: SERVICE_DIVERGED"
 
 
 async def other_outputs(ground: Ground) -> str:

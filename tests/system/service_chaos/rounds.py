@@ -11,6 +11,8 @@ from tests.system.service_chaos.ground import STREAM, Ground
 from tests.system.service_chaos.model import ViolationError
 
 _PUBLISHED = 30
+_LEFT_BY_RETENTION = 1000
+"""Records, of some 200 bytes: many times what it is set to."""
 _ONCE = "compaction"
 
 
@@ -41,5 +43,7 @@ async def one_round(ground: Ground, number: int, faults: Sequence[Fault]) -> str
     again = f", {ground.restarts - restarts} started again" if ground.restarts > restarts else ""
     model = ground.model
     begins = (await ground.client.bounds(STREAM)).log_start_offset
+    if model.position - begins > _LEFT_BY_RETENTION:
+        raise ViolationError(f"round {number}: retention leaves the records from {begins} on of {model.position}")
     figures = f"{model.position:6d} records from {begins:6d} on {len(model.outputs):6d} outputs  v{model.version}"
     return f"{number:3d} {time.monotonic() - began:6.1f} s, well after {well_s:5.1f} s {figures}  {'; '.join(notes)}{again}"
