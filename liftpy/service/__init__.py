@@ -11,6 +11,7 @@ Run it beside every node with ``python -m liftpy.service counter:Counter --strea
 from __future__ import annotations
 
 from liftpy.service.base import DivergedError, Role, Service, ServiceFailedError
+from liftpy.service.effects import Effect
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.outbox import Outbox, Output, OutputConflictError
 from liftpy.service.snapshot import Identity, Snapshot
@@ -18,6 +19,7 @@ from liftpy.wire.batch import Record
 
 __all__ = [
     "DivergedError",
+    "Effect",
     "Identity",
     "Outbox",
     "Output",

@@ -1,4 +1,4 @@
-"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partition."""
+"""``liftpy service``: run a replicated service beside a node; one such process beside every node that holds the partitions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
+from click.core import ParameterSource
 from nats.aio.client import Client as NatsConnection
 
+from liftpy.client import Client
 from liftpy.client.ending import end_tasks
 from liftpy.client.transport import Transport, open_connection
-from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
 from liftpy.service.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
+from liftpy.wire.subjects import Subjects
 from sidecar.cli.options import connection_options
 from sidecar.cli.service_call import call
 from sidecar.cli.service_endings import exit_code, restart_helps, table
@@ -38,6 +42,7 @@ from sidecar.tasks import attended
 logger = logging.getLogger("liftpy.service")
 
 _CONNECT_AGAIN_S = 0.5
+_MAX_DIGITS = 6
 
 
 class _RunGroup(click.Group):
@@ -65,6 +70,13 @@ service.add_command(call)
 @click.option("--name", default=None, help="The service's name: the same on all nodes.  [default: the class's, in lower case]")
 @click.option("--stream", required=True, help="The stream whose committed records it is fed.")
 @click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option(
+    "--partitions",
+    default="",
+    metavar="all|N,N,...",
+    help="One instance for each of these partitions, in one process; all: of those that there are when it starts. The first that "
+    "ends for good ends all.",
+)
 @click.option("--node", required=True, help="The sidecar beside which it runs.")
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
 @click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
@@ -115,6 +127,7 @@ def run(
     output: str,
     given: tuple[str, ...],
     settings_file: Path | None,
+    partitions: str,
     **flags: Any,
 ) -> None:
     """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
@@ -126,6 +139,9 @@ def run(
         force=True,
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
+    if partitions and context.get_parameter_source("partition") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--partition and --partitions say the same thing: give one of them")
+    wanted = partitions_in(partitions) if partitions else (flags["partition"],)
     found = load_service(service_class)
     check_outputs(found, output)
     parameters = read_parameters(found, given, settings_file)
@@ -137,7 +153,7 @@ def run(
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(partial(found, **parameters), settings, target))
+            runner.run(_run(partial(found, **parameters), settings, wanted, target))
     except LiftError as error:
         again = "a new start may help" if restart_helps(error) else "a new start does not help"
         click.echo(f"Error: {error.code}: {error} ({again})", err=True)
@@ -175,10 +191,74 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
     return parameters
 
 
-async def _run(factory: Callable[[], Service], settings: ServiceSettings, target: Target) -> None:
+def partitions_in(text: str) -> tuple[int, ...] | None:
+    """What ``--partitions`` names, in order; None: all that there are. Raise ConfigError for anything else."""
+    if text == "all":
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts):
+        raise ConfigError(f"--partitions {text} is neither all nor numbers of partitions with commas between them")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+async def _run(
+    factory: Callable[[], Service], settings: ServiceSettings, partitions: Sequence[int] | None, target: Target
+) -> None:
+    """One instance over each of ``partitions`` (None: those of the stream), until a signal; the first that ends for good ends all.
+
+    Each has its own connection, lock, snapshots and role: none waits for another. Raises what has ended the first.
+    """
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopped = attended(stopping.wait())
+    finding = attended(_all_partitions(settings, target) if partitions is None else _known(partitions))
+    running: list[asyncio.Task[None]] = []
+    try:
+        await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not finding.done():
+            return
+        running += [attended(_run_one(factory, replace(settings, partition=n), target, stopping)) for n in finding.result()]
+        first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if others and not stopping.is_set():
+            numbers = sorted(finding.result()[running.index(task)] for task in first)
+            logger.error("%s: partition %s has ended, and so all end", settings.stream, ", ".join(map(str, numbers)))
+        stopping.set()
+        if others:
+            await asyncio.wait(others)
+        for task in (*first, *others):
+            task.result()
+    finally:
+        await end_tasks((finding, stopped, *running))
+
+
+async def _known(partitions: Sequence[int]) -> Sequence[int]:
+    return partitions
+
+
+async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence[int]:
+    """Those of the stream, once it is there and the cluster says so."""
+    connection = await _connect(settings, target)
+    announced = False
+    try:
+        client = Client(Transport(connection), Subjects(target.namespace), owns_connection=False)
+        while True:
+            try:
+                if count := len((await client.stream(settings.stream)).partitions):
+                    return range(count)
+                raise UnavailableError(f"no partition of {settings.stream} has a node yet")
+            except (NotFoundError, UnavailableError) as error:
+                if not announced:
+                    logger.warning("which partitions there are is not known: %s; trying on", error)
+                    announced = True
+                await asyncio.sleep(_CONNECT_AGAIN_S)
+    finally:
+        with contextlib.suppress(Exception):
+            await connection.close()
+
+
+async def _run_one(factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event) -> None:
+    """One instance, until ``stopping``; raises what ends it otherwise."""
     connecting = attended(_connect(settings, target))
     stopped = attended(stopping.wait())
     try:

@@ -7,7 +7,7 @@ import json
 import secrets
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.examples.echo import Echo
 from tests.examples.processes import snapshot_path, start_service
 from tests.examples.rate_limiter import RateLimiter
 from tests.examples.strict import Strict
+from tests.examples.till import Till
 from tests.examples.versioned import CountedSums
 from tests.integration.conftest import Bench
 
@@ -34,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Service]]] = {
     "echo": ("tests.examples.echo:Echo", Echo),
     "ratelimiter": ("tests.examples.rate_limiter:RateLimiter", RateLimiter),
     "strict": ("tests.examples.strict:Strict", Strict),
+    "till": ("tests.examples.till:Till", lambda: Till(".")),
     "sums": ("tests.examples.versioned:Sums", CountedSums),
 }
 QUICK = {
@@ -58,6 +60,8 @@ class Running:
         self.data = data
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self.sent = 0
+        self.more: tuple[str, ...] = ()
+        """Flags beside those that all have."""
 
     def start(self, node: str, code: str = "") -> None:
         self.processes[node] = start_service(
@@ -68,7 +72,12 @@ class Running:
             output=self.outputs,
             snapshot_every=EVERY,
             nats_url=self.bench.cluster.nats_url,
-            more=("--name", self.example, *(("--dead-letter", self.dead_letters) if self.example in DEAD_LETTERS else ())),
+            more=(
+                "--name",
+                self.example,
+                *(("--dead-letter", self.dead_letters) if self.example in DEAD_LETTERS else ()),
+                *self.more,
+            ),
         )
 
     def send(self, node: str, number: int) -> None:
@@ -198,11 +207,14 @@ async def running_services(bench: Bench, stream: str) -> AsyncIterator[Callable[
     with tempfile.TemporaryDirectory(prefix="liftpy-services-") as folder:
         begun: list[Running] = []
 
-        async def begin(example: str, config: StreamConfig | None = None) -> Running:
+        async def begin(
+            example: str, config: StreamConfig | None = None, *, partitions: int = 1, more: Sequence[str] = ()
+        ) -> Running:
             running = Running(bench, example, stream, Path(folder))
+            running.more = tuple(more)
             begun.append(running)
-            await bench.create(running.stream, config=config)
-            await bench.create(running.outputs)
+            await bench.create(running.stream, config=config, partitions=partitions)
+            await bench.create(running.outputs, partitions=partitions)
             if example in DEAD_LETTERS:
                 await bench.create(running.dead_letters)
             for node in NODES:

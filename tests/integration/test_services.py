@@ -348,6 +348,62 @@ async def test_everything_killed_at_once_comes_back_to_the_same_state_and_output
     assert said == {node: ("LEADER" if node == leader else "FOLLOWER", service.sent, 0) for node in NODES}
 
 
+async def test_one_process_runs_an_instance_over_each_partition(run: Any) -> None:
+    service: Running = await run("ratelimiter", partitions=2, more=("--partitions", "all"))
+    bench = service.bench
+    for partition in (0, 1):
+        for n in range(5 + partition):
+            await bench.client.publish(service.stream, b"r", key=b"%d" % n, partition=partition)
+
+    async def written() -> bool:
+        return [(await bench.client.bounds(service.outputs, partition)).end_offset for partition in (0, 1)] == [5, 6]
+
+    await bench.until(written, "the outputs of each partition are in that of the same number")
+
+    async def known(partition: int, node: str) -> bool:
+        (said,) = (await bench.replica(node, service.stream, partition))["services"]
+        return bool((said["position"], said["output_count"]) == (5 + partition, 5 + partition))
+
+    for node in NODES:
+        for partition in (0, 1):
+            await bench.until(lambda n=node, p=partition: known(p, n), f"{node} has an instance over {partition}")
+    first = service.processes["n1"]
+    service.start("n1")  # a second one, by mistake
+    assert await asyncio.to_thread(service.processes["n1"].wait, 60) == EXIT_PLACE_TAKEN
+    assert first.poll() is None
+    first.terminate()
+    assert await asyncio.to_thread(first.wait, 60) == 0
+    stored = {(path.parent.name, int(path.stem)) for path in service.data.glob("n1/*/*/*/*.snapshot")}
+    assert {("0", 5), ("1", 6)} <= stored
+
+
+async def test_an_effect_that_dies_with_its_process_runs_again_elsewhere_and_has_one_result(run: Any, tmp_path: Path) -> None:
+    """And a timer fires meanwhile, on a stream where nothing arrives."""
+    service: Running = await run("till", more=("--set", f"folder={tmp_path}", "--tick-s", "0.1"))
+    bench, hold, begun = service.bench, tmp_path / "hold", tmp_path / "begun"
+    hold.touch()
+    await bench.client.publish(service.stream, b"7 cents")
+    await bench.until(lambda: _beyond(service, 0), "the timer fires by ticks")
+    before = begun.read_text().split()
+    (first,) = [node for node in NODES if str(service.processes[node].pid) == before[-1]]
+    service.kill(first)
+
+    async def begins_again() -> bool:
+        return len(begun.read_text().split()) > len(before)
+
+    await bench.until(begins_again, "another process begins it")
+    hold.unlink()
+    await bench.until(lambda: _beyond(service, 1), "it has its result")
+    service.start(first)
+    await bench.until(service.went_on, "all go on")
+    await bench.until(service.emitted, "all have the same outputs, and they are written")
+    tries = begun.read_text().split()
+    assert len(set(tries[::2])) == 1, "under one id"
+    late, charged = [record.value async for record in bench.client.consume(service.outputs, until="end")]
+    assert late == b"7 cents: late"
+    assert charged in {b"7 cents: charged by " + process.encode() for process in tries[len(before) + 1 :: 2]}
+
+
 async def test_three_that_all_believe_to_lead_write_every_output_once(bench: Bench, stream_name: str, tmp_path: Path) -> None:
     """Without any lease: only the offsets that the output stream's leader checks keep them apart."""
     total = 1500

@@ -20,6 +20,7 @@ import pytest
 from liftpy.client import Client
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.log.log import Log
+from liftpy.service.settings import ServiceSettings
 from sidecar.cli import consume, controllers, pipes, service, session
 from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
@@ -361,7 +362,8 @@ async def test_a_service_stops_when_it_is_told_and_closes_its_connection(when: s
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         async with asyncio.timeout(30):
-            await service._run(object, SimpleNamespace(service="x"), Target(namespace="ns"))  # type: ignore[arg-type]
+            settings = ServiceSettings("x", "in", "n1", Path("x"))
+            await service._run(object, settings, (0,), Target(namespace="ns"))  # type: ignore[arg-type]
     finally:
         for number, handler in before.items():
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -285,11 +285,12 @@ def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkey
     class Counter:
         """As a service's class: only its name is asked for."""
 
-    async def run_service(factory: Any, settings: Any, target: Any) -> None:
+    async def run_service(factory: Any, settings: Any, partitions: Any, target: Any) -> None:
         ran.append(
             (
                 getattr(factory, "func", factory),
                 settings.service,
+                partitions,
                 settings.output_stream,
                 settings.stream,
                 settings.node,
@@ -311,7 +312,7 @@ def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkey
         noisy.setLevel(before[1])
         root.handlers[:] = before[2]
     assert code == 0
-    assert ran == [(Counter, "counter", "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
+    assert ran == [(Counter, "counter", (0,), "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
 
 
 async def test_a_service_waits_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:

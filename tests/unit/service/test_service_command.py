@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.errors import ConfigError, InvalidNameError
+from liftpy.errors import ConfigError, DataLossError, InvalidNameError, LiftError, NotFoundError
 from liftpy.service.settings import ServiceSettings
-from sidecar.cli import main
-from sidecar.cli.service import load_service
+from sidecar.cli import main, service
+from sidecar.cli.service import load_service, partitions_in
+from sidecar.settings import Target
 from tests.examples.bank import Bank
 
 
@@ -68,3 +73,107 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> N
         main.main(["service", "tests.examples.bank:Bank", "--stream", "in", "--node", "n1"])
     assert left.value.code == 2
     assert "--data" in capsys.readouterr().err
+
+
+# ---- several partitions ------------------------------------------------------------------------------------------------------
+def test_partitions_are_all_or_numbers() -> None:
+    assert partitions_in("all") is None
+    assert partitions_in("2, 0,2") == (0, 2)
+    for wrong in ("", "1,", "-1", "0-3", "x", "1234567", "\u0663"):
+        with pytest.raises(ConfigError, match="neither all nor numbers"):
+            partitions_in(wrong)
+
+
+def test_one_of_the_two_flags_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output", "out", "--node", "n1", "--data", "x"]
+    with pytest.raises(SystemExit) as left:
+        main.main([*words, "--partition", "0", "--partitions", "all"])
+    assert left.value.code == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+class Instances:
+    """As ServiceHost: what runs over each partition, until it is stopped or fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running: dict[int, asyncio.Future[None]] = {}
+        self.closed = 0
+        self.ended: list[tuple[int, str]] = []
+        self.connections = 0
+
+        async def connect(settings: ServiceSettings, target: Target) -> Any:
+            self.connections += 1
+            return SimpleNamespace(close=self.close)
+
+        monkeypatch.setattr(service, "_connect", connect)
+        monkeypatch.setattr(service, "Transport", lambda connection: connection)
+        monkeypatch.setattr(service, "ServiceHost", self.host)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def host(self, factory: Any, settings: ServiceSettings, transport: Any, namespace: str) -> Any:
+        done = self.running[settings.partition] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                await done
+                self.ended.append((settings.partition, "stopped"))
+            except LiftError as error:
+                self.ended.append((settings.partition, error.code))
+                raise
+
+        return SimpleNamespace(run=run, stop=lambda: done.done() or done.set_result(None))
+
+    def begin(self, partitions: tuple[int, ...] | None) -> asyncio.Task[None]:
+        settings = ServiceSettings("bank", "in", "n1", Path("x"))
+        return asyncio.create_task(service._run(lambda: Bank(), settings, partitions, Target()))
+
+    async def until(self, partitions: set[int]) -> None:
+        async with asyncio.timeout(60):
+            while set(self.running) != partitions:
+                await asyncio.sleep(0)
+
+
+async def test_the_first_that_ends_for_good_ends_all_with_what_it_died_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = Instances(monkeypatch)
+    task = instances.begin((0, 2, 5))
+    await instances.until({0, 2, 5})
+    instances.running[2].set_exception(DataLossError("the log begins too late"))
+    with pytest.raises(DataLossError, match="begins too late"):
+        await task
+    assert instances.ended[0] == (2, "DATA_LOSS")
+    assert sorted(instances.ended[1:]) == [(0, "stopped"), (5, "stopped")], "with their snapshots"
+    assert (instances.connections, instances.closed) == (3, 3), "each has its own"
+
+
+async def test_a_signal_stops_all_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = Instances(monkeypatch)
+    task = instances.begin((0, 1))
+    await instances.until({0, 1})
+    os.kill(os.getpid(), signal.SIGTERM)
+    await task
+    assert sorted(instances.ended) == [(0, "stopped"), (1, "stopped")]
+
+
+async def test_all_are_those_of_the_stream_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = Instances(monkeypatch)
+    told: list[Any] = [NotFoundError("there is no stream in"), (), ("p0", "p1", "p2")]
+
+    class Asked:
+        def __init__(self, *_: Any, owns_connection: bool) -> None:
+            assert not owns_connection
+
+        async def stream(self, name: str) -> Any:
+            found = told.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return SimpleNamespace(partitions=found)
+
+    monkeypatch.setattr(service, "Client", Asked)
+    monkeypatch.setattr(service, "_CONNECT_AGAIN_S", 0)
+    task = instances.begin(None)
+    await instances.until({0, 1, 2})
+    os.kill(os.getpid(), signal.SIGTERM)
+    await task
+    assert (instances.connections, instances.closed) == (4, 4)
