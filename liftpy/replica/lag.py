@@ -14,6 +14,8 @@ Load alone shortens no ISR [A11]: a follower that makes progress is not out of s
 leader is held to a bound of what it may have uncommitted (``intake``). Such a follower stays for ``_PATIENCE`` times as long; then it
 is the follower that is too slow, and it leaves. But lag alone never removes one that makes progress and that ``min.isr`` needs: HW
 would stand still, and nothing would be gained.
+Nor is a leader that hears nobody, of two or more, left alone: it may be deaf, and could make way for nobody then. It asks for a
+successor first (``leader``), and goes on alone when none has come.
 Whose disk is far slower than the others' (``slow_flushes``) leaves, and does not join, as long as ``min.isr`` members stay without it,
 two at least; where they do not, it is welcome, slow as it is.
 Join by the constraint, and only after having caught up within ``max_lag_time_s``, so that it does not leave again at once [L8].

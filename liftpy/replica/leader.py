@@ -387,6 +387,8 @@ class LeaderRole(ReplicaRole):
         lost = lag.have_lost(followers, heirs, high_watermark)
         if wanted == held.isr and not change.unsettled and not lost:
             return
+        if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
+            return
         change.proposed(wanted)
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
@@ -504,10 +506,21 @@ class LeaderRole(ReplicaRole):
         timeout_ns = nanoseconds(config.max_leader_timeout_s)
         if down_ns is not None and now_ns - down_ns >= timeout_ns:
             return "its data path is down"
-        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in self.shared.live]
-        if len(asked_ns) > 1 and now_ns - max(asked_ns) >= self._silence_ns():
+        if self._silent_ns(now_ns) >= self._silence_ns():
             return "no live replica fetches from it"
         return ""
+
+    def _silent_ns(self, now_ns: int) -> int:
+        """For how long none of two or more live followers has asked for anything; 0: one has, or there is one at most."""
+        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in self.shared.live]
+        return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
+
+    def _may_be_deaf(self, now_ns: int) -> bool:
+        """Whether nobody is heard, and another may yet be asked to lead: who has left the ISR could not, and alone in it this one would
+        lead for as long as it hears nobody. After that it goes on alone."""
+        silent_ns, config = self._silent_ns(now_ns), self.shared.config
+        patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
+        return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
     def _silence_ns(self) -> int:
         """Nobody has asked for anything for so long: nobody can."""

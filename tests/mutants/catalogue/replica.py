@@ -99,6 +99,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/replica/leader.py",
+        ("a deaf leader is alone", "and not lost and self._may_be_deaf(now_ns):", "and not lost and False:", "a leader that hears nobody leads for as long as it is deaf"),
+        ("a leader waits for the dead", "return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns", "return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns", "publishes wait for followers that never come"),
         ("HW rises above the own flush", "self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)", "self.shared.raise_high_watermark(offset, out)",
          "records are committed that the leader has not flushed (policy quorum)"),
         ("acks without a lease", "if not (due_leader or due_all) or not self.shared.lease.is_current(now_ns):", "if not (due_leader or due_all):",

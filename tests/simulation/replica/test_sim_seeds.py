@@ -29,8 +29,8 @@ CORPUS = (
 )  # fmt: skip
 """Seeds that once found something, in the code or in the simulator."""
 
-LASTING = range(1, 17)
-"""Seeds whose faults last: the cluster has to commit again meanwhile [L10]."""
+LASTING = (*range(1, 17), 68)
+"""Seeds whose faults last: the cluster has to commit again meanwhile [L10]. 68: a deaf leader was alone in the ISR."""
 
 MANY = (5,)
 """The same with many partitions on each node."""

@@ -77,3 +77,50 @@ def test_one_that_asks_is_enough() -> None:
 
 def test_nobody_else_serves() -> None:
     assert not Stepped("b").opened().replica.serves(2, 0)
+
+
+EAGER = ReplicationConfig(max_lag_time_s=0.6, max_idle_wait_s=0.2)
+"""A lag time below the silence after which a leader asks for a successor: 2 s of patience, and 0.36 s in which nobody need ask."""
+
+
+def alone_after(stepped: Stepped, at_most_s: float) -> tuple[float, float]:
+    """Seconds until it asks for a successor, and until it wants to be alone in the ISR; where neither comes, ``at_most_s``."""
+    begin_ns, asked_s, alone_s = stepped.now_ns, at_most_s, at_most_s
+    while stepped.now_ns < begin_ns + at_most_s * S:
+        stepped.heard()
+        stepped.step(LAG, 0.1)
+        now_s = (stepped.now_ns - begin_ns) / S
+        if stepped.has(do.GiveUpLeadership):
+            asked_s = min(asked_s, now_s)
+        if stepped.has(do.ProposeIsr) and stepped.only(do.ProposeIsr).isr == {"a"}:
+            alone_s = min(alone_s, now_s)
+    return asked_s, alone_s
+
+
+def test_a_leader_that_hears_nobody_asks_for_a_successor_before_it_is_alone_in_the_isr() -> None:
+    """Seed 68 of the simulator's ``lasting`` profile: alone in it there was nobody to hand over to, for as long as it was deaf."""
+    stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1))
+    stepped.publish()
+    for follower in "bc":
+        stepped.fetch(follower, 0)
+    asked_s, alone_s = alone_after(stepped, 10)
+    assert asked_s == pytest.approx(2.36, abs=0.15)
+    assert alone_s == pytest.approx(asked_s + 2, abs=0.15), "nobody took over: it goes on alone"
+
+
+@pytest.mark.parametrize(("live", "asks"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 1, "c": 1}, True)])
+def test_it_is_alone_at_once_where_one_is_silent_or_somebody_asks(live: dict[str, int], asks: bool) -> None:
+    stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1, isr="ab"))
+    stepped.publish()
+    stepped.fetch("b", 0)
+    stepped.publish()
+    stepped.told(state(leader_epoch=2, min_isr=1, epoch=2, isr="ab"), live)
+    proposed_s = 0.0
+    for number in range(1, 13):
+        stepped.heard()
+        if asks:
+            stepped.fetch("c", -1, leader_epoch=1)
+        stepped.step(LAG, 0.1)
+        if not proposed_s and stepped.has(do.ProposeIsr) and stepped.only(do.ProposeIsr).isr == {"a"}:
+            proposed_s = number / 10
+    assert EAGER.max_lag_time_s <= proposed_s <= 1.0
