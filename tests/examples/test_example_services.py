@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
+from liftpy.testing import ServiceTest
 from liftpy.wire.batch import Record
 from tests.examples.bank import Bank
 from tests.examples.rate_limiter import BURST, RateLimiter
+from tests.examples.till import Till
 
 NS = 1_000_000_000
 
@@ -116,6 +119,17 @@ def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[
         assert again.snapshot() == whole.snapshot()
         assert [s.encode() for s in later] == [s.encode() for s in taken if s.position > snapshot.position]
         assert outputs(again) == outputs(whole)[snapshot.output_count :]
+
+
+def test_the_till_has_what_the_world_outside_says(tmp_path: Path) -> None:
+    """As the README says that effects, ticks and their tests are."""
+    test = ServiceTest(lambda: Till(str(tmp_path))).send(b"7 cents").advance(1).tick()
+    test.run_effects().send(b"8 cents").run_effects().advance(1).tick()
+    assert [output.value for output in test.outputs] == [
+        b"7 cents: late",
+        b"7 cents: charged by %d" % os.getpid(),
+        b"8 cents: charged by %d" % os.getpid(),
+    ]
 
 
 def test_the_readmes_service_runs_as_it_is_printed() -> None:

@@ -54,6 +54,7 @@ class Running:
     def __init__(self, bench: Bench, example: str, stream: str, data: Path) -> None:
         self.bench = bench
         self.example = example
+        self.name = "bank" if example == "upgradedbank" else example
         self.stream = stream
         self.outputs = f"{stream}-out"
         self.dead_letters = f"{stream}-dead"
@@ -74,7 +75,7 @@ class Running:
             nats_url=self.bench.cluster.nats_url,
             more=(
                 "--name",
-                self.example,
+                self.name,
                 *(("--dead-letter", self.dead_letters) if self.example in DEAD_LETTERS else ()),
                 *self.more,
             ),
@@ -98,7 +99,7 @@ class Running:
     # ---- what the sidecars say of it -----------------------------------------------------------------------------------
     async def said(self, node: str) -> dict[str, Any]:
         replica = await self.bench.replica(node, self.stream)
-        return next((s for s in replica.get("services", []) if s["service"] == self.example), {})
+        return next((s for s in replica.get("services", []) if s["service"] == self.name), {})
 
     async def role(self, node: str) -> str:
         return str((await self.said(node)).get("role", ""))
@@ -161,13 +162,13 @@ class Running:
         uid = (await self.bench.client.stream(self.stream)).uid
         machine = ServiceMachine(
             EXAMPLES[self.example][1](),
-            Identity(self.example, self.stream, uid, 0),
+            Identity(self.name, self.stream, uid, 0),
             snapshot_every=EVERY,
             outbox=Outbox(f"{uid}/0"),
         )
         machine.start(None)
         records = [record async for record in self.bench.client.consume(self.stream, until="end")]
-        for unit in [decided(record, self.example) for record in records]:
+        for unit in [decided(record, self.name) for record in records]:
             if unit is not None:
                 machine.skip(unit)
         return machine, machine.apply(records).snapshots
@@ -181,7 +182,7 @@ class Running:
         expected = snapshots[-1].encode()
         assert snapshots[-1].position == self.sent
         for node in NODES:
-            path = snapshot_path(self.data, node, self.example, self.stream, machine.identity.uid, self.sent)
+            path = snapshot_path(self.data, node, self.name, self.stream, machine.identity.uid, self.sent)
             await bench.until(lambda path=path: exists(path), f"{node} has its snapshot at {self.sent}")
             assert path.read_bytes() == expected, f"the service beside {node} differs from a replay of the log"
         await bench.until(self.emitted, "all outputs are written")

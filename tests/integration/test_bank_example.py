@@ -5,8 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +37,9 @@ def cluster() -> Iterator[DevCluster]:
 
 
 @pytest.fixture
-async def service(cluster: DevCluster, stream_name: str) -> AsyncIterator[Running]:
+async def service(cluster: DevCluster) -> AsyncIterator[Running]:
     bench = await open_bench(cluster)
-    async with running_services(bench, stream_name) as begin:
+    async with running_services(bench, "commands") as begin:
         yield await begin("upgradedbank")
     await close_bench(bench)
 
@@ -51,7 +58,7 @@ class Customer:
         name = message_id or f"c{len(self.replies)}"
         command = json.dumps({"id": name, "do": do, "account": "a", "amount": amount}).encode()
         answer = await self.bench.client.call_service(
-            self.service.example, self.service.stream, command, message_id=name, timeout_s=PATIENCE_S
+            self.service.name, self.service.stream, command, message_id=name, timeout_s=PATIENCE_S
         )
         assert self.replies.setdefault(name, answer.value) == answer.value, "one command has one answer"
         return dict(json.loads(answer.value))
@@ -72,9 +79,29 @@ class Customer:
         await self.bench.until(answered, "commands are answered", PATIENCE_S)
 
 
+async def said_by(*words: str) -> bytes:
+    """What the command line says."""
+    command = (sys.executable, "-c", "from sidecar.cli.main import main; main()", *words)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 0
+    return said
+
+
 async def test_the_bank_in_operation(service: Running) -> None:
     bench, customer = service.bench, Customer(service)
-    assert await customer.call("open") == {"id": "c0", "ok": True, "balance": 0}
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (printed,) = re.findall(r"liftpy (service call bank .*)", readme)
+    assert (
+        await said_by(*shlex.split(printed), "--timeout", "60", "--nats", bench.cluster.nats_url)
+        == b'{"balance": 0, "id": "1", "ok": true}\n'
+    )
+    (printed,) = re.findall(r"answer = (await client\.call_service\(\"bank\", .*)", readme)
+    client = SimpleNamespace(call_service=partial(bench.client.call_service, timeout_s=PATIENCE_S))
+    found: dict[str, Any] = {}
+    exec(f"async def call(client):\n    return {printed}", found)
+    assert json.loads((await found["call"](client)).value) == {"balance": 5, "id": "2", "ok": True}
+    assert await customer.call("withdraw", 5) == {"id": "c0", "ok": True, "balance": 0}
     with pytest.raises(CommandFailedError, match="could not apply this record"):
         await customer.call("audit", message_id="audit in version 1")
     working = asyncio.create_task(customer.work())
@@ -103,7 +130,7 @@ async def test_the_bank_in_operation(service: Running) -> None:
     await customer.goes_on()
     customer.going = False
     await working
-    asked = await bench.client.query_service(service.example, b'{"account": "a"}', timeout_s=PATIENCE_S)
+    asked = await bench.client.query_service(service.name, b'{"account": "a"}', timeout_s=PATIENCE_S)
     last = json.loads(list(customer.replies.values())[-1])
     assert json.loads(asked.value) == {"account": "a", "balance": last["balance"], "locked": False}
     assert (await customer.call("audit"))["percent"] == 100
