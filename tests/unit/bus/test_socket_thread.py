@@ -106,3 +106,12 @@ def test_a_thread_that_waits_for_room_hears_the_stop(monkeypatch: pytest.MonkeyP
     until(lambda: reader.looked == 1)
     reader.close()
     until(lambda: reader.thread._socket.fileno() < 0)
+
+
+def test_a_thread_that_waits_for_bytes_hears_the_stop() -> None:
+    reader = Reader(room=True)
+    until(lambda: reader.looked == 1)
+    reader.thread.stop()
+    until(lambda: reader.thread._socket.fileno() < 0)
+    assert (reader.taken, reader.ended) == (b"", [])
+    reader.close()
