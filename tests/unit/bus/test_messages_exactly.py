@@ -193,6 +193,7 @@ def test_runs_are_counted_each_for_its_subscription(leaving: Any) -> None:
     assert leaving.given_up == [(1, 3), (2, 2), (1, 1)]
     assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (7, 7, (7, 9 + 14 + 3))
     leaving.parser.forget(1)
+    assert sorted(leaving.parser._patterns) == [b"3"], "nor is its subject remembered"
     leaving.parser.expect(1, "ev")
     leaving.parser._messages(PLAIN, 0)
     assert len(leaving.given_up) == 3, "who has left is told nothing"
