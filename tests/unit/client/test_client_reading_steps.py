@@ -1,0 +1,530 @@
+"""A reader step by step, without a server: whom it asks, what it believes, when it asks others, and where it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import consumer as consumer_module
+from liftpy.client import iteration as iteration_module
+from liftpy.client.admin import Admin
+from liftpy.client.client import Client
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _looked_at, read_range
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import NotServedError, ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.client.transport import NobodyListensError
+from liftpy.errors import (
+    ConfigError,
+    LogTruncatedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    UnavailableError,
+)
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.subjects import Subjects
+from tests.unit.client.test_client_progress import answer, batch, offsets
+
+_Error = client_pb2.ReadResponse.Error
+SUBJECTS = Subjects("ns")
+GROUP = SUBJECTS.read("s", 0)
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def a_reader(options: ReadOptions | None = None, **transport: Any) -> Any:
+    made: Any = SimpleNamespace(max_payload_bytes=1 << 20, counters=Counter(), **transport)
+    return PartitionReader(made, SUBJECTS, "s", 0, options or ReadOptions(wait_s=0.25))
+
+
+class Asked:
+    """In the place of a reader's ``_answer``: ``script`` has a frame's body and head, or an error, for each question."""
+
+    def __init__(self, reader: Any, *script: Any) -> None:
+        self.script = list(script)
+        self.nodes: list[str] = []
+        self.requests: list[client_pb2.ReadRequest] = []
+        self.waits: list[float] = []
+        reader._answer = self
+
+    async def __call__(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
+        said = self.script.pop(0)
+        kept = client_pb2.ReadRequest()
+        kept.CopyFrom(request)
+        self.nodes.append(node)
+        self.requests.append(kept)
+        self.waits.append(wait_s)
+        if isinstance(said, Exception):
+            raise said
+        body, head = said
+        return answer(*body, **{"stream": "s", "partition": 0, "requestId": request.requestId, "leader": "n1", **head})
+
+
+GOOD = ([batch(0, 3)], {"hw": 9, "node": "n2"})
+
+
+# ---- whom it asks --------------------------------------------------------------------------------------------------------------
+async def test_who_answered_is_asked_again() -> None:
+    reader = a_reader(ReadOptions(max_bytes=5000, wait_s=0.25))
+    asked = Asked(reader, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n3"}))
+    progress = ReadProgress("s", 0, 0)
+    assert offsets(await reader.fetch(progress)) == [0, 1, 2]
+    assert offsets(await reader.fetch(progress)) == [3, 4]
+    assert (asked.nodes, asked.waits, reader.node) == (["", "n2"], [0.25, 0.25], "n3")
+    first, second = asked.requests
+    assert (first.maxBytes, first.waitMs, first.offset, second.offset) == (5000, 250, 0, 3)
+    assert first.requestId != second.requestId
+    small = a_reader(ReadOptions(max_bytes=1 << 21))
+    assert small._max_bytes == (1 << 20) - 4096
+
+
+@pytest.mark.parametrize(("pinned", "nodes"), [("", ["", "n1", "", "n2"]), ("n7", ["n7"] * 4)])
+async def test_who_can_not_serve_names_the_leader_who_is_asked_unless_it_was_he(pinned: str, nodes: list[str]) -> None:
+    reader = a_reader(ReadOptions(node=pinned, wait_s=0.25))
+    refuses = ([], {"hw": 9, "error": _Error.NOT_READY, "node": "n3"})
+    asked = Asked(reader, refuses, refuses, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n2"}))
+    if pinned:
+        asked.script[0] = asked.script[1] = ([], {"hw": 9, "error": _Error.NOT_READY, "node": "n7"})
+    progress = ReadProgress("s", 0, 0)
+    await reader.fetch(progress)
+    await reader.fetch(progress)
+    assert asked.nodes == nodes
+    assert reader.node == (pinned or "n2")
+
+
+async def test_who_does_not_answer_well_is_not_asked_again_at_once() -> None:
+    reader = a_reader()
+    reader.node = "n2"
+    asked = Asked(reader, UnavailableError("silent"), GOOD)
+    await reader.fetch(ReadProgress("s", 0, 0))
+    assert asked.nodes == ["n2", ""]
+
+
+@pytest.mark.parametrize(("leader", "asked_first", "second"), [("n1", "", "n1"), ("n1", "n1", ""), ("", "n2", "")])
+async def test_what_ends_a_reader_is_asked_of_the_leader_too(leader: str, asked_first: str, second: str) -> None:
+    reader = a_reader()
+    reader.node = asked_first
+    ends = ([], {"hw": 9, "error": _Error.WRONG_STREAM, "uid": "u2", "leader": leader})
+    asked = Asked(reader, ends, ends)
+    with pytest.raises(NotFoundError):
+        await reader.fetch(ReadProgress("s", 0, 0, uid="u1"))
+    assert asked.nodes == [asked_first, second]
+    assert reader._transport.counters == {"answers doubted": 2}
+
+
+async def test_an_answer_to_something_else_is_counted_and_asked_for_again() -> None:
+    reader = a_reader()
+    asked = Asked(reader, ([batch(0, 3)], {"hw": 9, "requestId": 1}), GOOD)
+    assert offsets(await reader.fetch(ReadProgress("s", 0, 0))) == [0, 1, 2]
+    assert reader._transport.counters == {"answers to something else": 1}
+    assert len(asked.nodes) == 2
+
+
+async def test_who_sent_damaged_bytes_is_told_where() -> None:
+    reader = a_reader()
+    damaged = bytearray(batch(0, 3))
+    damaged[-1] ^= 1
+    asked = Asked(reader, ([bytes(damaged)], {"hw": 9, "node": "n3"}), GOOD, ([batch(9, 1)], {"hw": 9, "node": "n3"}), GOOD)
+    told: list[Any] = []
+
+    async def ask(node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
+        told.append((node, request, wait_s))
+        raise UnavailableError("it does not hear that")
+
+    reader._ask = ask
+    assert offsets(await reader.fetch(ReadProgress("s", 0, 0, uid="u1"))) == [0, 1, 2]
+    assert reader._transport.counters == {"damaged answers": 1}
+    complaint = client_pb2.ReadRequest(boundsOnly=True, streamUid="u1", minHighWatermark=-1, badOffset=0)
+    assert told == [("n3", complaint, 0.0)]
+    told.clear()
+    assert offsets(await reader.fetch(ReadProgress("s", 0, 0, uid="u1"))) == [0, 1, 2]
+    assert told == [("n3", complaint, 0.0)], "a gap is damage, too"
+    assert len(asked.nodes) == 4
+    told.clear()
+    nameless = ReadProgress("s", 0, 0, uid="u1", suspect=("", 3))
+    await reader._complain(nameless)
+    assert (told, nameless.suspect) == ([], None)
+
+
+async def test_batches_that_do_not_decompress_are_counted() -> None:
+    reader = a_reader()
+    Asked(reader, GOOD)
+    [piece] = await reader.fetch(ReadProgress("s", 0, 0))
+    piece.batch.on_damage(SimpleNamespace())
+    assert reader._transport.counters == {"batches that do not decompress": 1}
+
+
+async def test_the_patience_of_a_reader_has_an_end() -> None:
+    reader = a_reader(ReadOptions(patience_s=0.01))
+    Asked(reader, *[UnavailableError("nobody")] * 1000)
+    with pytest.raises(UnavailableError, match="nobody"):
+        await reader.fetch(ReadProgress("s", 0, 0))
+
+
+# ---- bounds --------------------------------------------------------------------------------------------------------------------
+async def test_bounds_are_the_leaders_and_say_what_was_asked() -> None:
+    reader = a_reader()
+    follower = ([], {"hw": 4, "node": "n2", "leader": "n1"})
+    leader = ([], {"hw": 9, "node": "n1", "leader": "n1", "nextOffset": 7, "logStartOffset": 2, "leaderEpoch": 3})
+    asked = Asked(reader, follower, leader)
+    found, at_offset = await reader.bounds("u1", at_ns=55, last=(5, 1))
+    assert (found, at_offset) == (Bounds("u1", "n1", "n1", 3, 2, 9), 7)
+    assert (asked.nodes, asked.waits, reader.node) == (["", "n1"], [0.0, 0.0], "n2")
+    first, second = asked.requests
+    assert first.requestId != second.requestId
+    second.requestId = 0
+    assert second == client_pb2.ReadRequest(
+        stream="s", partition=0, boundsOnly=True, streamUid="u1", minHighWatermark=-1, lastOffset=5, lastEpoch=1,
+        byTimestamp=True, timestamp=55,
+    )  # fmt: skip
+    asked = Asked(reader, leader)
+    await reader.bounds()
+    assert not asked.requests[0].byTimestamp
+    pinned = a_reader(ReadOptions(node="n2"))
+    asked = Asked(pinned, follower)
+    assert (await pinned.bounds())[0].high_watermark == 4
+    assert (asked.nodes, pinned.node) == (["n2"], "n2")
+
+
+async def test_bounds_are_asked_for_twice_before_they_end_a_reader() -> None:
+    reader = a_reader()
+    cut = ([], {"hw": 9, "node": "n1", "leader": "n1", "error": _Error.CUT, "cutEndOffset": 3})
+    asked = Asked(reader, cut, cut)
+    with pytest.raises(LogTruncatedError, match="before offset 6"):
+        await reader.bounds("u1", last=(5, 1))
+    assert len(asked.nodes) == 2
+    assert reader._transport.counters == {"answers doubted": 2}
+    low = ([], {"hw": 9, "node": "n1", "leader": "n1", "error": _Error.OFFSET_OUT_OF_RANGE, "logStartOffset": 7})
+    Asked(reader, low, low)
+    with pytest.raises(OffsetOutOfRangeError, match="offset 6 is outside"):
+        await reader.bounds("u1", last=(5, 1))
+    head = {"hw": 9, "node": "n1", "leader": "n1"}
+    wrong = [([], head | {"stream": "t"}), ([], head | {"partition": 1}), ([], head | {"uid": "u2"})]
+    asked = Asked(reader, *wrong, ([], head | {"hw": 8}))
+    assert (await reader.bounds("u1"))[0].high_watermark == 8
+    assert len(asked.nodes) == 4
+
+
+# ---- one question --------------------------------------------------------------------------------------------------------------
+class Requests:
+    """In the place of a Transport: requests that a test answers."""
+
+    def __init__(self) -> None:
+        self.max_payload_bytes = 1 << 20
+        self.counters: Counter[str] = Counter()
+        self.asked: list[tuple[str, bytes, float, asyncio.Future[bytes]]] = []
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        answer_: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.asked.append((subject, payload, timeout_s, answer_))
+        return await answer_
+
+    @property
+    def subjects(self) -> list[str]:
+        return [subject for subject, _, _, _ in self.asked]
+
+
+def a_reader_over(requests: Any, **options: Any) -> Any:
+    return PartitionReader(requests, SUBJECTS, "s", 0, ReadOptions(**options))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_a_silent_replica_is_asked_around_a_bounded_number_of_times(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
+    requests = Requests()
+    reader = a_reader_over(requests, answer_timeout_s=3.0, node="n2" if pinned else "")
+    request = client_pb2.ReadRequest(stream="s")
+    asking = asyncio.create_task(reader._ask("n2", request, 0.0))
+    named = SUBJECTS.read_from("s", 0, "n2")
+    wanted = [named] * 6 if pinned else [named, *[GROUP] * 10]
+    while len(requests.asked) < len(wanted):
+        await asyncio.sleep(0)
+    await turns(20)
+    assert requests.subjects == wanted
+    assert {(payload, timeout_s) for _, payload, timeout_s, _ in requests.asked} == {(frames.sealed(request), 3.0)}
+    assert not asking.done()
+    requests.asked[-1][3].set_result(b"late")
+    assert await asking == b"late"
+    await turns()
+    assert all(answer_.cancelled() for _, _, _, answer_ in requests.asked[:-1])
+
+
+async def test_a_replica_may_be_silent_for_as_long_as_it_was_allowed_to() -> None:
+    requests = Requests()
+    reader = a_reader_over(requests, answer_timeout_s=3.0)
+    asking = asyncio.create_task(reader._ask("", client_pb2.ReadRequest(), 500.0))
+    await turns(20)
+    assert (requests.subjects, requests.asked[0][2]) == ([GROUP], 503.0)
+    requests.reconnected.set_result(None)
+    requests.reconnected = asyncio.get_running_loop().create_future()
+    await turns(20)
+    assert requests.subjects == [GROUP] * 3, "what was asked may be lost with the connection"
+    requests.asked[0][3].set_exception(UnavailableError("cut"))
+    with pytest.raises(UnavailableError, match="cut"):
+        await asking
+    await turns()
+    assert requests.asked[1][3].cancelled()
+
+
+@pytest.mark.parametrize(("node", "pinned", "looks"), [("", "", True), ("n2", "", False), ("n2", "n2", True)])
+async def test_if_nobody_at_all_listens_it_is_asked_whether_there_is_a_stream(node: str, pinned: str, looks: bool) -> None:
+    looked: list[int] = []
+
+    async def exists() -> None:
+        looked.append(1)
+        raise NotFoundError("no such stream")
+
+    reader = a_reader(ReadOptions(node=pinned))
+    reader._exists = exists
+
+    async def ask(*_: Any) -> bytes:
+        raise NobodyListensError("nobody")
+
+    reader._ask = ask
+    with pytest.raises(NotFoundError if looks else NobodyListensError):
+        await reader._answer(node, client_pb2.ReadRequest(), 0.0)
+    assert len(looked) == looks
+
+
+async def test_errors_that_nobody_waits_for_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    failed, cancelled = loop.create_future(), loop.create_future()
+    failed.set_exception(UnavailableError("x"))
+    cancelled.cancel()
+    _looked_at(failed)
+    _looked_at(cancelled)
+    assert not failed._log_traceback  # type: ignore[attr-defined]
+    monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
+    gate = loop.create_future()
+
+    async def exists() -> None:
+        await gate
+
+    reader = a_reader()
+    reader._exists = exists
+    await reader._must_exist()
+    task = reader._existing
+    gate.set_exception(NotFoundError("gone"))
+    await turns()
+    assert task.done()
+    assert not task._log_traceback
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------------------
+def piece(base: int, *times_ns: int) -> BatchSlice:
+    made = parse_batch(build_batch([b"v"] * len(times_ns), base_offset=base, leader_epoch=1, timestamps_ns=list(times_ns)))
+    found = BatchSlice.between(made, 0, None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("until_ns", "kept", "end"), [(5, [], 0), (20, [0], 1), (30, [0, 1], 2), (35, [0, 1, 2], 3), (99, [0, 1, 2, 3], None)]
+)
+def test_slices_are_cut_at_a_time(until_ns: int, kept: list[int], end: int | None) -> None:
+    progress = ReadProgress("s", 0, 4)
+    assert offsets(_cut([piece(0, 10, 20), piece(2, 30, 40)], until_ns, progress)) == kept
+    assert progress.end_offset == end
+
+
+@pytest.mark.parametrize(("now_ns", "known"), [(99, False), (100, True), (101, True)])
+async def test_a_time_that_has_come_is_an_offset_and_one_to_come_is_waited_for(
+    now_ns: int, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    reader = a_reader()
+    asked: list[Any] = []
+
+    async def bounds(uid: str, at_ns: int) -> tuple[Any, int]:
+        asked.append((uid, at_ns))
+        return None, 3
+
+    async def fetch(progress: ReadProgress) -> list[BatchSlice]:
+        progress.next_offset = 4
+        return [piece(0, 10, 20), piece(2, 90, 100)]
+
+    reader.bounds, reader.fetch = bounds, fetch
+    progress = ReadProgress("s", 0, 0, uid="u1")
+    fetching = reader.fetching(progress, 100)
+    assert offsets(await fetching()) == ([0, 1, 2, 3] if known else [0, 1, 2])
+    assert asked == ([("u1", 100)] if known else [])
+    assert progress.end_offset == 3
+    assert await fetching() is None
+    assert len(asked) == known
+    follows = ReadProgress("s", 0, 0, uid="u1")
+    assert offsets(await reader.fetching(follows)()) == [0, 1, 2, 3]
+    assert follows.end_offset is None
+
+
+# ---- consumers -----------------------------------------------------------------------------------------------------------------
+BOUNDS = Bounds("u1", "n2", "n1", 3, 5, 9, True)
+
+
+def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple[Any, list[Any]]:
+    asked: list[Any] = []
+
+    async def bounds(*, at_ns: int | None, last: tuple[int, int]) -> tuple[Bounds, int]:
+        asked.append((at_ns, last))
+        return BOUNDS, 8
+
+    reader: Any = SimpleNamespace(stream="s", partition=3, bounds=bounds, must_be_usable=lambda: asked.append("usable"))
+    return Consumer(reader, start, until, after_epoch), asked
+
+
+@pytest.mark.parametrize(
+    ("start", "until", "epoch", "asked", "first", "end"),
+    [
+        (7, None, 0, (None, (-1, 0)), 7, None),
+        (7, 8, 2, (None, (6, 2)), 7, 9),
+        ("earliest", "end", 0, (None, (-1, 0)), 5, 10),
+        (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None, 0, (10**9, (-1, 0)), 8, None),
+    ],
+)
+async def test_where_a_consumer_begins(start: Any, until: Any, epoch: int, asked: Any, first: int, end: int | None) -> None:
+    made, said = a_consumer(start, until, epoch)
+    assert await made.begin() is BOUNDS
+    assert await made.begin() is BOUNDS
+    assert said == ["usable", asked, "usable"]
+    wanted = ReadProgress(
+        "s", 3, first, end, uid="u1", high_watermark=9, compacted=True, last_offset=asked[1][0], leader_epoch=epoch
+    )
+    assert made._position().request(1, 2, 3) == wanted.request(1, 2, 3)
+    found = made._position()
+    assert (found.stream, found.partition, found.next_offset, found.end_offset, found.uid) == ("s", 3, first, end, "u1")
+    assert (found.high_watermark, found.compacted) == (9, True)
+    assert made._position() is not made._origin
+    made._hand_on(SimpleNamespace(offset=20, leader_epoch=4))
+    last = made._position()
+    assert (last.next_offset, last.last_offset, last.leader_epoch, last.end_offset, last.uid) == (21, 20, 4, end, "u1")
+    made._hand_on(piece(30, 1, 2))
+    assert (made._position().next_offset, made._position().last_offset, made._position().leader_epoch) == (32, 31, 1)
+
+
+@pytest.mark.parametrize(("start", "right"), [(1, True), (0, False), ("earliest", False), (datetime(2026, 1, 1), False)])
+def test_to_go_on_after_a_record_needs_the_offset_behind_it(start: Any, right: bool) -> None:
+    if right:
+        a_consumer(start, after_epoch=1)
+    else:
+        with pytest.raises(ConfigError, match="start must be an offset above 0"):
+            a_consumer(start, after_epoch=1)
+    a_consumer(start)
+
+
+async def test_a_range_is_read_to_its_end_from_where_it_was_planned() -> None:
+    reader = a_reader(must_be_usable=lambda: None, tell_of_close=lambda callback: lambda: None)
+    Asked(reader, ([batch(0, 3)], {"hw": 9}), ([batch(3, 4)], {"hw": 9}))
+    progress = ReadProgress("s", 0, 1, 5, floor_high_watermark=4)
+    assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
+
+
+async def test_the_end_of_an_iteration_that_nobody_holds_is_held_itself() -> None:
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    task = asyncio.create_task(forever())
+    await turns()
+    iteration_module._end_later(task)
+    [ending] = iteration_module._ending
+    await ending
+    await turns()
+    assert (task.cancelled(), iteration_module._ending) == (True, set())
+
+
+# ---- what a reader believes ------------------------------------------------------------------------------------------------------
+def test_a_gap_is_remembered_with_who_sent_it() -> None:
+    progress = ReadProgress("s", 0, 5, uid="u1")
+    with pytest.raises(ProtocolError, match="a gap, offset 5 was asked for and 7 came"):
+        progress.accept(answer(batch(7, 1), hw=9, node="n3"))
+    assert progress.suspect == ("n3", 5)
+    assert progress.next_offset == 5
+
+
+def test_the_first_pieces_of_a_batch_tell_who_answers_and_the_last_one_brings_it() -> None:
+    whole = batch(0, 3)
+    progress = ReadProgress("s", 0, 0)
+
+    def part(begin: int, end: int, node: str, hw: int) -> bytes:
+        head = {"pieceTotal": len(whole), "piecePosition": begin, "pieceCrc": 7, "node": node}
+        return answer(whole[begin:end], hw=hw, **head)
+
+    assert progress.accept(part(0, 40, "n2", 9)) == []
+    assert (progress.uid, progress.node, progress.high_watermark, progress.next_offset) == ("u1", "n2", 9, 0)
+    asked = progress.request(1, 1)
+    assert (asked.position, asked.batchCrc, asked.offset) == (40, 7, 0)
+    assert progress.accept(part(50, 60, "n3", 4)) == [], "it does not go on there"
+    assert (progress.node, progress.high_watermark, progress.request(1, 1).position) == ("n3", 9, 40)
+    assert offsets(progress.accept(part(40, len(whole), "n3", 9))) == [0, 1, 2]
+    assert (progress.next_offset, progress.request(1, 1).position) == (3, 0)
+
+
+# ---- what a client remembers -----------------------------------------------------------------------------------------------------
+async def test_a_description_is_kept_until_it_is_asked_for_again() -> None:
+    client: Any = Client.__new__(Client)
+    client._streams, client._describing = {"s": "old"}, {}
+    asked: list[Any] = []
+
+    async def stream(name: str) -> str:
+        asked.append((name, dict(client._streams)))
+        return "new"
+
+    client._admin = SimpleNamespace(stream=stream)
+    assert await asyncio.gather(client._described("s"), client._described("s")) == ["new", "new"]
+    assert (asked, client._streams) == ([("s", {})], {"s": "new"})
+    await turns()
+    assert client._describing == {}
+
+    async def fails(name: str) -> str:
+        raise UnavailableError("nobody")
+
+    client._admin = SimpleNamespace(stream=fails)
+    with pytest.raises(UnavailableError):
+        await client._described("s")
+    await turns()
+    assert (client._describing, client._streams) == ({}, {})
+
+
+async def test_the_members_of_the_metadata_group_are_given_as_they_were_said() -> None:
+    status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, commitIndex=3, appliedIndex=4, lag=5, connected=False)
+    description = pb.ClusterDescription(image=pb.Image(index=7), metadataLeader="n1", controllers=[status])
+    admin: Any = Admin.__new__(Admin)
+
+    async def read(request: pb.ControlRequest) -> pb.ControlResponse:
+        return pb.ControlResponse(cluster=description)
+
+    admin._read = read
+    [found] = (await admin.describe()).controllers
+    assert (found.node_id, found.leader, found.term, found.commit_index, found.applied_index, found.lag, found.connected) == (
+        "n1", True, 2, 3, 4, 5, False,
+    )  # fmt: skip
+
+
+async def test_a_status_that_ends_without_a_word_is_whole() -> None:
+    client: Any = Client.__new__(Client)
+    pages: list[Any] = [{"partitions": [{"stream": "s", "partition": 0}], "more": True}, {"partitions": []}]
+
+    async def page(*_: Any) -> Any:
+        return pages.pop(0)
+
+    client._status_page = page
+    assert await client.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
+
+
+def test_who_is_named_as_the_leader_is_kept() -> None:
+    error = NotServedError("x", "n1", 7)
+    assert (error.leader, error.high_watermark) == ("n1", 7)
