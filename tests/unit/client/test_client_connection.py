@@ -362,6 +362,19 @@ async def test_without_an_inbox_nothing_is_sent() -> None:
     await transport.leave()
 
 
+async def test_who_leaves_ends_what_was_begun() -> None:
+    connection = Nats()
+    connection.subscribe = lambda subject, cb: never()  # type: ignore[method-assign, assignment, misc, return-value]
+    transport = over(connection)
+    asking = asyncio.create_task(transport.exchange("s", b"q", 60))
+    while transport._opening is None:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await transport.leave()
+    assert transport._opening.cancelled()
+    assert isinstance((await asyncio.gather(asking, return_exceptions=True))[0], asyncio.CancelledError)
+
+
 async def test_an_answer_is_expected_in_one_inbox_and_forgotten_afterwards() -> None:
     connection = Nats()
     transport = over(connection)

@@ -147,6 +147,7 @@ class Group:
         self.script = list(script)
         self.asked: list[pb.ControlRequest] = []
         self.subjects: list[str] = []
+        self.times_s: list[float] = []
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         asked = frames.decode(payload, pb.ControlRequest)
@@ -154,6 +155,7 @@ class Group:
         answer.operationId, asked.operationId = asked.operationId, b""
         self.asked.append(asked)
         self.subjects.append(subject)
+        self.times_s.append(timeout_s)
         return frames.sealed(answer)
 
     @property
@@ -285,6 +287,17 @@ async def test_one_stream_is_asked_of_those_who_answer_readers() -> None:
     assert group.subjects == [Subjects("ns").info()] * 2
 
 
+async def test_a_question_is_waited_for_no_longer_than_an_attempt_and_what_is_left() -> None:
+    group = Group(*(pb.ControlResponse(stream=stream_pb()) for _ in range(3)))
+    transport: Any = group
+    await Admin(transport, Subjects("ns"), deadline_s=600.0).stream("s")
+    await Admin(transport, Subjects("ns"), deadline_s=1.0).stream("s")
+    await Admin(transport, Subjects("ns"), deadline_s=0.0).stream("s")
+    long, short, least = group.times_s
+    assert (long, least) == (1.5, 0.05)
+    assert 0.05 <= short <= 1.0
+
+
 def test_an_error_that_nobody_knows_is_one() -> None:
     error = control_error(pb.ControlResponse(error=_Error.STALE))
     assert str(error) == "the metadata group answered STALE"
@@ -345,6 +358,14 @@ async def test_a_stream_that_was_made_is_known_and_its_leaders_are_waited_for() 
     assert led == []
 
 
+async def test_a_client_is_closed_when_it_is_left() -> None:
+    made = a_client()
+    async with made as same:
+        assert same is made
+        assert not made.transport.closed
+    assert made.transport.closed
+
+
 async def test_new_partitions_are_waited_for_and_the_old_ones_are_not() -> None:
     before, after = image(2), image(4)
     made, told, led = led_client(stream=[before, before], add_partitions=[after, after])
@@ -368,7 +389,6 @@ async def test_a_stream_that_waits_for_nodes_is_asked_for_until_it_is_placed(mon
     text = r"^stream s is made, and waits for more nodes \(insufficient-nodes\)$"
     with pytest.raises(UnavailableError, match=text):
         await made.until_ready(image(waiting=1), 0.02)
-    assert told.asked
     with pytest.raises(UnavailableError, match=text):
         await made.until_ready(image(waiting=1), 0.0)
     assert led == []

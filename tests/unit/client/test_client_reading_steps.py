@@ -258,7 +258,10 @@ async def test_a_silent_replica_is_asked_around_a_bounded_number_of_times(
     await turns(20)
     assert requests.subjects == wanted
     assert {(payload, timeout_s) for _, payload, timeout_s, _ in requests.asked} == {(frames.sealed(request), 3.0)}
-    assert not asking.done()
+    requests.reconnected.set_result(None)
+    await turns(20)
+    assert not asking.done(), "it was asked as often as it may be; now it is waited for"
+    assert requests.subjects == wanted
     requests.asked[-1][3].set_result(b"late")
     assert await asking == b"late"
     await turns()
