@@ -77,7 +77,7 @@ async def test_a_command_names_two_inboxes_and_its_message_id() -> None:
     wire = Wire((ack(), reply()))
     assert await wire.call() == CommandAnswer(b"done", 17, "n2")
     [(subject, sent, acked)] = wire.sent
-    assert (subject, acked, sent.replySubject) == ("shop.commands", "inbox.0", "inbox.1")
+    assert (subject, acked, sent.replySubject) == ("shop.commands", "inbox.1", "inbox.0")
     assert sent == client_pb2.Message(
         offset=-1,
         value=b"pay",
@@ -87,7 +87,7 @@ async def test_a_command_names_two_inboxes_and_its_message_id() -> None:
         streamUid="u1",
         partition=3,
         headers=[client_pb2.Header(name="h", value=b"1"), client_pb2.Header(name="Nats-Msg-Id", value=b"id-1")],
-        replySubject="inbox.1",
+        replySubject="inbox.0",
         ackPolicy=client_pb2.ALL,
     )
     assert wire.expected == [("shop.commands", 2.0)] * 2, "an attempt takes no longer"
@@ -132,12 +132,13 @@ async def test_a_command_that_is_refused_for_good_is_not_sent_again() -> None:
 async def test_an_ack_that_says_nothing_against_it_is_no_answer_and_the_service_is_waited_for(foreign: Any) -> None:
     wire = Wire((foreign, None))
     asking = asyncio.create_task(wire.call())
-    while "inbox.0" not in wire.waiting or not wire.waiting["inbox.0"].done():
+    while "inbox.1" not in wire.waiting or not wire.waiting["inbox.1"].done():
+        assert not asking.done()
         await asyncio.sleep(0)
     for _ in range(5):
         await asyncio.sleep(0)
     assert not asking.done()
-    wire.waiting["inbox.1"].set_result(reply())
+    wire.waiting["inbox.0"].set_result(reply())
     assert await asking == CommandAnswer(b"done", 17, "n2")
 
 
