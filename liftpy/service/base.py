@@ -48,7 +48,7 @@ class Surroundings(Protocol):
     position: int
     active_version: int
 
-    def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
+    def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str) -> None:
         """One more output."""
 
     def reply(self, record: Record, value: bytes) -> None:
@@ -132,9 +132,10 @@ class Service:
         """For what is outside the state (a cache, a log line): the state may not depend on it."""
 
     # ---- to be called, from on_record and (but for reply) on_timer -------------------------------------------------------------------
-    def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = ()) -> None:
-        """Give an output to the output stream: written once, in order, by whichever node's service is LEADER."""
-        self.surroundings.emit(value, key, headers)
+    def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = (), to: str = "") -> None:
+        """Give an output to the output stream: written once, in order, by whichever node's service is LEADER. ``to``: the name of a
+        route (``--route NAME=STREAM``): it is copied from there to that stream, by key where that has more partitions."""
+        self.surroundings.emit(value, key, headers, to)
 
     def reply(self, record: Record, value: bytes) -> None:
         """Answer whoever sent ``record``, from ``on_record`` of that record, once: ``client.call_service`` returns it.

@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 from liftpy.client import Client
 from liftpy.client.transport import Transport
-from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
+from liftpy.service.appending import Address, NotWrittenError, append, fitting
 from liftpy.service.base import DivergedError
 from liftpy.service.outbox import DisprovenError, Outbox, Output, OutputConflictError
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire import frames
-from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import Record, build_batch
+from liftpy.wire.batch import Record
 from liftpy.wire.subjects import data_subject
 
 logger = logging.getLogger("liftpy.service")
@@ -33,10 +32,8 @@ _LOST_AFTER_S = 3.0
 """An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
 
 
-class NotWrittenError(UnavailableError):
-    """An output was not acknowledged, or refused because it was not its turn: look at the stream and go on from there."""
-
-    code = "NOT_WRITTEN"
+def _nothing() -> None:
+    pass
 
 
 class _Batch(NamedTuple):
@@ -77,8 +74,8 @@ class Emitter:
         self._fatal = fatal
         self._disproven = disproven
         self._known = known
-        self._subject = ""
-        self._uid = ""
+        self._address = Address(self._stream, "", self._partition, "")
+        """Without a subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
         """Whether the end of the output stream has to be learned before anything is sent."""
@@ -89,6 +86,8 @@ class Emitter:
         """Why outputs don't leave; shown in status."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
+        self.on_advance: Callable[[], None] = _nothing
+        """Called then."""
 
     def wake(self) -> None:
         """There is something to send, or the role is another one."""
@@ -109,7 +108,7 @@ class Emitter:
             except DisprovenError as error:
                 self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
                 self._disproven()
-            except DivergedError as error:
+            except (DivergedError, ConfigError) as error:
                 self._fatal(error)
                 return
             except LiftError as error:
@@ -126,7 +125,7 @@ class Emitter:
                     await self._wake.wait()
 
     async def _turn(self) -> None:
-        if not self._subject:
+        if not self._address.subject:
             await self._open()
         if self._must_look or not self._leads():
             await self._learn()
@@ -148,14 +147,14 @@ class Emitter:
             raise ConfigError(
                 f"{self._stream} is compacted: output n would not stay at offset n; outputs need a stream that is not"
             )
-        self._subject, self._uid = subject, stream.uid
+        self._address = Address(self._stream, stream.uid, self._partition, subject)
 
     # ---- reading along -----------------------------------------------------------------------------------------------------
     async def _learn(self) -> None:
         """Take in what the output stream holds now, and check it."""
         outbox = self._outbox
         bounds = await self._client.bounds(self._stream, self._partition)
-        if bounds.uid != self._uid:
+        if bounds.uid != self._address.uid:
             raise OutputConflictError(f"the output stream {self._stream} was deleted and made again while it was written to")
         end = bounds.end_offset
         self._look_for_a_cut(end)
@@ -165,7 +164,7 @@ class Emitter:
         outbox.starts_at(bounds.log_start_offset, end)
         if outbox.emitted_end < end:
             await self._read(outbox.emitted_end, end, outbox.learned)
-            self.advanced.set()
+            self._advance()
         self._must_look = self._shorter_since_s is not None
         if not outbox.known:
             outbox.known = True
@@ -187,7 +186,7 @@ class Emitter:
 
     async def _read(self, start: int, end: int, take: Callable[[Record], None]) -> None:
         try:
-            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._uid)
+            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._address.uid)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     for record in piece.records():
@@ -211,7 +210,11 @@ class Emitter:
                     raise NotWrittenError(f"output {batch.first.number}: {answer}") from answer
                 outbox.wrote(batch.last)
                 self._wait_s = _AGAIN_S
-                self.advanced.set()
+                self._advance()
+
+    def _advance(self) -> None:
+        self.advanced.set()
+        self.on_advance()
 
     def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
         """In record batches that fit into a message, as long as they may be."""
@@ -224,40 +227,14 @@ class Emitter:
                 if count and size_bytes > max_payload // 2:
                     break
                 count += 1
-            frame = self._frame(outputs[start : start + count])
-            while len(frame) > max_payload and count > 1:  # what we add to each was not counted
-                count //= 2
-                frame = self._frame(outputs[start : start + count])
+            rows = [(o.value, o.key, self._outbox.headers_of(o)) for o in outputs[start : start + count]]
+            frame, count = fitting(
+                self._address, outputs[start].number, rows, max_payload
+            )  # what we add to each was not counted
             yield _Batch(outputs[start], outputs[start + count - 1], frame)
             start += count
 
-    def _frame(self, outputs: Sequence[Output]) -> bytes:
-        head = client_pb2.BatchPublish(
-            stream=self._stream,
-            streamUid=self._uid,
-            partition=self._partition,
-            expectedOffset=outputs[0].number,
-            ackPolicy=client_pb2.ALL,
-        )
-        batch = build_batch(
-            [output.value for output in outputs],
-            keys=[output.key for output in outputs],
-            headers=[self._outbox.headers_of(output) for output in outputs],
-        )
-        return frames.batch_publish(head, batch)
-
     async def _write(self, batch: _Batch) -> None:
         """Append outputs, the first of them at its own offset; raises NotWrittenError unless they are acknowledged there."""
-        which = f"output {batch.first.number}"
-        answer = await self._transport.request(self._subject, batch.frame, self._settings.emit_timeout_s)
-        ack = frames.decode(answer, client_pb2.Ack)
-        named = (ack.stream, ack.partition) == (self._stream, self._partition)
-        if not named or ack.streamUid not in ("", self._uid):  # somebody else answers there: it says nothing [A9]
-            raise NotWrittenError(f"{which} was answered by {ack.stream!r}/{ack.partition} (uid {ack.streamUid})")
-        if ack.ackError != client_pb2.Ack.OK:
-            reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else ack.ackError
-            raise NotWrittenError(f"{which} was refused: {reason} {ack.detail}".rstrip())
-        if (ack.offset, ack.recordCount) != (batch.first.number, batch.record_count):
-            raise OutputConflictError(
-                f"{which} and {batch.record_count - 1} more were written as {ack.recordCount} records from offset {ack.offset} on"
-            )
+        count = batch.record_count
+        await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)

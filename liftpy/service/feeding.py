@@ -152,6 +152,7 @@ class Feeder:
             outbox=self._outbox,
             parameters_digest=self._settings.parameters_digest,
         )
+        machine.routes = frozenset(route.name for route in self._settings.routes)
         machine.start(snapshot)
         for unit in self._decided:
             if unit.offset >= machine.position:

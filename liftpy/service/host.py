@@ -39,6 +39,7 @@ from liftpy.service.outbox import Outbox
 from liftpy.service.poison import Failing, SkipDecision
 from liftpy.service.replies import ReplyDesk
 from liftpy.service.replying import Replier
+from liftpy.service.router import Router
 from liftpy.service.rules import NO_PARAMETERS, check_outputs
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity, Snapshot
@@ -95,6 +96,7 @@ class ServiceHost:
         self._heard_s = 0.0
         """When the last JoinLog came, monotonic seconds."""
         self._emitter: Emitter | None = None
+        self._routers: list[Router] = []
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
@@ -179,6 +181,18 @@ class ServiceHost:
             outbox = Outbox(f"{identity.uid}/{identity.partition}", service=identity.service, **bounds)
             told = (self._leads, self._fatal, self._disproven, self._outputs_known)
             self._emitter = Emitter(self._client, self._transport, settings, outbox, *told)
+            self._routers = [
+                Router(
+                    self._client,
+                    self._transport,
+                    settings,
+                    route,
+                    source=outbox.source,
+                    leads=self._leads,
+                    fatal=self._fatal,
+                )
+                for route in settings.routes
+            ]
         reading = ReadOptions(
             node=settings.node,
             wait_s=settings.read_wait_s,
@@ -207,6 +221,9 @@ class ServiceHost:
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
+            self._emitter.on_advance = self._wake_routers
+            for router in self._routers:
+                self._spawn(router.run())
         self._spawn(Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end).run())
         writer = RecordWriter(self._client, settings.emit_timeout_s)
         self._serving.effects = EffectRunner(writer, settings, lambda: self.machine, self._leads, self._emitted_end)
@@ -328,6 +345,10 @@ class ServiceHost:
         feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
         self._acknowledge()
 
+    def _wake_routers(self) -> None:
+        for router in self._routers:
+            router.wake()
+
     def _outputs_known(self) -> None:
         if self.machine is not None and self._order is not None:
             self._obey()
@@ -433,7 +454,8 @@ class ServiceHost:
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         effects = self._serving.effects.problem if self._serving.effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""
-        stands = self._refusal or feeding or (self._emitter.problem if self._emitter is not None else "") or effects or snapshot
+        outputs = (self._emitter.problem if self._emitter is not None else "") or "".join(r.problem for r in self._routers)
+        stands = self._refusal or feeding or outputs or effects or snapshot
         ahead_s = self.machine.ahead_ns / NS_PER_S if self.machine is not None else 0.0
         if stands or ahead_s < _AHEAD_S:
             return stands

@@ -7,7 +7,7 @@ past it brings about. A snapshot is a function of the log alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
@@ -24,7 +24,7 @@ from liftpy.service.rules import check_class
 from liftpy.service.snapshot import Identity, Section, Snapshot
 from liftpy.service.versions import FIRST, check_code, decided_version, encoded, follows, from_section
 from liftpy.wire.batch import Record
-from liftpy.wire.headers import is_reserved
+from liftpy.wire.headers import OUTPUT_TO, Pairs, is_reserved
 
 MAX_FIRES_PER_RECORD = 100_000
 """Of timers that were set by timers that fired before the same record."""
@@ -80,6 +80,8 @@ class ServiceMachine:
         self.replies = ReplyDesk()
         """What it has replied; whoever drives it may put another one here, before the first record."""
         self._answers = AnswerTable()
+        self.routes: Collection[str] | None = None
+        """To which ``emit`` may send; None: any. Whoever drives it says so before the first record."""
         self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
         """Those without a result."""
         self.position = 0
@@ -403,15 +405,17 @@ class ServiceMachine:
         return answer
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
-    def emit(self, value: bytes, key: bytes | None, headers: Headers) -> None:
+    def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
         """One more output of the record that is being applied."""
         source = self._changing("emit")
+        if to and self.routes is not None and to not in self.routes:
+            raise ServiceFailedError(f"there is no route {to!r}: start the service with --route {to}=STREAM, on all nodes")
         if self._service.emits is False:
             raise ServiceFailedError("the class says emits = False")
         if self.outbox is None:
             raise ServiceFailedError("emit needs an output stream: name one where the service is run")
         count = len(source.emitted)
-        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, tuple(headers))
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_told(to)))
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
                 f"an output is bytes, at most {MAX_OUTPUT_BYTES}, and at most {MAX_OUTPUTS_PER_CALLBACK} come from one record or timer"
@@ -501,6 +505,10 @@ def _made_later(make: object) -> Callable[[], bytes]:
 
 def _yes() -> bool:
     return True
+
+
+def _told(to: str) -> Pairs:
+    return ((OUTPUT_TO, to.encode()),) if to else ()
 
 
 class _blamed:

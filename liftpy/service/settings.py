@@ -7,6 +7,7 @@ from pathlib import Path
 
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
+from liftpy.service.routing import MAX_ROUTES, Route
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 
 
@@ -28,6 +29,7 @@ class ServiceSettings:
     ``emit_poll_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied before
     heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_s``: how long a service whose
     log begins above its snapshots looks for one beside another node; ``snapshot_piece_bytes``: of one message while it is fetched.
+    ``routes``: further streams, to which outputs are copied.
     """
 
     service: str
@@ -58,6 +60,7 @@ class ServiceSettings:
     reply_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     snapshot_fetch_s: float = 30.0
     snapshot_piece_bytes: int = 256 * 1024
+    routes: tuple[Route, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.service, "service")
@@ -69,6 +72,19 @@ class ServiceSettings:
             check_name(self.dead_letter_stream, "dead-letter stream")
         if self.dead_letter_stream and self.dead_letter_stream in (self.stream, self.output_stream):
             raise ConfigError("dead_letter_stream is the stream that the service reads or writes: name another one")
+        taken = {self.stream, self.output_stream, self.dead_letter_stream}
+        for route in self.routes:
+            check_name(route.name, "route")
+            check_name(route.stream, "route's stream")
+            if route.stream in taken:
+                raise ConfigError(
+                    f"route {route.name}: {route.stream} is read or written by the service already: name another stream"
+                )
+            taken.add(route.stream)
+        if len({route.name for route in self.routes}) < len(self.routes) or len(self.routes) > MAX_ROUTES:
+            raise ConfigError(f"routes have different names, and there are at most {MAX_ROUTES}")
+        if self.routes and not self.output_stream:
+            raise ConfigError("a route copies from the output stream: name one (--output)")
         if self.output_stream == self.stream:
             raise ConfigError("output_stream is the stream that the service reads: it would read its own outputs")
         check_inbox_prefixes(self.reply_prefixes)

@@ -23,6 +23,7 @@ OUTPUT_ID = "Lift-Output"
 OUTPUT_NUMBER = "Lift-Output-Number"
 OUTPUT_DIGEST = "Lift-Output-Digest"
 OUTPUT_SERVICE = "Lift-Output-Service"
+OUTPUT_TO = "Lift-Output-To"
 SERVICE_SKIP = "Lift-Service-Skip"
 SERVICE_EFFECT = "Lift-Service-Effect"
 SERVICE_TICK = "Lift-Service-Tick"
@@ -37,6 +38,7 @@ _OF_SERVICES = frozenset(
         OUTPUT_NUMBER,
         OUTPUT_DIGEST,
         OUTPUT_SERVICE,
+        OUTPUT_TO,
         SERVICE_SKIP,
         SERVICE_EFFECT,
         SERVICE_TICK,

@@ -27,6 +27,7 @@ from liftpy.client.transport import Transport, open_connection
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.service.base import Service
 from liftpy.service.host import ServiceHost
+from liftpy.service.routing import Route
 from liftpy.service.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
@@ -81,6 +82,14 @@ service.add_command(call)
 @click.option("--data", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for its snapshots.")
 @click.option("--output", default="", metavar="STREAM", help="Where its outputs go: a stream for them alone.")
 @click.option(
+    "--route",
+    "routes",
+    multiple=True,
+    metavar="NAME=STREAM",
+    help="Where outputs are copied that are emitted to NAME: a stream for them alone, by key where it has more partitions; may be "
+    "given several times, the same on all nodes.",
+)
+@click.option(
     "--dead-letter", "dead_letter_stream", default="", metavar="STREAM", help="Where records go that are passed over."
 )
 @click.option("--snapshot-every", default=10_000, show_default=True, help="Offsets between snapshots: the same on all nodes.")
@@ -128,6 +137,7 @@ def run(
     given: tuple[str, ...],
     settings_file: Path | None,
     partitions: str,
+    routes: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Run MODULE:CLASS, a liftpy.service.Service, until SIGTERM. The module is looked for here and on PYTHONPATH."""
@@ -148,6 +158,7 @@ def run(
     settings = ServiceSettings(
         service=name or found.__name__.lower(),
         output_stream=output,
+        routes=tuple(map(_route, routes)),
         parameters_digest=parameters_digest(found, parameters),
         **flags,
     )
@@ -158,6 +169,13 @@ def run(
         again = "a new start may help" if restart_helps(error) else "a new start does not help"
         click.echo(f"Error: {error.code}: {error} ({again})", err=True)
         context.exit(exit_code(error))
+
+
+def _route(text: str) -> Route:
+    name, separator, stream = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--route {text}: it is NAME=STREAM")
+    return Route(name, stream)
 
 
 def load_service(service_class: str) -> type[Service]:

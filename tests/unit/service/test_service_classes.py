@@ -271,7 +271,7 @@ def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says
 
     made: list[Any] = []
 
-    async def run(factory: Callable[[], Still], settings: Any, target: Any) -> None:
+    async def run(factory: Callable[[], Still], settings: Any, wanted: Any, target: Any) -> None:
         made.append((factory(), settings))
         raise DivergedError("alone")
 

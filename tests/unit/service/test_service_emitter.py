@@ -14,7 +14,7 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.client.transport import NoAnswerError
 from liftpy.config import Codec
-from liftpy.errors import LiftError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.ingest.published_batch import body_to_store
 from liftpy.service import DivergedError, Outbox
 from liftpy.service.emitter import Emitter
@@ -339,5 +339,7 @@ async def test_a_compacted_output_stream_is_refused(start: Any) -> None:
     partition.config.compaction = True
     sender = start(Sender(partition))
     sender.produce(3)
-    await until(lambda: "compacted" in sender.emitter.problem)
+    await until(lambda: sender.failed)
+    assert isinstance(sender.failed[0], ConfigError), "it ends, with a code that says that a new start does not help"
+    assert "compacted" in str(sender.failed[0])
     assert partition.writes == 0

@@ -1,0 +1,256 @@
+"""Routes: outputs reach further streams once and in order, by key, whoever copies them, however often, and however late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.positions import Bounds
+from liftpy.client.transport import NoAnswerError
+from liftpy.config import Codec
+from liftpy.errors import ConfigError, LiftError
+from liftpy.ingest.published_batch import body_to_store
+from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.outbox import OutputConflictError
+from liftpy.service.router import Router
+from liftpy.service.routing import Place, Route, headers_of, murmur2, number_of, partitions_of, place_of, sort_in
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record, parse_batch, seal
+
+ALERTS = Route("alerts", "warnings")
+SOURCE = "u1/0"
+
+
+def output(number: int, to: str = "alerts", key: bytes | None = None) -> Record:
+    headers = [("Lift-Output", f"{SOURCE}/{number}/0".encode()), ("Lift-Output-Number", b"%d" % number), ("x", b"y"),
+               ("Lift-Output-Digest", b"00" * 16), ("Lift-Output-Service", b"bank")]  # fmt: skip
+    if to:
+        headers.append(("Lift-Output-To", to.encode()))
+    return Record(number, 0, key, b"v%d" % number, tuple(headers), "out", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536),
+     (b"a-little-bit-longer-string", -1486304829), (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+     (b"abc", 479470107)],
+)  # fmt: skip
+def test_keys_are_hashed_as_kafka_does(key: bytes, hashed: int) -> None:
+    assert murmur2(key) == hashed % (1 << 32)
+    assert place_of(key, range(7)) == (hashed & 0x7FFF_FFFF) % 7
+
+
+def test_an_instance_writes_to_partitions_of_its_own() -> None:
+    assert [partitions_of(p, 2, 4, ALERTS) for p in (0, 1)] == [(0, 2), (1, 3)]
+    assert partitions_of(0, 1, 3, ALERTS) == (0, 1, 2)
+    with pytest.raises(ConfigError, match="3 partitions can't be shared by 2 instances"):
+        partitions_of(0, 2, 3, ALERTS)
+    assert place_of(None, (1, 3)) == 1
+
+
+def test_what_is_there_and_what_goes_elsewhere_is_left_out() -> None:
+    places = {0: Place(5, 2)}
+    sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
+    assert [record.offset for record in places[0].waiting] == [5]
+
+
+def test_a_copy_says_which_output_it_is_of() -> None:
+    copy = output(7)._replace(offset=0, headers=headers_of(output(7)))
+    assert [name for name, _ in copy.headers] == ["Lift-Output", "Lift-Output-Number", "x", "Lift-Output-Service"]
+    assert number_of(copy, SOURCE, "bank", ALERTS) == 7
+    for source, service in ((SOURCE, "till"), ("u2/0", "bank"), ("u1/1", "bank"), ("u1/", "till")):
+        with pytest.raises(OutputConflictError):
+            number_of(copy, source, service, ALERTS)
+    with pytest.raises(OutputConflictError):
+        number_of(copy._replace(headers=()), SOURCE, "bank", ALERTS)
+
+
+class World:
+    """An input of one partition, an output stream, and a route's stream of two, all in memory; as faulty as ``rng`` says."""
+
+    max_payload_bytes = 1 << 20
+
+    def __init__(self, rng: random.Random | None = None, subject: str = "warn") -> None:
+        self.rng = rng
+        self.logs: dict[tuple[str, int], list[Record]] = {("out", 0): [], ("warnings", 0): [], ("warnings", 1): []}
+        self.starts: dict[str, int] = {}
+        self.subject = subject
+
+    async def stream(self, name: str) -> Any:
+        count = {"in": 1, "warnings": 2}[name]
+        config = SimpleNamespace(compaction=False)
+        return SimpleNamespace(
+            name=name, uid=f"{name}-uid", subject=self.subject, partitions=[None] * count, answers=True, config=config
+        )
+
+    async def bounds(self, stream: str, partition: int) -> Bounds:
+        await asyncio.sleep(0)
+        return Bounds(f"{stream}-uid", "n1", "n1", 1, self.starts.get(stream, 0), len(self.logs[stream, partition]) - 1)
+
+    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+        assert uid == f"{stream}-uid"
+        records = self.logs[stream, partition][start:end]
+        yield SimpleNamespace(records=lambda: iter(records))
+
+    def append(self, subject: str, frame: bytes) -> bytes:
+        head, published = frames.decode_batch_publish(frame)
+        assert subject == ("warn" if head.partition == 0 else f"warn.{head.partition}")
+        log = self.logs[head.stream, head.partition]
+        named = {"stream": head.stream, "partition": head.partition, "streamUid": head.streamUid}
+        if head.expectedOffset != len(log):
+            return frames.encode(client_pb2.Ack(**named, ackError=client_pb2.Ack.INCORRECT_OFFSET))
+        batch = parse_batch(seal(body_to_store(published, subject, Codec.NONE), base_offset=len(log), leader_epoch=1))
+        log += batch.records()
+        return frames.encode(client_pb2.Ack(**named, offset=head.expectedOffset, recordCount=batch.record_count))
+
+    async def request(self, subject: str, frame: bytes, timeout_s: float) -> bytes:
+        for _ in range(self.rng.randrange(4) if self.rng else 0):
+            await asyncio.sleep(0)
+        fault = self.rng.random() if self.rng else 1.0
+        if fault < 0.1:
+            raise NoAnswerError("lost")
+        answer = self.append(subject, frame)
+        if fault < 0.2:  # a repeated, late copy
+            asyncio.get_running_loop().call_later(0.002, self.append, subject, frame)
+        if fault < 0.3:
+            raise NoAnswerError("the ack was lost")
+        return answer
+
+
+class Copier:
+    def __init__(self, world: Any) -> None:
+        self.leads = True
+        self.failed: list[LiftError] = []
+        settings = ServiceSettings(
+            "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_s=0.01
+        )
+        leads = lambda: self.leads  # noqa: E731
+        self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=leads, fatal=self.failed.append)
+
+
+def numbers(world: World, partition: int) -> list[int]:
+    return [int(record.header("Lift-Output-Number") or b"") for record in world.logs["warnings", partition]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_leaders_that_come_go_and_overlap_copy_every_output_once(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng)
+    copiers = [Copier(world) for _ in range(3)]
+    tasks = [asyncio.create_task(copier.router.run()) for copier in copiers]
+    keys = [rng.choice((None, b"k1", b"k2", b"k3", b"k4")) for _ in range(120)]
+    outputs = [output(number, rng.choice(("alerts", "alerts", "", "other")), key) for number, key in enumerate(keys)]
+    routed = [o for o in outputs if o.header("Lift-Output-To") == b"alerts"]
+    wanted = {p: [o.offset for o in routed if place_of(o.key, (0, 1)) == p] for p in (0, 1)}
+    try:
+        async with asyncio.timeout(30):
+            while any(numbers(world, p) != wanted[p] for p in (0, 1)):
+                world.logs["out", 0] = outputs[: len(world.logs["out", 0]) + rng.randrange(6)]
+                for copier in copiers:
+                    copier.leads = rng.random() < 0.6
+                    copier.router.wake()
+                await asyncio.sleep(0.003)
+                for p in (0, 1):
+                    assert numbers(world, p) == wanted[p][: len(numbers(world, p))], "one is missing, twice, or out of order"
+    finally:
+        for task in tasks:
+            task.cancel()
+    assert min(map(len, wanted.values())) > 10
+    assert [copier.failed for copier in copiers] == [[], [], []]
+    assert {name for record in world.logs["warnings", 0] for name, _ in record.headers} == {
+        "Lift-Output", "Lift-Output-Number", "Lift-Output-Service", "x"
+    }  # fmt: skip
+
+
+async def test_who_does_not_lead_copies_nothing() -> None:
+    world = World()
+    world.logs["out", 0] = [output(0)]
+    copier = Copier(world)
+    copier.leads = False
+    task = asyncio.create_task(copier.router.run())
+    await asyncio.sleep(0.05)
+    assert world.logs["warnings", 0] == []
+    copier.leads = True
+    copier.router.wake()
+    async with asyncio.timeout(10):
+        while numbers(world, 0) != [0]:
+            await asyncio.sleep(0.002)
+    task.cancel()
+
+
+@pytest.mark.parametrize(("subject", "foreign", "error"), [("warn.*", False, ConfigError), ("warn", True, OutputConflictError)])
+async def test_a_route_that_can_not_be_written_to_ends_the_service(subject: str, foreign: bool, error: type[LiftError]) -> None:
+    world = World(subject=subject)
+    world.logs["out", 0] = [output(0)]
+    if foreign:
+        world.logs["warnings", 1] = [Record(0, 0, None, b"mine", (), "warn.1", None, 1)]
+    copier = Copier(world)
+    async with asyncio.timeout(10):
+        await copier.router.run()
+    assert [type(failed) for failed in copier.failed] == [error]
+    assert world.logs["warnings", 0] == []
+
+
+async def test_what_retention_took_before_it_was_copied_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.logs["out", 0] = [output(number) for number in range(6)]
+    world.starts["out"] = 4
+    task = asyncio.create_task(Copier(world).router.run())
+    async with asyncio.timeout(10):
+        while numbers(world, 0) != [4, 5]:
+            await asyncio.sleep(0.002)
+    task.cancel()
+    assert "no outputs below 4 any more" in caplog.text
+
+
+class Alarm(Service):
+    def on_record(self, record: Record) -> None:
+        self.emit(b"a", to="alerts")
+        self.emit(b"b")
+
+    def take_snapshot(self) -> bytes:
+        return b""
+
+
+def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> None:
+    outbox = Outbox(SOURCE)
+    machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=outbox)
+    machine.routes = {"alerts"}
+    machine.start(None)
+    machine.change_role(Role.LEADER, 1)
+    machine.apply([Record(0, 1, None, b"x", (), "", None, 1)])
+    assert [dict(outbox.headers_of(o)).get("Lift-Output-To") for o in outbox.take(0, 9)] == [b"alerts", None]
+    follower = Outbox(SOURCE)
+    again = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_every=100, outbox=follower)
+    again.start(None)
+    again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
+    for number, made in enumerate(outbox.take(0, 9)):
+        follower.learned(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
+    assert follower.compared_end == 2
+    machine.routes = set()
+    with pytest.raises(ServiceFailedError, match="--route alerts=STREAM, on all nodes"):
+        machine.apply([Record(1, 1, None, b"x", (), "", None, 1)])
+
+
+@pytest.mark.parametrize(
+    ("routes", "text"),
+    [((Route("a", "in"),), "read or written"), ((Route("a", "out"),), "read or written"), ((Route("a", "dead"),), "read or written"),
+     ((Route("a", "x"), Route("b", "x")), "read or written"), ((Route("a", "x"), Route("a", "y")), "different names"),
+     ((Route("../a", "x"),), "route"), (tuple(Route(f"r{n}", f"s{n}") for n in range(17)), "at most 16")],
+)  # fmt: skip
+def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
+    with pytest.raises(LiftError, match=text):
+        ServiceSettings("s", "in", "n1", Path("/x"), output_stream="out", dead_letter_stream="dead", routes=routes)
+
+
+def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
+    with pytest.raises(ConfigError, match="--output"):
+        ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
