@@ -23,7 +23,7 @@ class NotWrittenError(UnavailableError):
     code = "NOT_WRITTEN"
 
 
-class Address(NamedTuple):
+class Destination(NamedTuple):
     """Of the partition that is written to. ``subject``: its data subject."""
 
     stream: str
@@ -32,7 +32,7 @@ class Address(NamedTuple):
     subject: str
 
 
-def frame_of(to: Address, expected_offset: int, rows: Sequence[Row]) -> bytes:
+def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> bytes:
     """The message that appends ``rows`` at ``expected_offset``, or nothing."""
     head = client_pb2.BatchPublish(
         stream=to.stream,
@@ -45,7 +45,7 @@ def frame_of(to: Address, expected_offset: int, rows: Sequence[Row]) -> bytes:
     return frames.batch_publish(head, build_batch(values, keys=keys, headers=headers))
 
 
-def fitting(to: Address, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
+def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
     """The message of as many of ``rows``, from the first on, as fit into ``max_payload`` by halves; and how many. At least one."""
     count = len(rows)
     frame = frame_of(to, expected_offset, rows)
@@ -55,7 +55,9 @@ def fitting(to: Address, expected_offset: int, rows: Sequence[Row], max_payload:
     return frame, count
 
 
-async def append(transport: Transport, to: Address, frame: bytes, expected_offset: int, count: int, timeout_s: float) -> None:
+async def append(
+    transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
+) -> None:
     """Send ``frame``; raise NotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
     which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from liftpy.client import Client
 from liftpy.client.transport import Transport
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
-from liftpy.service.appending import Address, NotWrittenError, append, fitting
+from liftpy.service.appending import Destination, NotWrittenError, append, fitting
 from liftpy.service.base import DivergedError
 from liftpy.service.outbox import DisprovenError, Outbox, Output, OutputConflictError
 from liftpy.service.settings import ServiceSettings
@@ -74,7 +74,7 @@ class Emitter:
         self._fatal = fatal
         self._disproven = disproven
         self._known = known
-        self._address = Address(self._stream, "", self._partition, "")
+        self._address = Destination(self._stream, "", self._partition, "")
         """Without a subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
@@ -147,7 +147,7 @@ class Emitter:
             raise ConfigError(
                 f"{self._stream} is compacted: output n would not stay at offset n; outputs need a stream that is not"
             )
-        self._address = Address(self._stream, stream.uid, self._partition, subject)
+        self._address = Destination(self._stream, stream.uid, self._partition, subject)
 
     # ---- reading along -----------------------------------------------------------------------------------------------------
     async def _learn(self) -> None:

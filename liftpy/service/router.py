@@ -11,7 +11,7 @@ from liftpy.client import Client
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import ConfigError, LiftError
-from liftpy.service.appending import Address, NotWrittenError, append, fitting
+from liftpy.service.appending import Destination, NotWrittenError, append, fitting
 from liftpy.service.outbox import OutputConflictError
 from liftpy.service.routing import Place, Route, headers_of, number_of, partitions_of, sort_in
 from liftpy.service.settings import ServiceSettings
@@ -124,7 +124,7 @@ class Router:
     async def _write(self, partition: int, place: Place) -> None:
         target = self._target
         assert target is not None
-        to = Address(target.name, target.uid, partition, data_subject(target.subject, partition))
+        to = Destination(target.name, target.uid, partition, data_subject(target.subject, partition))
         waiting, place.waiting = place.waiting, []
         while waiting:
             if not self._leads():

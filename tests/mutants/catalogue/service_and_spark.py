@@ -6,12 +6,28 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/service/appending.py",
+        ("any answer is an ack", "if not named or ack.streamUid not in (\"\", to.uid):", "if not named:", "an ack of a stream made again counts as written"),
+        ("an offset that differs is written", "    if (ack.offset, ack.recordCount) != (expected_offset, count):\n", "    if ack.offset < 0:\n", "somebody else's record in the output stream goes unnoticed"),
+        ("output 0 expects nothing", "expectedOffset=expected_offset,", "expectedOffset=expected_offset or None,", "the first output of two leaders is there twice"),
+        ("a message of any size", "    while len(frame) > max_payload and count > 1:", "    while count < 0:", "NATS refuses outputs with many headers for ever"),
+    ),
+    *rows(
+        "liftpy/service/routing.py",
+        ("a copy is made again", "        if record.offset > place.last_number:\n", "        if record.offset >= place.last_number:\n", "an output is copied twice after a change of leader"),
+        ("everything goes everywhere", "        if record.header(OUTPUT_TO) != wanted:\n            continue\n", "", "outputs for one stream are in another"),
+        ("instances share partitions", "return tuple(range(partition, partitions, instances))", "return tuple(range(partitions))", "two instances write to one partition"),
+        ("anybody's record is a copy", "if not said.startswith(f\"{source}/\".encode()) or", "if", "outputs are left out after a record of somebody else"),
+    ),
+    *rows(
+        "liftpy/service/router.py",
+        ("what is there is not looked at", "places[partition].last_number = number", "places[partition].last_number = -1", "outputs are copied twice"),
+        ("followers copy", "                if self._leads():\n", "                if True:\n", "the copies of all nodes stand in each other's way"),
+        ("where it was is kept", "            except LiftError as error:\n                self._places = {}\n", "            except LiftError as error:\n", "after a lost ack nothing is copied any more"),
+    ),
+    *rows(
         "liftpy/service/emitter.py",
-        ("any answer is an ack", "if not named or ack.streamUid not in (\"\", self._uid):", "if not named:", "an ack of a stream made again counts as written"),
-        ("an offset that differs is written", "        if (ack.offset, ack.recordCount) != (batch.first.number, batch.record_count):\n", "        if ack.offset < 0:\n", "somebody else's record in the output stream goes unnoticed"),
-        ("output 0 expects nothing", "expectedOffset=outputs[0].number,", "expectedOffset=outputs[0].number or None,", "the first output of two leaders is there twice"),
-        ("a message of any size", "            while len(frame) > max_payload and count > 1:", "            while count < 0:", "NATS refuses outputs with many headers for ever"),
-        ("an output stream made again is written to", "        if bounds.uid != self._uid:\n", "        if not bounds.uid:\n", "outputs are lost with the stream that was deleted"),
+        ("an output stream made again is written to", "        if bounds.uid != self._address.uid:\n", "        if not bounds.uid:\n", "outputs are lost with the stream that was deleted"),
         ("what was written is not looked at", "        if self._must_look or not self._leads():\n", "        if not self._leads():\n", "a new leader writes what the one before it had written"),
     ),
     *rows(

@@ -14,7 +14,7 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
 from liftpy.service import OutputConflictError, Role
-from liftpy.service.appending import Address
+from liftpy.service.appending import Destination
 from liftpy.service.emitter import Emitter, NotWrittenError
 from liftpy.service.feeding import Feeder
 from liftpy.service.host import ServiceHost
@@ -132,7 +132,7 @@ def emitter(answer: client_pb2.Ack | None = None, uid: str = "o1", end: int = 0)
     client: Any = SimpleNamespace(bounds=bounds, request=request, max_payload_bytes=1 << 20)
     nothing: Any = lambda *_: None  # noqa: E731
     made: Any = Emitter(client, client, settings, Outbox("u/0"), lambda: True, nothing, nothing, nothing)
-    made._address = Address("out", "o1", 0, "out.here")
+    made._address = Destination("out", "o1", 0, "out.here")
     return made, asked
 
 
