@@ -91,12 +91,12 @@ class Router:
             self._next = bounds.log_start_offset
         while self._next < bounds.end_offset and self._leads():
             end = min(bounds.end_offset, self._next + _CHUNK_RECORDS)
-            async for piece in self._client.read_range(
-                settings.output_stream, settings.partition, self._next, end, uid=bounds.uid
-            ):
-                sort_in(piece.records(), self.route, self._places)
-            for partition, place in self._places.items():
-                await self._write(partition, place)
+            pieces = self._client.read_range(settings.output_stream, settings.partition, self._next, end, uid=bounds.uid)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    sort_in(piece.records(), self.route, self._places)
+                    for partition, place in self._places.items():  # what waits is of one batch at most
+                        await self._write(partition, place)
             self._next = end
 
     async def _learn(self) -> None:

@@ -132,8 +132,12 @@ class Copier:
         settings = ServiceSettings(
             "bank", "in", "n1", Path("/nowhere"), output_stream="out", routes=(ALERTS,), emit_poll_s=0.01
         )
-        leads = lambda: self.leads  # noqa: E731
-        self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=leads, fatal=self.failed.append)
+        self.asked = 0
+        self.router = Router(world, world, settings, ALERTS, source=SOURCE, leads=self._leads, fatal=self.failed.append)
+
+    def _leads(self) -> bool:
+        self.asked += 1
+        return self.leads
 
 
 def numbers(world: World, partition: int) -> list[int]:
@@ -176,7 +180,9 @@ async def test_who_does_not_lead_copies_nothing() -> None:
     copier = Copier(world)
     copier.leads = False
     task = asyncio.create_task(copier.router.run())
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while copier.asked < 3:
+            await asyncio.sleep(0.002)
     assert world.logs["warnings", 0] == []
     copier.leads = True
     copier.router.wake()
@@ -184,6 +190,26 @@ async def test_who_does_not_lead_copies_nothing() -> None:
         while numbers(world, 0) != [0]:
             await asyncio.sleep(0.002)
     task.cancel()
+
+
+async def test_what_waits_is_of_one_batch_however_many_outputs_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,096 outputs may be a gigabyte."""
+    world = World()
+    world.logs["out", 0] = [output(number) for number in range(30)]
+    written: list[int] = []
+
+    async def read_range(stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+        for first in range(start, end, 10):
+            written.append(len(world.logs["warnings", 0]))
+            yield SimpleNamespace(records=lambda first=first: iter(world.logs[stream, partition][first : first + 10]))
+
+    monkeypatch.setattr(world, "read_range", read_range)
+    task = asyncio.create_task(Copier(world).router.run())
+    async with asyncio.timeout(10):
+        while len(world.logs["warnings", 0]) < 30:
+            await asyncio.sleep(0.002)
+    task.cancel()
+    assert written == [0, 10, 20]
 
 
 @pytest.mark.parametrize(("subject", "foreign", "error"), [("warn.*", False, ConfigError), ("warn", True, OutputConflictError)])
