@@ -57,6 +57,35 @@ class PartitionState:
     complete: tuple[str, ...] = ()
     """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
     members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
+    target: tuple[str, ...] = ()
+    """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
+    joining: str = ""
+    """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds a log of it: the replicas, and the learner."""
+        return (*self.replicas, self.joining) if self.joining else self.replicas
+
+    @property
+    def wants_next(self) -> str:
+        """The node that is to be the next learner; '': none, or not yet."""
+        if self.joining or len(self.replicas) > len(self.target):
+            return ""
+        return next((node for node in self.target if node not in self.replicas), "")
+
+    @property
+    def leaving(self) -> str:
+        """The replica that is to go next: one that is not wanted, while there are more than are wanted. '': none. Who is outside the
+        ISR goes first, the leader last."""
+        unwanted = [node for node in self.replicas if node not in self.target]
+        if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
+            return ""
+        return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
+
+    def min_isr(self, config: StreamConfig) -> int:
+        """The effective one, of as many replicas as there are before and after a change of them: at least 1."""
+        return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
         """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
@@ -79,5 +108,5 @@ class HeldPartition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isr", frozenset(self.state.isr))
-        object.__setattr__(self, "min_isr", self.config.effective_min_isr(len(self.state.replicas)))
+        object.__setattr__(self, "min_isr", self.state.min_isr(self.config))
         object.__setattr__(self, "may_lead", frozenset(self.state.may_lead(self.config.commit_policy)))

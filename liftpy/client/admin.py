@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
@@ -182,14 +183,19 @@ class Admin:
         except ValueError as error:
             raise ProtocolError(f"the plan can't be read: {error}") from None
 
-    async def set_node(self, node_id: str, *, weight: float | None = None, rack: str | None = None) -> NodeImage:
-        """Say a node's weight or rack, whatever its settings say, for what is placed from now on. Raises NotFoundError, ConfigError."""
+    async def set_node(
+        self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
+    ) -> NodeImage:
+        """Say a node's weight or rack, whatever its settings say, for what is placed from now on; or that it is ``leaving``: it is
+        given nothing, and what it holds moves away. Raises NotFoundError, ConfigError."""
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id)
         if weight is not None:
             request.weight = weight
         if rack is not None:
             request.rack = rack
+        if leaving is not None:
+            request.leaving = leaving
         return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
@@ -229,6 +235,17 @@ class Admin:
             cluster_pb2.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition, node=node_id, unclean=unclean)
         )
         return codec.partition_from_pb((await self._command(request)).partition)
+
+    async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
+        """Say where the replicas of a partition are to be, preferred leader first; without ``replicas``: that they stay where they are,
+        a swap that is beyond its copy being finished. They get there one swap at a time. Returns the partition as it was decided.
+        Raises NotFoundError, ConfigError (an impossible wish), UnavailableError."""
+        for node_id in replicas:
+            check_name(node_id, "node")
+        wish = cluster_pb2.Reassign(
+            stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
+        )
+        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(reassign=wish))).partition)
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""

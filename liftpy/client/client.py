@@ -186,9 +186,15 @@ class Client:
         """Where ``add_partitions`` would place them; nothing is done."""
         return await self._admin.plan_partitions(name, partitions, uid=uid, placement=placement)
 
-    async def set_node(self, node_id: str, *, weight: float | None = None, rack: str | None = None) -> NodeImage:
-        """Say a node's weight or rack; see ``Admin.set_node``."""
-        return await self._admin.set_node(node_id, weight=weight, rack=rack)
+    async def set_node(
+        self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
+    ) -> NodeImage:
+        """Say a node's weight or rack, or that it is leaving; see ``Admin.set_node``."""
+        return await self._admin.set_node(node_id, weight=weight, rack=rack, leaving=leaving)
+
+    async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
+        """Say where a partition's replicas are to be; see ``Admin.reassign``."""
+        return await self._admin.reassign(stream, partition, replicas)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Take that back; see ``Admin.reset_node``."""

@@ -67,6 +67,7 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         partitionBudget=node.partition_budget,
         weightByHand=node.weight_by_hand,
         rackByHand=node.rack_by_hand,
+        leaving=node.leaving,
     )
 
 
@@ -89,6 +90,7 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         partition_budget=message.partitionBudget,
         weight_by_hand=message.weightByHand,
         rack_by_hand=message.rackByHand,
+        leaving=message.leaving,
     )
 
 
@@ -110,6 +112,8 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         lastLeader=partition.last_leader,
         leaderships=partition.leaderships,
         complete=partition.complete,
+        target=partition.target,
+        joining=partition.joining,
     )
 
 
@@ -132,6 +136,8 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         last_leader=names.string(message.lastLeader),
         leaderships=message.leaderships,
         complete=names.strings(message.complete),
+        target=names.strings(message.target),
+        joining=names.string(message.joining),
     )
 
 

@@ -36,7 +36,7 @@ class Departures:
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
         """Whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
         found = image.find(key.stream, key.uid, key.partition)
-        return found is not None and self._node_id not in found[1].replicas
+        return found is not None and self._node_id not in found[1].holders
 
     def denied(self, key: PartitionKey) -> None:
         """The controllers say that the stream is there: the image was wrong."""
@@ -56,4 +56,4 @@ def may_go(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> boo
     partitions = [p for p in response.stream.partitions if p.partition == key.partition]
     if response.error != pb.ControlResponse.OK or response.stream.uid != key.uid or not partitions:
         return None
-    return node_id not in partitions[0].replicas
+    return node_id not in (*partitions[0].replicas, partitions[0].joining)

@@ -55,7 +55,7 @@ class ImageDiff:
     def for_node(self, node_id: str) -> Iterator[PartitionChange]:
         """The changes of partitions that the node holds or held."""
         for change in self.partitions:
-            if any(p is not None and node_id in p.replicas for p in (change.old, change.new)):
+            if any(p is not None and node_id in p.holders for p in (change.old, change.new)):
                 yield change
 
 

@@ -38,8 +38,9 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     asked_by = kind_of(request).asked_by
     if asked_by is AskedBy.READERS:
         return ""
-    if door is Door.NODE and request.HasField("batch"):
-        reasons = (_of_node(who, item.request) for item in request.batch.requests)
+    if (door is Door.NODE and request.HasField("batch")) or (door is Door.ADMIN and request.batch.requests):
+        each = (item.request for item in request.batch.requests)
+        reasons = (_of_node(who, part) if door is Door.NODE else _of_operator(part) for part in each)
         return next((reason for reason in reasons if reason), "")
     if door is Door.NODE:
         return _of_node(who, request)
@@ -54,6 +55,11 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
     if named != who:
         return f"{name} speaks for {shown(named)} on the subject of {shown(who)}"
     return ""
+
+
+def _of_operator(request: pb.ControlRequest) -> str:
+    kind = kind_of(request)
+    return "" if kind.asked_by is AskedBy.OPERATORS and kind.batched else _elsewhere(request, Door.ADMIN)
 
 
 def _elsewhere(request: pb.ControlRequest, door: Door) -> str:

@@ -54,6 +54,8 @@ class NodeImage:
     weight_by_hand: bool = False
     """An operator has set the weight: what the node says does not count."""
     rack_by_hand: bool = False
+    leaving: bool = False
+    """An operator drains it: it is given nothing, and what it holds moves away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class StreamImage:
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
         members = frozenset(isr)
-        stands_still = len(members) < self.config.effective_min_isr(len(partition.replicas)) and not self.commits_by_quorum
+        stands_still = len(members) < partition.min_isr(self.config) and not self.commits_by_quorum
         kept = {*partition.isr, *partition.complete}.difference(members, lost, partition.incomplete) if stands_still else ()
         return replace(
             partition,
@@ -172,9 +174,9 @@ class ClusterImage:
     reports: Reports = field(default_factory=Map)
     """By (stream uid, partition): at most one report per witness, in the order of arrival."""
     hosted: Hosted = field(default_factory=Map)
-    """Node id -> stream name -> the partitions of which the node is a replica, ascending."""
+    """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)
-    """Node id -> number of partitions of which it is a replica; nodes without any are absent."""
+    """Node id -> number of partitions that it holds, as a replica or as a learner; nodes without any are absent."""
     leader_counts: Map[str, int] = field(default_factory=Map)
     """Node id -> number of partitions that it leads; nodes that lead none are absent."""
     answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
@@ -192,7 +194,7 @@ class ClusterImage:
         return found, found.partitions[partition]
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
-        """Every partition that has ``node_id`` among its replicas, by stream name and partition number."""
+        """Every partition that ``node_id`` holds, as a replica or as a learner, by stream name and partition number."""
         hosted = self.hosted.get(node_id)
         for name in sorted(hosted) if hosted else ():
             stream = self.streams[name]
@@ -260,11 +262,16 @@ class ClusterImage:
             answering=answering,
             streams=self.streams.set(stream.name, fresh),
             hosted=_host(_unhost(self.hosted, stream), (fresh,)),
-            replica_counts=_count(self.replica_counts, ((node, 1) for p in added for node in p.replicas)),
+            replica_counts=_count(self.replica_counts, ((node, 1) for p in added for node in p.holders)),
             leader_counts=_count(self.leader_counts, ((p.leader, 1) for p in added)),
             waiting=self.waiting.difference((stream.name,)),
             trail=self.trail.step(stream.name),
         )
+
+    def with_replication_factor(self, stream: StreamImage, replication_factor: int) -> ClusterImage:
+        """With another number of replicas that ``stream`` (which is in the image) is to have."""
+        fresh = replace(stream, replication_factor=replication_factor)
+        return replace(self, streams=self.streams.set(stream.name, fresh), trail=self.trail.step(stream.name))
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
         """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does
@@ -275,8 +282,8 @@ class ClusterImage:
         fresh = replace(stream, partitions=partitions)
         hosted, counts, reports = self.hosted, self.leader_counts, self.reports
         replica_counts = self.replica_counts
-        if old.replicas != changed.replicas:
-            steps = [(node, -1) for node in old.replicas] + [(node, 1) for node in changed.replicas]
+        if old.holders != changed.holders:
+            steps = [(node, -1) for node in old.holders] + [(node, 1) for node in changed.holders]
             replica_counts = _count(replica_counts, steps)
             hosted = _host(_unhost(hosted, stream), (fresh,))
         if old.leader != changed.leader:
@@ -305,7 +312,7 @@ def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:
     numbers: dict[str, dict[str, list[int]]] = {}
     for stream in streams:
         for partition in stream.partitions:
-            for node_id in partition.replicas:
+            for node_id in partition.holders:
                 numbers.setdefault(node_id, {}).setdefault(stream.name, []).append(partition.partition)
     changed = hosted.mutate()
     for node_id, found in numbers.items():
@@ -316,7 +323,7 @@ def _host(hosted: Hosted, streams: Iterable[StreamImage]) -> Hosted:
 
 def _unhost(hosted: Hosted, stream: StreamImage) -> Hosted:
     changed = hosted.mutate()
-    for node_id in {node_id for partition in stream.partitions for node_id in partition.replicas}:
+    for node_id in {node_id for partition in stream.partitions for node_id in partition.holders}:
         left = hosted[node_id].delete(stream.name)
         if left:
             changed[node_id] = left
@@ -326,7 +333,7 @@ def _unhost(hosted: Hosted, stream: StreamImage) -> Hosted:
 
 
 def _replicas(stream: StreamImage, step: int) -> Iterator[tuple[str, int]]:
-    return ((node, step) for partition in stream.partitions for node in partition.replicas)
+    return ((node, step) for partition in stream.partitions for node in partition.holders)
 
 
 def _count(counts: Map[str, int], steps: Iterable[tuple[str, int]]) -> Map[str, int]:

@@ -42,6 +42,15 @@ class PartitionsAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamAltered:
+    """The stream ``stream`` with the unique id ``uid`` is to have so many replicas of each partition."""
+
+    stream: str
+    uid: str
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeChanged:
     """A node was registered, fenced or unfenced, or an operator has set something of it."""
 
@@ -91,6 +100,7 @@ Record: TypeAlias = (
     StreamCreated
     | StreamDeleted
     | PartitionsAdded
+    | StreamAltered
     | NodeChanged
     | NodeRemoved
     | PartitionStateChanged
@@ -110,6 +120,8 @@ def record_to_pb(record: Record) -> pb.Record:
         case PartitionsAdded(stream_name, uid, partitions):
             added = pb.PartitionsAdded(stream=stream_name, uid=uid, partitions=map(codec.partition_to_pb, partitions))
             return pb.Record(partitionsAdded=added)
+        case StreamAltered(stream_name, uid, factor):
+            return pb.Record(streamAltered=pb.StreamAltered(stream=stream_name, uid=uid, replicationFactor=factor))
         case NodeChanged(node):
             return pb.Record(nodeRegistered=codec.node_to_pb(node))
         case NodeRemoved(node_id):
@@ -139,6 +151,9 @@ def record_from_pb(message: pb.Record) -> Record:
         case "partitionsAdded":
             more, names = message.partitionsAdded, codec.Names()
             return PartitionsAdded(more.stream, more.uid, tuple(codec.partition_from_pb(p, names) for p in more.partitions))
+        case "streamAltered":
+            altered = message.streamAltered
+            return StreamAltered(altered.stream, altered.uid, altered.replicationFactor)
         case "nodeRegistered":
             return NodeChanged(codec.node_from_pb(message.nodeRegistered))
         case "nodeRemoved":

@@ -20,6 +20,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    StreamAltered,
     StreamCreated,
     StreamDeleted,
 )
@@ -48,6 +49,11 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             for partition in partitions:
                 check_partition(partition)
             return image.with_partitions_added(held, partitions)
+        case StreamAltered(stream_name, uid, factor):
+            held = image.streams.get(stream_name)
+            check(held is not None and held.uid == uid, "M11", "other settings of", stream_name, uid)
+            assert held is not None
+            return image.with_replication_factor(held, factor)
         case NodeChanged(node):
             return replace(image, nodes=image.nodes.set(node.node_id, node))
         case NodeRemoved(node_id):
@@ -101,6 +107,7 @@ def check_partition(partition: PartitionState) -> None:
     )  # fmt: skip
     check(not partition.leader or partition.leader == partition.last_leader, "C1", "last leader", partition)
     check(not partition.candidate or partition.candidate in partition.replicas, "C5", "candidate", partition)
+    check(not partition.joining or partition.joining not in partition.replicas, "C3", "a learner is no replica", partition)
 
 
 def _with(reports: tuple[LeaderReport, ...], report: LeaderReport) -> tuple[LeaderReport, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import elections, isr, nodes, streams
+from liftpy.cluster.decisions import elections, isr, moving, nodes, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -77,6 +77,7 @@ REQUESTS: dict[str, RequestKind] = {
     "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
+    "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
@@ -93,6 +94,7 @@ REQUESTS: dict[str, RequestKind] = {
     "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
+    "beginCopy": RequestKind(decide=moving.begin_copy, asked_by=_BY.NOBODY, batched=True),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }

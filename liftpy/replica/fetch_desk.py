@@ -33,14 +33,14 @@ class FetchDesk:
         self._log = shared.log
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
-        """Every other replica; positions of this LeaderEpoch only [D6]."""
+        """Every other replica, and the learner; positions of this LeaderEpoch only [D6]."""
         self.waiters = Waiters()
         self.partition_changed(now_ns)
 
     def partition_changed(self, now_ns: int) -> None:
         """Follow the replica set, and forget what another incarnation of a follower had [C12]."""
         state, live = self._shared.state, self._shared.live
-        others = [replica for replica in state.replicas if replica != self._shared.node_id]
+        others = [replica for replica in state.holders if replica != self._shared.node_id]
         for replica in [replica for replica in self.followers if replica not in others]:
             del self.followers[replica]
             self.waiters.forget(replica)

@@ -329,7 +329,7 @@ class Replica:
         """The role that the metadata asks for; None: the one that it has."""
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
-        if not leader or shared.node_id not in state.replicas:
+        if not leader or shared.node_id not in state.holders:
             return WaitingRole(shared)
         same_epoch = role.leader_epoch == state.leader_epoch
         if leader != shared.node_id:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from liftpy.cluster.codec import partition_to_pb
+from liftpy.cluster.decisions.moving import evicted, joined, settled
 from liftpy.cluster.decisions.nodes import current_node
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.partition import PartitionState, PartitionStatus
@@ -24,8 +25,12 @@ def change_isr(draft: Draft, request: pb.ChangeIsr) -> Decision:
         return refusal
     # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
-    moved = stream.with_isr(partition, request.isr, request.lost)
-    changed = draft.change(stream, replace(moved, incomplete=incomplete))
+    if partition.joining in request.isr:
+        partition = joined(partition)
+    moved = replace(stream.with_isr(partition, request.isr, request.lost), incomplete=incomplete)
+    if request.evicted:
+        moved = evicted(moved, request.evicted)
+    changed = draft.change(stream, settled(stream, moved) if partition.target else moved)
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
 
 
@@ -57,8 +62,13 @@ def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionState) -> 
         detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"
         return refuse(pb.ControlResponse.STALE, detail, partition)
     members = set(request.isr)
-    if len(members) != len(request.isr) or not members <= set(partition.replicas) or partition.leader not in members:
-        detail = f"ISR {list(request.isr)}: must hold the leader, and only replicas {list(partition.replicas)}, each once"
+    if len(members) != len(request.isr) or not members <= set(partition.holders) or partition.leader not in members:
+        detail = f"ISR {list(request.isr)}: must hold the leader, and only replicas {list(partition.holders)}, each once"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if request.evicted and (request.evicted != partition.leaving or request.evicted in (partition.leader, *members)):
+        detail = (
+            f"{request.evicted!r} is not the next to go, leads, or is to be in the ISR; to go: {partition.leaving or 'nobody'}"
+        )
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     if not draft.image.is_live(partition.leader):
         return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)

@@ -59,6 +59,7 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
         partition_budget=request.partitionBudget,
         weight_by_hand=known is not None and known.weight_by_hand,
         rack_by_hand=known is not None and known.rack_by_hand,
+        leaving=known is not None and known.leaving,
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
@@ -138,6 +139,8 @@ def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
         if request.rack:
             check_name(request.rack, "rack")
         node = replace(node, rack=request.rack, rack_by_hand=True)
+    if request.HasField("leaving"):
+        node = replace(node, leaving=request.leaving)
     return replace(
         node,
         weight_by_hand=node.weight_by_hand and not request.weightAsItSays,

@@ -22,7 +22,7 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
                 node_id=node.node_id,
                 rack=node.rack,
                 weight=node.weight,
-                live=not node.fenced,
+                live=not node.fenced and not node.leaving,
                 replicas=image.replica_counts.get(node.node_id, 0),
                 leaders=image.leader_counts.get(node.node_id, 0),
                 budget=node.partition_budget,

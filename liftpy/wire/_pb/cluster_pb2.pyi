@@ -51,7 +51,7 @@ class StreamConfig(_message.Message):
     def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand")
+    __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand", "leaving")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Node(_message.Message):
     PARTITIONBUDGET_FIELD_NUMBER: _ClassVar[int]
     WEIGHTBYHAND_FIELD_NUMBER: _ClassVar[int]
     RACKBYHAND_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     rack: str
@@ -84,10 +85,11 @@ class Node(_message.Message):
     partitionBudget: int
     weightByHand: bool
     rackByHand: bool
-    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., weightByHand: _Optional[bool] = ..., rackByHand: _Optional[bool] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., weightByHand: _Optional[bool] = ..., rackByHand: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete", "target", "joining")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,8 @@ class Partition(_message.Message):
     LASTLEADER_FIELD_NUMBER: _ClassVar[int]
     LEADERSHIPS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -118,7 +122,9 @@ class Partition(_message.Message):
     lastLeader: str
     leaderships: int
     complete: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ...) -> None: ...
+    target: _containers.RepeatedScalarFieldContainer[str]
+    joining: str
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting")
@@ -199,18 +205,48 @@ class PlaceStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class SetNode(_message.Message):
-    __slots__ = ("nodeId", "weight", "rack", "weightAsItSays", "rackAsItSays")
+    __slots__ = ("nodeId", "weight", "rack", "leaving", "weightAsItSays", "rackAsItSays")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTASITSAYS_FIELD_NUMBER: _ClassVar[int]
     RACKASITSAYS_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     weight: float
     rack: str
+    leaving: bool
     weightAsItSays: bool
     rackAsItSays: bool
-    def __init__(self, nodeId: _Optional[str] = ..., weight: _Optional[float] = ..., rack: _Optional[str] = ..., weightAsItSays: _Optional[bool] = ..., rackAsItSays: _Optional[bool] = ...) -> None: ...
+    def __init__(self, nodeId: _Optional[str] = ..., weight: _Optional[float] = ..., rack: _Optional[str] = ..., leaving: _Optional[bool] = ..., weightAsItSays: _Optional[bool] = ..., rackAsItSays: _Optional[bool] = ...) -> None: ...
+
+class Reassign(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "replicas", "cancel")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    cancel: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class BeginCopy(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "epoch", "node")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    epoch: int
+    node: str
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
 
 class DeleteStream(_message.Message):
     __slots__ = ("name", "uid")
@@ -281,7 +317,7 @@ class RemoveNode(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ...) -> None: ...
 
 class ChangeIsr(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "leader", "leaderEpoch", "epoch", "isr", "incarnations", "lost")
+    __slots__ = ("stream", "uid", "partition", "leader", "leaderEpoch", "epoch", "isr", "incarnations", "evicted", "lost")
     class IncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +333,7 @@ class ChangeIsr(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
@@ -306,8 +343,9 @@ class ChangeIsr(_message.Message):
     epoch: int
     isr: _containers.RepeatedScalarFieldContainer[str]
     incarnations: _containers.ScalarMap[str, int]
+    evicted: str
     lost: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., isr: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., isr: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Mapping[str, int]] = ..., evicted: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportLeader(_message.Message):
     __slots__ = ("stream", "uid", "partition", "witness", "witnessIncarnation", "leader", "leaderEpoch", "lastEpoch", "newestOffset", "highWatermark", "stampNs", "stampTerm", "accusedAsked", "leaderLacks")
@@ -514,7 +552,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +580,8 @@ class ControlRequest(_message.Message):
     PLACESTREAM_FIELD_NUMBER: _ClassVar[int]
     ADDPARTITIONS_FIELD_NUMBER: _ClassVar[int]
     SETNODE_FIELD_NUMBER: _ClassVar[int]
+    REASSIGN_FIELD_NUMBER: _ClassVar[int]
+    BEGINCOPY_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -569,7 +609,9 @@ class ControlRequest(_message.Message):
     placeStream: PlaceStream
     addPartitions: AddPartitions
     setNode: SetNode
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ...) -> None: ...
+    reassign: Reassign
+    beginCopy: BeginCopy
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan")
@@ -688,7 +730,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -698,6 +740,7 @@ class Record(_message.Message):
     COUNTERSMOVED_FIELD_NUMBER: _ClassVar[int]
     LEADERREPORTED_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSADDED_FIELD_NUMBER: _ClassVar[int]
+    STREAMALTERED_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -707,7 +750,8 @@ class Record(_message.Message):
     countersMoved: CountersMoved
     leaderReported: LeaderReported
     partitionsAdded: PartitionsAdded
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ...) -> None: ...
+    streamAltered: StreamAltered
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ...) -> None: ...
 
 class PartitionsAdded(_message.Message):
     __slots__ = ("stream", "uid", "partitions")
@@ -718,6 +762,16 @@ class PartitionsAdded(_message.Message):
     uid: str
     partitions: _containers.RepeatedCompositeFieldContainer[Partition]
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
+
+class StreamAltered(_message.Message):
+    __slots__ = ("stream", "uid", "replicationFactor")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    replicationFactor: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ...) -> None: ...
 
 class StreamDeleted(_message.Message):
     __slots__ = ("name", "uid")

@@ -17,7 +17,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/codec.py",
-        ("complete replicas are not written", "        complete=partition.complete,\n    )", "    )", "after a restart nobody may lead although a complete replica is there"),
+        ("complete replicas are not written", "        complete=partition.complete,\n", "", "after a restart nobody may lead although a complete replica is there"),
         ("ages of operations are not written", "timeNs=operation.time_ns, response=operation.response, ageNs=operation.age_ns", "timeNs=operation.time_ns, response=operation.response", "controllers differ after a snapshot"),
         ("reports of a partition: the last one counts", "reports[key] = (*reports.get(key, ()), report_from_pb(report))", "reports[key] = (report_from_pb(report),)", "a controller that comes from a snapshot decides otherwise than the others"),
     ),

@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/deletion.py",
-        ("what is elsewhere unknown is gone", "return found is not None and self._node_id not in found[1].replicas", "return found is None or self._node_id not in found[1].replicas", "folders of unknown streams are deleted"),
+        ("what is elsewhere unknown is gone", "return found is not None and self._node_id not in found[1].holders", "return found is None or self._node_id not in found[1].holders", "folders of unknown streams are deleted"),
         ("a denial is forgotten", "        self._deleted_uids.discard(key.uid)", "        pass", "a forged record is asked about for ever"),
         tests=("tests/unit/cluster/test_membership_rules.py",),
     ),

@@ -237,7 +237,7 @@ async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refus
 
 
 async def test_what_is_said_of_a_node_and_what_is_not() -> None:
-    group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(6)))
+    group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(7)))
     admin = group.admin
     assert (await admin.set_node("n1", weight=2.0)).weight == 2.0
     await admin.set_node("n1", rack="")
@@ -245,6 +245,7 @@ async def test_what_is_said_of_a_node_and_what_is_not() -> None:
     assert (await admin.reset_node("n1")).node_id == "n1"
     await admin.reset_node("n1", weight=True)
     await admin.reset_node("n1", rack=True)
+    await admin.set_node("n1", leaving=False)
     assert [asked.setNode for asked in group.asked] == [
         pb.SetNode(nodeId="n1", weight=2.0),
         pb.SetNode(nodeId="n1", rack=""),
@@ -252,11 +253,26 @@ async def test_what_is_said_of_a_node_and_what_is_not() -> None:
         pb.SetNode(nodeId="n1"),
         pb.SetNode(nodeId="n1", weightAsItSays=True),
         pb.SetNode(nodeId="n1", rackAsItSays=True),
+        pb.SetNode(nodeId="n1", leaving=False),
     ]
     for asks in (admin.set_node, admin.reset_node, admin.remove_node):
         with pytest.raises(InvalidNameError):
             await asks("a b")
-    assert len(group.asked) == 6
+    assert len(group.asked) == 7
+
+
+async def test_where_replicas_are_to_be_and_that_they_stay() -> None:
+    group = Group(*(pb.ControlResponse(partition=pb.Partition(partition=1, target=["a", "d"])) for _ in range(2)))
+    stream = image()
+    assert (await group.admin.reassign(stream, 1, ["a", "d"])).target == ("a", "d")
+    await group.admin.reassign(stream, 1)
+    assert [asked.reassign for asked in group.asked] == [
+        pb.Reassign(stream="s", uid="u1", partition=1, replicas=["a", "d"]),
+        pb.Reassign(stream="s", uid="u1", partition=1, cancel=True),
+    ]
+    with pytest.raises(InvalidNameError):
+        await group.admin.reassign(stream, 1, ["a b"])
+    assert len(group.asked) == 2
 
 
 async def test_leaders_and_removals_are_asked_for_by_identity() -> None:
@@ -429,7 +445,7 @@ async def test_what_is_asked_of_the_group_goes_there_as_it_was_said() -> None:
     assert told.asked[:-1] == [
         ("plan_stream", ("s", "shop.s"), wish),
         ("plan_partitions", ("s", 4), {"uid": "u1", "placement": WISH}),
-        ("set_node", ("n1",), {"weight": 2.0, "rack": "r"}),
+        ("set_node", ("n1",), {"weight": 2.0, "rack": "r", "leaving": None}),
         ("reset_node", ("n1",), {"weight": True, "rack": True}),
         ("remove_node", ("n1",), {}),
         ("describe", (), {"linearizable": True}),

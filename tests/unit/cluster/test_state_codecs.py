@@ -36,6 +36,7 @@ def test_every_field_of_every_state_comes_back() -> None:
         partition_budget=10,
         weight_by_hand=True,
         rack_by_hand=True,
+        leaving=True,
     )
     state = a_partition(
         unclean_elected=True,
@@ -43,6 +44,8 @@ def test_every_field_of_every_state_comes_back() -> None:
         incomplete=("c",),
         deposed="b",
         complete=("c",),
+        target=("a", "b", "d"),
+        joining="d",
         isr=("a", "b"),
         leaderships=11,
     )

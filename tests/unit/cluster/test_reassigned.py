@@ -1,0 +1,245 @@
+"""Reassign and BeginCopy: where replicas are to be, one swap at a time; and what joins and evictions do in apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cluster_driver import Driver, Error
+
+from liftpy.cluster.decisions.moving import settled
+from liftpy.cluster.doors import Door, refusal
+from liftpy.config import StreamConfig
+from liftpy.partition import PartitionState
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+@pytest.fixture
+def driver() -> Driver:
+    made = Driver(("a", "b", "c", "d", "e"))
+    made.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    return made
+
+
+def to(driver: Driver, *replicas: str, cancel: bool = False) -> pb.ControlResponse:
+    return driver.ask(reassign=pb.Reassign(stream="orders", partition=0, replicas=replicas, cancel=cancel))
+
+
+def copy(driver: Driver, node: str) -> pb.ControlResponse:
+    return driver.ask(beginCopy=pb.BeginCopy(stream="orders", partition=0, epoch=driver.partition().epoch, node=node))
+
+
+def join(driver: Driver, *isr: str, evicted: str = "") -> pb.ControlResponse:
+    request = driver.isr_request(list(isr))
+    request.evicted = evicted
+    return driver.ask(changeIsr=request)
+
+
+def held(driver: Driver, node: str) -> int:
+    return driver.fsm.image.replica_counts.get(node, 0)
+
+
+def test_one_swap_from_the_wish_to_the_end(driver: Driver) -> None:
+    assert to(driver, "d", "b", "a").error == Error.OK
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("d", "")
+    assert copy(driver, "d").error == Error.OK
+    learner = driver.partition()
+    assert (learner.replicas, learner.joining, learner.holders) == (("a", "b", "c"), "d", ("a", "b", "c", "d"))
+    assert learner.wants_next == ""
+    assert held(driver, "d") == 1
+    assert list(driver.fsm.image.partitions_of("d"))
+    assert join(driver, "a", "b", "c", "d").error == Error.OK
+    both = driver.partition()
+    assert (both.replicas, both.isr, both.joining) == (("d", "b", "a", "c"), ("d", "b", "a", "c"), "")
+    assert both.leaving == "c"
+    assert join(driver, "a", "b", "d", evicted="c").error == Error.OK
+    done = driver.partition()
+    assert (done.replicas, done.isr, done.target) == (("d", "b", "a"), ("d", "b", "a"), ())
+    assert done.leader == "a"
+    assert (held(driver, "c"), held(driver, "d")) == (0, 1)
+    assert not list(driver.fsm.image.partitions_of("c"))
+
+
+def test_two_swaps_come_one_after_the_other(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("", "c")
+    join(driver, "a", "b", "d", evicted="c")
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("e", "")
+    copy(driver, "e")
+    join(driver, "a", "b", "d", "e")
+    join(driver, "a", "d", "e", evicted="b")
+    assert (driver.partition().replicas, driver.partition().target) == (("d", "e", "a"), ())
+
+
+def test_who_is_outside_the_isr_goes_first_and_the_leader_last(driver: Driver) -> None:
+    driver.change_isr(["a", "c"])
+    to(driver, "d")
+    assert driver.partition().leaving == "b"
+    join(driver, "a", "c", evicted="b")
+    assert driver.partition().leaving == "c"
+    join(driver, "a", evicted="c")
+    assert (driver.partition().leaving, driver.partition().wants_next) == ("", "d")
+    copy(driver, "d")
+    join(driver, "a", "d")
+    assert driver.partition().leaving == "a"
+    assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
+
+
+def test_another_order_of_the_same_replicas_is_taken_at_once(driver: Driver) -> None:
+    to(driver, "c", "a", "b")
+    assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
+    assert (driver.partition().target, driver.partition().leader) == ((), "a")
+
+
+def test_the_same_wish_again_changes_nothing(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    before = driver.partition()
+    assert to(driver, "d", "b", "a").error == Error.OK
+    assert driver.partition() == before
+
+
+def test_cancelled_before_the_learner_has_joined_it_is_as_it_was(driver: Driver) -> None:
+    before = driver.partition()
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    to(driver, cancel=True)
+    assert replace(driver.partition(), epoch=before.epoch) == before
+    assert held(driver, "d") == 0
+
+
+def test_cancelled_after_it_has_joined_this_swap_is_finished_and_no_other_begun(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    to(driver, cancel=True)
+    assert (driver.partition().target, driver.partition().leaving) == (("d", "a", "b"), "c")
+    join(driver, "a", "b", "d", evicted="c")
+    assert (driver.partition().replicas, driver.partition().target) == (("d", "a", "b"), ())
+
+
+def test_another_wish_drops_a_learner_that_is_not_in_it(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    to(driver, "a", "b", "e")
+    assert (driver.partition().joining, driver.partition().wants_next) == ("", "e")
+    copy(driver, "e")
+    to(driver, "e", "b", "c")
+    assert driver.partition().joining == "e"
+
+
+def test_a_copy_is_given_up_and_begun_again(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    assert copy(driver, "").error == Error.OK
+    assert (driver.partition().joining, driver.partition().wants_next) == ("", "d")
+    stale = pb.BeginCopy(stream="orders", partition=0, epoch=driver.partition().epoch - 1, node="d")
+    assert driver.ask(beginCopy=stale).error == Error.STALE
+    assert copy(driver, "e").error == Error.INVALID
+    driver.fence("d")
+    assert copy(driver, "d").error == Error.FENCED
+
+
+def test_more_and_fewer_replicas(driver: Driver) -> None:
+    to(driver, "a", "b", "c", "d")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert (driver.partition().replicas, driver.partition().target, driver.partition().leaving) == (
+        ("a", "b", "c", "d"),
+        (),
+        "",
+    )
+    to(driver, "a", "b")
+    assert driver.partition().leaving == "d"
+    join(driver, "a", "b", "c", evicted="d")
+    assert driver.partition().leaving == "c"
+    join(driver, "a", "b", evicted="c")
+    assert (driver.partition().replicas, driver.partition().target) == (("a", "b"), ())
+
+
+def test_nobody_else_is_evicted(driver: Driver) -> None:
+    assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "nothing is to move"
+    to(driver, "d", "b", "a")
+    assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "d has not joined"
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert join(driver, "a", "c", "d", evicted="b").error == Error.INVALID
+    assert join(driver, "a", "b", "c", "d", evicted="c").error == Error.INVALID, "it is to be in the ISR"
+    assert driver.partition().replicas == ("d", "b", "a", "c")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [((), "0 replicas"), (("a", "a", "b"), "a: a node holds one"), (("a", "b", "z"), "no node 'z'"), (("a", "b", "e"), "live")],
+)
+def test_wishes_that_can_not_be(driver: Driver, replicas: tuple[str, ...], said: str) -> None:
+    driver.fence("e")
+    answer = to(driver, *replicas)
+    assert answer.error == Error.INVALID
+    assert said in answer.detail
+    assert driver.partition().target == ()
+
+
+def test_a_node_that_leaves_and_one_that_is_full_are_given_nothing(driver: Driver) -> None:
+    driver.ask(setNode=pb.SetNode(nodeId="d", leaving=True))
+    assert driver.fsm.image.nodes["d"].leaving
+    assert "is leaving" in to(driver, "a", "b", "d").detail
+    driver.restart("d")
+    assert driver.fsm.image.nodes["d"].leaving, "an operator's word outlives the process"
+    driver.register("full", partitionBudget=1)
+    driver.create("other", manual=[pb.ReplicaList(partition=0, replicas=["full"])])
+    assert "no room on 'full'" in to(driver, "a", "b", "full").detail
+    driver.ask(setNode=pb.SetNode(nodeId="d", leaving=False))
+    assert to(driver, "a", "b", "d").error == Error.OK
+
+
+def test_a_single_replica_moves_without_two_being_needed() -> None:
+    config = StreamConfig()
+    moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
+    assert moving.min_isr(config) == 1
+    assert replace(moving, replicas=("b", "a")).min_isr(config) == 1
+    assert replace(moving, replicas=("a",), target=("a", "b", "c")).min_isr(config) == 1
+    assert replace(moving, replicas=("a", "b"), target=("a", "b", "c")).min_isr(config) == 2
+    assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
+
+
+def test_who_was_complete_is_so_only_while_nothing_can_be_committed(driver: Driver) -> None:
+    stream = driver.fsm.image.streams["orders"]
+    short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
+    assert settled(stream, short).complete == ("b",)
+    assert settled(stream, replace(short, target=("a",))).complete == ()
+
+
+def test_a_learner_s_node_is_not_removed(driver: Driver) -> None:
+    to(driver, "a", "b", "d")
+    copy(driver, "d")
+    driver.fence("d")
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="d")).error == Error.INVALID
+
+
+def test_the_state_survives_a_snapshot(driver: Driver) -> None:
+    to(driver, "a", "b", "d")
+    copy(driver, "d")
+    driver.ask(setNode=pb.SetNode(nodeId="e", leaving=True))
+    restored = Driver()
+    restored.fsm.restore(driver.fsm.snapshot())
+    assert restored.fsm.image == driver.fsm.image
+    assert restored.fsm.image.replica_counts["d"] == 1
+
+
+def test_operators_reassign_many_in_a_batch_and_nothing_else_comes_with_it() -> None:
+    wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
+    batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
+    assert refusal(Door.ADMIN, "ann", wish) == ""
+    assert refusal(Door.ADMIN, "ann", batch) == ""
+    assert refusal(Door.NODE, "n1", batch)
+    assert refusal(Door.INFO, "", batch)
+    for foreign in (
+        pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n1")),
+        pb.ControlRequest(beginCopy=pb.BeginCopy(node="n1")),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
+    ):
+        batch.batch.requests.append(pb.BatchedRequest(number=1, request=foreign))
+        assert refusal(Door.ADMIN, "ann", batch)
+        del batch.batch.requests[1]
