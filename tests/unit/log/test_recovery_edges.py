@@ -1,0 +1,106 @@
+"""What recovery removes, cuts and leaves, file by file [S1, S3, S5]; and what the newest bookkeeping of a log forgets."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.rechecks import EVERY_NS, MAX_ASKERS, Rechecks
+from liftpy.log.recovery import recover
+from liftpy.log.segment import Segment, index_name, log_name, walk
+from liftpy.wire.batch import build_batch
+from tests.unit.log.small_logs import a_log, add, filled
+
+
+def a_file(*batches: bytes) -> MemoryStorage:
+    storage = MemoryStorage()
+    storage.create(log_name(0)).append(batches)
+    return storage
+
+
+def a_batch(base_offset: int, epoch: int, count: int = 2) -> bytes:
+    return build_batch([b"v"] * count, base_offset=base_offset, leader_epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    ("second", "fault"),
+    [
+        (a_batch(1, 5), "the batch at offset 1, epoch 5 does not follow 1"),
+        (a_batch(0, 5), "the batch at offset 0, epoch 5 does not follow 1"),
+        (a_batch(2, 4), "the batch at offset 2, epoch 4 does not follow 1"),
+        (a_batch(2, 5), ""),
+        (a_batch(9, 6), ""),
+    ],
+)
+def test_a_right_batch_in_a_wrong_place_ends_a_walk(second: bytes, fault: str) -> None:
+    first = a_batch(0, 5)
+    storage = a_file(first, second)
+    segment = Segment(0, storage.open(log_name(0)), 0)
+    found = walk(segment)
+    assert (found.end, found.fault) == (len(first) if fault else len(first) + len(second), fault)
+    assert segment.checked is not bool(fault)
+
+
+def test_behind_a_fault_only_what_could_be_this_logs_is_right() -> None:
+    first, wrong = a_batch(4, 5), b"\0" * 90
+    for behind, valid in ((a_batch(5, 5), False), (a_batch(6, 5), True), (b"LB\x01" * 3 + a_batch(6, 5), True)):
+        storage = a_file(first, wrong, behind)
+        found = walk(Segment(4, storage.open(log_name(0)), 4))
+        assert (found.end, found.valid_behind) == (len(first), valid)
+
+
+def test_empty_segments_behind_a_torn_one_go_with_its_tail() -> None:
+    """A power cut between a roll and its flush has left the new names, and not the bytes before them."""
+    storage = MemoryStorage()
+    log = a_log(storage)
+    add(log, 2)
+    add(log, 2)
+    size = log.segments[0].size_bytes
+    log.roll()
+    storage.files[log_name(0)].data[size - 3 :] = b""
+    storage.create(log_name(7))
+    found = recover(storage)
+    assert found.report.damage == ()
+    assert found.report.cut_bytes == size // 2 - 3
+    assert [segment.next_offset for segment in found.segments] == [2]
+    assert [name for name in storage.names() if name.endswith(".log")] == [log_name(0)]
+
+
+def test_a_segment_that_was_merged_or_given_up_leaves_nothing() -> None:
+    storage = MemoryStorage()
+    log = filled(storage=storage)
+    log.close()
+    merged = 3
+    storage.create(log_name(merged)).append([a_batch(merged, 1, 1)])
+    storage.replace(index_name(merged), b"old")
+    storage.replace(index_name(99), b"of nothing")
+    again, report = Log.open(storage, StreamConfig(), clean=True)
+    assert report.damage == ()
+    assert [segment.base_offset for segment in again.segments] == [0, 6, 12]
+    assert not {log_name(merged), index_name(merged), index_name(99)} & set(storage.names())
+
+
+def test_a_fresh_start_leaves_nothing_to_flush_and_the_next_flush_is_a_plain_one() -> None:
+    log = a_log()
+    add(log)
+    log.roll()
+    add(log)
+    log.start_afresh(50)
+    assert not log.needs_flush
+    add(log)
+    flush = log.begin_flush()
+    assert flush is not None
+    assert (flush.is_plain, flush.seals, flush.end_offset) == (True, (), 51)
+
+
+def test_who_complains_again_is_remembered_and_who_did_long_ago_is_forgotten() -> None:
+    rechecks = Rechecks()
+    assert rechecks.is_due("first", 0)
+    for number in range(MAX_ASKERS - 1):
+        assert rechecks.is_due(f"n{number}", 0)
+    assert rechecks.is_due("first", EVERY_NS)
+    assert rechecks.is_due("one more", EVERY_NS)
+    assert not rechecks.is_due("first", EVERY_NS + 1), "n0 was forgotten for the one more"
+    assert rechecks.is_due("n0", 1)
