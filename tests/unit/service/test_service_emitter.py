@@ -17,6 +17,7 @@ from liftpy.config import Codec
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.ingest.published_batch import body_to_store
 from liftpy.service import DivergedError, Outbox
+from liftpy.service.appending import NotWrittenError
 from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
 from liftpy.service.settings import ServiceSettings
@@ -343,3 +344,56 @@ async def test_a_compacted_output_stream_is_refused(start: Any) -> None:
     assert isinstance(sender.failed[0], ConfigError), "it ends, with a code that says that a new start does not help"
     assert "compacted" in str(sender.failed[0])
     assert partition.writes == 0
+
+
+async def test_whoever_copies_outputs_is_told_of_each_that_is_written_and_of_what_others_wrote(start: Any) -> None:
+    partition = Partition()
+    leader, follower = Sender(partition), Sender(partition, leads=False)
+    ends: dict[str, list[int]] = {"leader": [], "follower": []}
+    leader.emitter.on_advance = lambda: ends["leader"].append(leader.outbox.emitted_end)
+    follower.emitter.on_advance = lambda: ends["follower"].append(follower.outbox.emitted_end)
+    start(leader).produce(10)
+    await until(lambda: leader.outbox.emitted_end == 10)
+    assert (ends["leader"], leader.emitter.advanced.is_set()) == ([4, 8, 10], True)
+    start(follower).produce(10)
+    await until(lambda: follower.outbox.emitted_end == 10)
+    assert (ends["follower"], follower.emitter.advanced.is_set()) == ([10], True)
+
+
+async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_for_anyway(start: Any) -> None:
+    partition = Partition()
+    sender = Sender(partition)
+    object.__setattr__(sender.emitter._settings, "emit_poll_s", 3600.0)
+    ours, refusals = partition.append, [1, 1, 1]
+
+    def append(frame: bytes) -> bytes:
+        refused = frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
+        return refused if refusals and refusals.pop() else ours(frame)
+
+    partition.append = append  # type: ignore[method-assign]
+    start(sender).produce(3)
+    await until(lambda: len(partition.log) == 3, 60)
+    assert refusals == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised", "text"),
+    [
+        (asyncio.CancelledError(), asyncio.CancelledError, ""),
+        (NotWrittenError("refused"), NotWrittenError, "refused"),
+        (RuntimeError("broken"), NotWrittenError, "output 0: broken"),
+    ],
+)
+async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any, text: str) -> None:
+    sender: Any = Sender(Partition())
+    sender.produce(6)
+    sender.outbox.known, sender.emitter._must_look = True, False
+
+    async def write(batch: Any) -> None:
+        if batch.first.number == 0:
+            raise answer
+
+    sender.emitter._write = write
+    with pytest.raises(raised, match=f"^{text}$"):
+        await sender.emitter._send()
+    assert sender.outbox.emitted_end == 0, "what was acknowledged behind it counts when the stream was read"

@@ -311,3 +311,14 @@ def test_bytes_that_have_left_make_room() -> None:
     assert outbox.full
     outbox.written(2)
     assert not outbox.full
+
+
+def test_a_state_that_begins_anew_has_all_its_room() -> None:
+    outbox = filled(3, max_bytes=300)
+    outbox.restart(0)
+    assert not outbox.full
+    for number in range(2):
+        outbox.add(output(number))
+        assert not outbox.full
+    outbox.add(output(2))
+    assert outbox.full

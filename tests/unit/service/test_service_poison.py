@@ -470,3 +470,28 @@ async def test_tries_do_not_replay_what_is_before(nodes: Any) -> None:
     await node.at(len(BEFORE) + 2 + len(AFTER) + 2)
     assert 25 in node.store.positions()
     assert node.services[-1].seen == expected()
+
+
+def test_a_decision_of_nonsense_is_none() -> None:
+    for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
+        assert decided(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
+    other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
+    assert decided(record(5, b"", headers=other), "brittle") == Unit(4)
+    assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
+
+
+def test_a_new_failing_has_no_decision_and_is_tried_at_once() -> None:
+    failing = Failing(PoisonError(Unit(1), record(1), "it raised"))
+    assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
+    failing.failed(failing.error, 100.0)
+    waits = []
+    for _ in range(9):
+        waits.append(failing.again_s - 100.0)
+        failing.failed(failing.error, 100.0)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert failing.next(OnError.SKIP, leads=False, now_s=159.9) is Next.WAIT
+    assert failing.next(OnError.SKIP, leads=False, now_s=160.0) is Next.TRY
+    assert failing.next(OnError.SKIP, leads=True, now_s=0.0) is Next.DECIDE
+    failing.decided_s = 200.0
+    assert failing.next(OnError.SKIP, leads=True, now_s=209.9) is Next.WAIT
+    assert failing.next(OnError.SKIP, leads=True, now_s=210.0) is Next.DECIDE

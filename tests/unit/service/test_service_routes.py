@@ -17,6 +17,7 @@ from liftpy.config import Codec
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ingest.published_batch import body_to_store
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.appending import NotWrittenError
 from liftpy.service.outbox import OutputConflictError
 from liftpy.service.router import Router
 from liftpy.service.routing import Place, Route, headers_of, murmur2, number_of, partitions_of, place_of, sort_in
@@ -280,3 +281,90 @@ def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
 def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
     with pytest.raises(ConfigError, match="--output"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
+
+
+async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_it_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    copier: Any = Copier(world)
+    world.logs["out", 0] = [output(number) for number in range(5)]
+    await copier.router._turn()
+    assert numbers(world, 0) == [0, 1, 2, 3, 4]
+    assert (copier.router._places[0].end_offset, copier.router._places[0].last_number, copier.router._next) == (5, 4, 5)
+    place = copier.router._places[0]
+    place.waiting = [output(5)]
+    copier.leads = False
+    with pytest.raises(NotWrittenError, match="route alerts: not LEADER any more"):
+        await copier.router._write(0, place)
+    assert (numbers(world, 0), place.end_offset) == ([0, 1, 2, 3, 4], 5)
+    looks = [0]
+
+    def leads() -> bool:
+        looks[0] += 1
+        if looks[0] > 3:
+            raise ConfigError("enough")
+        return False
+
+    copier.router._leads = leads
+    await copier.router.run()
+    assert (looks[0], copier.router._places) == (4, {})
+
+
+async def test_batches_of_a_route_are_bounded_and_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.router._BATCH_RECORDS", 4)
+    world = World()
+    copier: Any = Copier(world)
+    sizes: list[tuple[str, int, int]] = []
+    ours = world.append
+
+    def append(subject: str, frame: bytes) -> bytes:
+        head, published = frames.decode_batch_publish(frame)
+        sizes.append((subject, head.expectedOffset, parse_batch(published).record_count))
+        return ours(subject, frame)
+
+    monkeypatch.setattr(world, "append", append)
+    world.logs["out", 0] = [output(number) for number in range(10)]
+    await copier.router._turn()
+    assert sizes == [("warn", 0, 4), ("warn", 4, 4), ("warn", 8, 2)]
+    assert (copier.router._places[0].end_offset, copier.router._places[0].last_number) == (10, 9)
+    again: Any = Copier(world)
+    await again.router._learn()
+    assert {p: (place.end_offset, place.last_number) for p, place in again.router._places.items()} == {0: (10, 9), 1: (0, -1)}
+    assert again.router._next == 0, "the partition that is behind has all that is its own read again"
+    sizes.clear()
+    await again.router._turn()
+    assert sizes == []
+
+
+async def test_a_failure_of_a_route_is_said_until_it_is_over_and_all_is_learned_anew() -> None:
+    world = World()
+    copier: Any = Copier(world)
+    world.logs["out", 0] = [output(0)]
+    errors: list[Exception] = [NotWrittenError("refused"), ConfigError("enough")]
+    seen: list[tuple[str, dict[int, Any]]] = []
+
+    async def turn() -> None:
+        seen.append((copier.router.problem, copier.router._places))
+        copier.router._places = {0: Place(7)}
+        if len(seen) % 2:
+            raise errors.pop(0)
+
+    copier.router._turn = turn
+    await copier.router.run()
+    assert seen == [("", {}), ("route alerts: NOT_WRITTEN: refused", {}), ("", {0: Place(7)})]
+    assert [str(error) for error in copier.failed] == ["enough"]
+
+
+@pytest.mark.parametrize("wrong", [{"answers": False}, {"config": SimpleNamespace(compaction=True)}])
+async def test_a_route_needs_acknowledgements_and_no_compaction(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    real = world.stream
+
+    async def stream(name: str) -> Any:
+        return SimpleNamespace(**{**vars(await real(name)), **wrong})
+
+    monkeypatch.setattr(world, "stream", stream)
+    copier: Any = Copier(world)
+    with pytest.raises(ConfigError, match="warnings can't take a route's outputs"):
+        await copier.router._learn()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.ids import PartitionKey
+from liftpy.service.agreement import Difference
 from liftpy.service.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.wellness import Wellbeing
 from liftpy.wire._pb import service_pb2 as pb
@@ -294,3 +295,70 @@ def test_a_snapshot_that_is_asked_for_is_one_more_in_the_order() -> None:
     assert (first.snapshotRequest, order.snapshotRequest, order.ackId) == (0, 1, first.ackId)
     (again,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert again.snapshotRequest == 1  # a lost frame costs one heartbeat
+
+
+def test_a_service_that_has_diverged_is_told_where_and_by_what_name_it_is_known() -> None:
+    s = sessions()
+    s.hello(hello(instance=7), "_INBOX.a", FOLLOWS, 0)
+    assert s.differs("bank", Difference(40, ("n2",), False)) == []
+    assert s.report(9)[0]["problem"] == "the state at 40 is not the one beside n2: one of them is not deterministic"
+    (tell,) = s.differs("bank", Difference(40, ("n2", "n3"), True))
+    wanted = pb.ServiceRefusal(
+        reason=pb.ServiceRefusal.DIVERGED, position=40, node="n1", service="bank", stream="s", partition=0, instance=7,
+        detail="the state at 40 is not the one beside n2, n3: this service has diverged",
+    )  # fmt: skip
+    assert tell == Tell("_INBOX.a", wanted)
+    assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
+
+
+def test_what_a_hello_says_is_all_that_is_known_until_the_next() -> None:
+    s = sessions()
+    said = {
+        "version": 4,
+        "activeVersion": 3,
+        "life": 9,
+        "fetching": True,
+        "fetchedBytes": 5,
+        "givenBytes": 6,
+        "snapshotPosition": 8,
+    }
+    told = [pb.SnapshotDigest(position=at, digest=b"%d" % at) for at in range(20)]
+    s.hello(hello(snapshots=told, **said), "_INBOX.a", FOLLOWS, 0)
+    assert s.digests() == {"bank": (9, {at: b"%d" % at for at in range(16)})}
+    (row,) = s.report(9)
+    assert (row["version"], row["active_version"], row["fetched_bytes"], row["given_bytes"], row["snapshot"]) == (4, 3, 5, 6, 8)
+    assert (s.versions(), s.held_from()) == ({"bank": 4}, 8)
+    s.agree("bank", {40: (b"d", 2)})
+    s.can_do("bank", 6)
+    (order,) = joined(s.hello(hello(fetching=True), "_INBOX.b", FOLLOWS, 1))
+    assert (list(order.agreed), order.lowestVersion) == ([pb.AgreedSnapshot(position=40, digest=b"d", nodes=2)], 6)
+    (tell,) = s.hello(hello(snapshotPosition=-5), "_INBOX.c", FOLLOWS, 2)
+    assert isinstance(tell, Tell)
+    assert (tell.inbox, list(tell.message.agreed)) == ("_INBOX.c", []), "it looks for none any more"
+    assert (s.digests(), s.versions(), s.held_from()) == ({"bank": (0, {})}, {"bank": 0}, 0)
+    s.agree("nobody", {})
+    s.can_do("nobody", 1)
+    assert len(s) == 1
+    assert "bank" in s
+    assert "nobody" not in s
+
+
+def test_what_nobody_has_said_is_nothing() -> None:
+    view = ReplicaView(False, False, 1, 0, 9, 10)
+    assert (view.epoch_start_offset, view.turn) == (0, 0)
+    s = sessions()
+    (order,) = joined(s.hello(hello(), "_INBOX.a", replace(view, turn=3), 0))
+    assert (order.snapshotRequest, order.turn, order.lowestVersion, order.leads) == (0, 3, 0, False)
+    s.snapshot_wanted("bank", view)
+    s.snapshot_wanted("nobody", view)
+    (order,) = joined(s.snapshot_wanted("bank", view))
+    assert order.snapshotRequest == 2
+
+
+def test_a_heartbeat_that_is_late_by_a_moment_is_one_and_then_it_is_gone() -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 500)
+    assert s.expire(3499) == []
+    assert s.expire(3500) == ["bank"]
+    assert s.expire(9999) == []
+    assert s.wellbeing() == {"bank": Wellbeing(-1, False)}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
 from liftpy.service.snapshot import Identity, Snapshot
-from liftpy.service.store import ServiceLock, SnapshotStore
+from liftpy.service.store import ServiceLock, SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
 
@@ -115,3 +117,47 @@ def test_a_disk_that_takes_no_change_is_a_storage_error(what: str, tmp_path: Pat
     }
     with pytest.raises(StorageError, match="read-only file system"):
         ways[what]()
+
+
+@pytest.mark.parametrize("way", ["own", "of another node"])
+def test_a_snapshot_gets_its_name_when_all_of_its_bytes_are_durable(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store(tmp_path)
+    data = snapshot(10).encode()
+    done: list[object] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        done.append(status.st_size if stat.S_ISREG(status.st_mode) else "names")
+        sync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(target.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    if way == "own":
+        found.save(snapshot(10), 0)
+    else:
+        incoming = found.incoming(10)
+        incoming.write(data[:7])
+        incoming.write(data[7:])
+        incoming.finish(_digest(data).digest())
+    assert done == [len(data), f"{10:020d}.snapshot", "names"]
+    assert found.newest() == snapshot(10)
+
+
+def test_the_names_of_all_folders_that_a_snapshot_lies_in_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr("liftpy.service.store._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path))))
+    data = tmp_path / "new" / "data"
+    found = store(data)
+    below = ["new/data/bank/orders-u7", "new/data/bank", "new/data", "new"]
+    assert flushed == [*below, "."], "those that were made, up to one that was there"
+    flushed.clear()
+    assert store(data).folder == found.folder == data / "bank" / "orders-u7" / "0"
+    assert flushed == below, "a process may have died before it flushed them; what is above the data folder is not its own"
+    assert [path.stat().st_mode & 0o777 for path in (found.folder, data)] == [0o750, 0o750]

@@ -213,3 +213,37 @@ def test_the_next_version_is_due_when_all_nodes_can_do_it_and_once(
     assert upgrader.due(order, machine) is None, "it is looked for first"
     monkeypatch.setattr(upgrading, "AGAIN_S", 0.0)
     assert (upgrader.due(order, machine) is None) is (expected is None)
+
+
+def test_a_decision_is_found_among_other_headers() -> None:
+    (decision,) = VersionDecision("sum", 2, 5).headers()
+    headers = (("trace", b"sum/9/5"), decision, ("late", b"sum/8/5"))
+    assert decided_version(Record(3, 0, None, b"", headers, "", None, 5), "sum") == 2
+    assert decided_version(Record(3, 0, None, b"", headers[::2], "", None, 5), "sum") is None
+
+
+def test_a_version_of_nonsense_is_none() -> None:
+    for header in (b"../x/2/5", b"sum/x/5", b"sum/2", b"\xff/2/5", b"sum/0/5", b"sum/2/4"):
+        assert decided_version(Record(3, 0, None, b"", (("Lift-Service-Version", header),), "", None, 5), "sum") is None
+
+
+def test_what_the_code_beside_a_node_can_do_is_believed_for_four_seconds_and_of_a_bounded_number() -> None:
+    second, known = 1_000_000_000, CodeVersions()
+    known.told("sum", "n1", 3, 0)
+    known.told("sum", "n2", 2, second)
+    assert known.lowest("sum", ["n1", "n2"], 4 * second) == 2
+    assert known.lowest("sum", ["n1", "n2"], 4 * second + 1) == 0
+    assert known.lowest("sum", ["n2"], 5 * second) == 2
+    assert (known.lowest("sum", [], 0), known.lowest("sum", ["n2", "n3"], second), known.lowest("other", ["n2"], second)) == (
+        0,
+        0,
+        0,
+    )
+    for number in range(254):
+        known.told("more", f"m{number}", 1, second)
+    known.told("more", "full", 1, 4 * second)
+    assert known.lowest("more", ["full"], 4 * second) == 0, "there are 256"
+    known.told("sum", "n2", 5, 4 * second)
+    assert known.lowest("sum", ["n2"], 4 * second) == 5, "one that is known is told again"
+    known.told("more", "full", 1, 4 * second + 1)
+    assert known.lowest("more", ["full"], 4 * second + 1) == 1, "n1 is not believed any more"

@@ -1,0 +1,251 @@
+"""Defaults and bounds of a service, as they are documented: what is at a bound passes, what is past it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError, LiftError
+from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
+from liftpy.service.base import Role
+from liftpy.service.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
+from liftpy.service.log_timers import LogTimers
+from liftpy.service.outbox import Output
+from liftpy.service.queries import QueryDesk
+from liftpy.service.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire.batch import Record
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
+
+KIB, MIB = 1024, 1024 * 1024
+OURS = ServiceSettings("sum", "in", "n1", Path("/data"))
+
+
+def test_what_is_not_said_is_as_documented() -> None:
+    told = {field.name: getattr(OURS, field.name) for field in fields(OURS)}
+    assert told == {
+        "service": "sum", "stream": "in", "node": "n1", "data": Path("/data"), "partition": 0, "output_stream": "",
+        "dead_letter_stream": "", "snapshot_every": 10_000, "snapshot_interval_s": 300.0, "snapshot_bytes": 256 * MIB,
+        "snapshots_kept": 3, "heartbeat_s": 0.25, "outbox_records": 65_536, "outbox_bytes": 32 * MIB, "emit_window": 4096,
+        "emit_poll_s": 0.5, "emit_timeout_s": 3.0, "step_s": 0.02, "read_wait_s": 1.0, "read_max_bytes": MIB,
+        "max_snapshot_bytes": 1024 * MIB, "effects_at_once": 8, "effect_timeout_s": 60.0, "tick_s": 0.0, "parameters_digest": b"",
+        "reply_prefixes": DEFAULT_INBOX_PREFIXES, "snapshot_fetch_s": 30.0, "snapshot_piece_bytes": 256 * KIB, "routes": (),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("partition", 0, MIB), ("snapshot_every", 1, 1 << 40), ("snapshot_interval_s", 0.01, 1 << 30), ("snapshot_bytes", 4096, 1 << 50),
+     ("snapshots_kept", 2, 1000), ("heartbeat_s", 0.01, 10), ("outbox_records", 1, 10_000_000), ("outbox_bytes", 4096, 4096 * MIB),
+     ("emit_window", 1, 65_536), ("emit_poll_s", 0.01, 60), ("emit_timeout_s", 0.1, 60), ("effects_at_once", 1, 256),
+     ("effect_timeout_s", 0.01, 3600), ("tick_s", 0, 3600), ("step_s", 0.001, 1), ("read_wait_s", 0, 30),
+     ("read_max_bytes", 4096, 64 * MIB), ("max_snapshot_bytes", 4096, 16 * 1024 * MIB), ("snapshot_fetch_s", 0, 3600),
+     ("snapshot_piece_bytes", 4096, 8 * MIB)],
+)  # fmt: skip
+def test_a_setting_is_within_its_bounds(name: str, low: float, high: float) -> None:
+    for value in (low, high):
+        assert getattr(replace(OURS, **{name: value}), name) == value
+    for value in (low - 0.0005, high + 1):
+        with pytest.raises(ConfigError, match=f"^{name} = .* is outside {low:g}..{high:g}$".replace("+", r"\+")):
+            replace(OURS, **{name: value})
+
+
+# ---- what a callback may ask for ---------------------------------------------------------------------------------------------
+class Asking(Service):
+    """Does what it is told to do with each record, and answers with what that raised."""
+
+    ask: Callable[[Any, Record], None]
+
+    def on_record(self, record: Record) -> None:
+        type(self).ask(self, record)
+
+    def on_timer(self, name: str) -> None: ...
+
+    def on_effect(self, effect: Effect) -> bytes:
+        return b""
+
+    def take_snapshot(self) -> bytes:
+        return b""
+
+
+def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) -> str:
+    """Why ``ask`` is refused; '': it is not."""
+
+    class Told(Asking):
+        pass
+
+    Told.ask = ask  # type: ignore[method-assign]
+    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox or Outbox("u/0"))
+    machine.start(None)
+    try:
+        machine.apply([Record(0, 0, None, b"", (), "_INBOX.a", None, 1)])
+    except ServiceFailedError as error:
+        return str(error.__cause__)
+    return ""
+
+
+def times(count: int, size: int = 0) -> Callable[[Any, Record], None]:
+    def ask(service: Any, record: Record) -> None:
+        for _ in range(count):
+            service.emit(b"x" * size)
+
+    return ask
+
+
+BOUND = 256 * KIB
+OVERHEAD = 128
+NAME = "a timer needs a name of 1 to 1024 bytes and a time in int64 ns"
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (times(1000), ""),
+        (times(1001), f"an output is bytes, at most {BOUND}, and at most 1000 come from one record or timer"),
+        (times(1, BOUND - OVERHEAD), ""),
+        (times(1, BOUND - OVERHEAD + 1), "an output is bytes"),
+        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"c")]), ""),
+        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"kk", headers=[("ab", b"c")]), "an output is bytes"),
+        (lambda s, r: s.emit(b"x" * (BOUND - OVERHEAD - 4), key=b"k", headers=[("ab", b"cc")]), "an output is bytes"),
+        (lambda s, r: s.emit("text"), "an output is bytes"),
+        (lambda s, r: s.reply(r, b"x" * BOUND), ""),
+        (lambda s, r: s.reply(r, b"x" * (BOUND + 1)), f"a reply is bytes, at most {BOUND}"),
+        (lambda s, r: s.reply(r, "text"), "a reply is bytes"),
+        (lambda s, r: s.effect("e" * 256, b""), ""),
+        (lambda s, r: s.effect("é" * 128, b""), ""),
+        (lambda s, r: s.effect("é" * 128 + "e", b""), "an effect's name has 1 to 256 bytes"),
+        (lambda s, r: s.effect("", b""), "an effect's name has 1 to 256 bytes"),
+        (lambda s, r: s.effect(b"e", b""), "an effect's name has 1 to 256 bytes"),
+        (lambda s, r: s.effect("e", b"x" * BOUND), ""),
+        (lambda s, r: s.effect("e", b"x" * (BOUND + 1)), f"an effect is bytes, at most {BOUND}"),
+        (lambda s, r: s.effect("e", "text"), f"an effect is bytes, at most {BOUND}"),
+        (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"k"), ""),
+        (lambda s, r: s.offer(b"x" * (BOUND - 1), key=b"kk"), f"an offer is bytes, at most {BOUND}"),
+        (lambda s, r: s.set_timer("t" * 1024, -(1 << 63)), ""),
+        (lambda s, r: s.set_timer("é" * 512, (1 << 63) - 1), ""),
+        (lambda s, r: s.set_timer("é" * 512 + "t", 0), NAME),
+        (lambda s, r: s.set_timer("", 0), NAME),
+        (lambda s, r: s.set_timer("t", 1 << 63), NAME),
+        (lambda s, r: s.set_timer("t", -(1 << 63) - 1), NAME),
+    ],
+)
+def test_a_callback_may_ask_for_so_much(ask: Callable[[Any, Record], None], why: str) -> None:
+    said = refused(ask)
+    assert said.startswith(why) if why else not said
+
+
+def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_when_the_callback_returns() -> None:
+    def ask(service: Any, record: Record) -> None:
+        service.emit(b"first")
+        service.reply(record, b"yes")
+        service.emit("text")
+
+    outbox = Outbox("u/0")
+    assert refused(ask, outbox).startswith("an output is bytes")
+    assert (outbox.output_count, outbox.waiting_count) == (0, 0)
+
+
+# ---- what waits --------------------------------------------------------------------------------------------------------------
+def test_effects_that_wait_are_bounded_in_number_and_bytes() -> None:
+    assert (MAX_PENDING, MAX_PENDING_BYTES) == (10_000, 8 * MIB)
+    pending = Pending("u/0/s")
+    assert pending.has_room(10_000, 8 * MIB)
+    assert not pending.has_room(10_001, 0)
+    assert not pending.has_room(1, 8 * MIB + 1)
+    pending.add("ab", b"xyz", b"key", is_offer=True, output_count=0)
+    (one,) = pending
+    size = one.size_bytes
+    assert size == len(pending.encode()) - 8
+    assert pending.has_room(9_999, 8 * MIB - size)
+    assert not pending.has_room(10_000, 0)
+    assert not pending.has_room(1, 8 * MIB - size + 1)
+    pending.end(0)
+    assert pending.has_room(10_000, 8 * MIB)
+
+
+def test_a_million_timers_may_be_set() -> None:
+    class Many(dict[str, int]):
+        def __len__(self) -> int:
+            return self.extra + super().__len__()
+
+        extra = 999_999
+
+    timers = LogTimers()
+    timers._at_ns = Many()
+    timers.set("last", 5)
+    timers.set("last", 6)
+    with pytest.raises(ValueError, match="more than 1000000 timers"):
+        timers.set("more", 5)
+
+
+def test_timers_that_are_moved_take_no_more_and_more_room() -> None:
+    timers = LogTimers()
+    for at_ns in range(67):
+        timers.set("t", at_ns)
+    assert timers._heap == [(66, "t")]
+    assert (timers.due_ns, timers.entries(), timers.pop_due(65), timers.pop_due(66)) == (66, ((66, "t"),), None, (66, "t"))
+    assert (len(timers), timers.due_ns) == (0, 1 << 63)
+
+
+def test_queries_wait_for_so_long_and_are_so_many() -> None:
+    desk = QueryDesk()
+    assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
+
+
+def test_answers_and_replies_are_kept_for_so_long_and_are_so_many() -> None:
+    table, desk = AnswerTable(), ReplyDesk()
+    assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
+    assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
+    desk.add(Reply(0, "_INBOX.a", b"", at_ns=0, leader_epoch=1))
+    desk.add(Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert len(desk) == 2
+    desk.add(Reply(2, "_INBOX.a", b"", at_ns=60 * 10**9 + 1, leader_epoch=1))
+    assert (len(desk), desk.next(None)) == (2, Reply(1, "_INBOX.a", b"", at_ns=60 * 10**9, leader_epoch=1))
+    assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 256),), "", None, 1)) == "x" * 256
+    assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
+
+
+def test_bytes_of_answers_that_went_are_free() -> None:
+    size = Answer(0, "a", b"v").size_bytes
+    assert size == 14 + 1 + 1
+    table = AnswerTable(max_answers=10, max_bytes=3 * size)
+    for name in "abcde":
+        table.add(Answer(0, name, b"v"))
+    assert [table.get(name) is not None for name in "abcde"] == [False, False, True, True, True]
+    desk = ReplyDesk(max_replies=10, max_bytes=3 * (64 + 9 + 1))
+    for offset in range(5):
+        desk.add(Reply(offset, "_INBOX.a1", b"v", leader_epoch=1))
+    assert (len(desk), desk._kept_bytes) == (3, 3 * 74)
+    desk.restart()
+    assert (len(desk), desk._kept_bytes) == (0, 0)
+
+
+def test_a_leader_stops_at_the_bound_of_its_outbox_and_a_follower_never() -> None:
+    outbox = Outbox("u/0", max_records=2)
+    machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox)
+    machine.start(None)
+    records = [Record(offset, 0, None, b"", (), "", None, 1) for offset in range(5)]
+    machine.change_role(Role.LEADER, 1)
+    assert machine.apply(records).count == 2
+    machine.change_role(Role.FOLLOWER, 2)
+    assert machine.apply(records).count == 3
+    assert [outbox.first_kept, outbox.waiting_count] == [3, 2]
+    assert Output(0, 0, 0, b"abc", b"de", (("fg", b"hij"),)).size_bytes == 3 + 2 + 2 + 3 + 128
+
+
+def _emitting() -> Service:
+    class Told(Asking):
+        pass
+
+    Told.ask = times(1)  # type: ignore[method-assign]
+    return Told()
+
+
+def test_an_effect_without_a_handler_is_none() -> None:
+    with pytest.raises(NotImplementedError):
+        Service.on_effect(_emitting(), Effect(0, "id", "name", b""))
+    assert issubclass(ServiceFailedError, LiftError)

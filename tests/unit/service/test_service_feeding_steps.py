@@ -1,0 +1,477 @@
+"""Single steps of the feeder: what it asks for, what a way back takes along, and what it does about a record that can't be applied."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import OffsetOutOfRangeError, UnavailableError
+from liftpy.service import Outbox, Role, Service, ServiceFailedError
+from liftpy.service.feeding import _PAUSE_S, Decider
+from liftpy.service.poison import DecisionMissedError, Failing, Next, PoisonError, Unit
+from liftpy.service.routing import Route
+from liftpy.wire.batch import Record, build_batch, parse_batch
+from tests.unit.service.test_service_feeding import FakeLog, Node
+
+
+class Emitting:
+    """An emitter that counts what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wake(self) -> None:
+        self.said.append("wake")
+
+    def look_again(self) -> None:
+        self.said.append("look again")
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Any]:
+    made: Any = Node(FakeLog(), tmp_path)
+    made.feeder._emitter = made.told = Emitting()
+    made.waited = []
+
+    async def woken(timeout_s: float) -> None:
+        made.waited.append(timeout_s)
+
+    made.feeder._woken = woken
+    yield made
+    await made.close()
+
+
+def record(offset: int, value: bytes = b"x", epoch: int = 1) -> Record:
+    return Record(offset, 0, None, value, (), "", None, epoch)
+
+
+def failing(offset: int, timer: str = "", **more: Any) -> Failing:
+    return Failing(PoisonError(Unit(offset, timer), record(offset), "it raised"), **more)
+
+
+def applied(node: Any, count: int) -> None:
+    node.machine.apply([record(offset) for offset in range(count)])
+
+
+async def saved(node: Any, count: int) -> None:
+    for snapshot in node.machine.apply([record(offset) for offset in range(count)]).snapshots:
+        await node.keeper.save(snapshot)
+
+
+def slices(first: int, *epochs: int) -> list[BatchSlice]:
+    made = [parse_batch(build_batch([b"v"], base_offset=first + n, leader_epoch=epoch)) for n, epoch in enumerate(epochs)]
+    return [piece for batch in made if (piece := BatchSlice.between(batch, 0, None))]
+
+
+# ---- what it asks for ------------------------------------------------------------------------------------------------------
+async def test_it_asks_for_its_own_stream_and_partition_from_the_record_before_its_state(node: Any) -> None:
+    await node.feeder.restart(0)
+    progress = node.feeder._progress
+    assert (progress.stream, progress.partition, progress.next_offset, progress.uid) == ("in", 0, 0, "u1")
+    await saved(node, 10)
+    await node.feeder.restart(0)
+    assert (node.feeder._next_read(), node.feeder._verifying) == (9, True)
+    assert node.feeder._progress.next_offset == 9
+    assert node.keeper.digests == [], "the log has not shown yet that the state is its own"
+    await node.feeder.restart(10)
+    assert (node.feeder._next_read(), node.feeder._verifying) == (10, False)
+    assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
+
+
+async def test_the_record_before_the_state_is_looked_at_and_not_applied(node: Any) -> None:
+    await node.feeder.restart(0)
+    await saved(node, 10)
+    await node.feeder.restart(0)
+    await node.feeder._take(slices(9, 1, 1))
+    assert (node.machine.position, node.services[-1].values) == (11, ["x"] * 10 + ["v"])
+    assert [at for at, _ in node.keeper.digests] == [10]
+    await node.feeder.restart(0)
+    await node.feeder._take(slices(9, 2, 2))
+    assert (node.machine.position, node.feeder._cut) == (10, 9)
+    assert node.keeper.digests == [], "it is of another log"
+
+
+async def test_where_retention_took_the_record_before_the_state_there_is_nothing_to_look_at(node: Any) -> None:
+    async def fails() -> list[BatchSlice]:
+        raise OffsetOutOfRangeError("gone")
+
+    async def result() -> Any:
+        task = asyncio.ensure_future(fails())
+        await asyncio.wait([task])
+        return node.feeder._result(task)
+
+    await node.feeder.restart(0)
+    await saved(node, 10)
+    await node.feeder.restart(0)
+    assert await result() is None
+    assert (node.feeder._verifying, node.feeder._log_start_offset) == (False, 0)
+    assert [at for at, _ in node.keeper.digests] == [10]
+    node.feeder._align()
+    assert await result() is None
+    assert node.feeder._log_start_offset == 11, "the record at the state's position is gone as well"
+
+
+@pytest.mark.parametrize(("log_start", "verifying"), [(0, True), (9, True), (10, False)])
+async def test_another_epoch_has_the_record_before_the_state_looked_at_again(
+    node: Any, log_start: int, verifying: bool
+) -> None:
+    await node.feeder.restart(0)
+    applied(node, 10)
+    node.feeder._verifying = False
+    node.feeder._wake.clear()
+    node.feeder.verify(log_start)
+    assert (node.feeder._verifying, node.feeder._wake.is_set()) == (verifying, True)
+    node.feeder.verify(3)
+    assert node.feeder._log_start_offset == max(3, log_start), "a log's start never falls"
+
+
+@pytest.mark.parametrize(
+    ("tell", "wakes"),
+    [
+        (lambda feeder: feeder.stop_at(None), False),
+        (lambda feeder: feeder.stop_at(3), True),
+        (lambda feeder: feeder.cut_at(3), True),
+        (lambda feeder: feeder.disproven(), True),
+        (lambda feeder: feeder.keep_state(), True),
+        (lambda feeder: feeder.ask_again(), True),
+    ],
+)
+async def test_whatever_is_new_wakes_it(node: Any, tell: Any, wakes: bool) -> None:
+    await node.feeder.restart(0)
+    node.feeder._wake.clear()
+    tell(node.feeder)
+    assert node.feeder._wake.is_set() is wakes
+
+
+async def test_a_stop_is_told_once_and_another_one_again(node: Any) -> None:
+    await node.feeder.restart(0)
+    node.feeder.stop_at(5)
+    applied(node, 5)
+    node.feeder._tell_if_stopped()
+    node.feeder._tell_if_stopped()
+    assert node.stops == 1
+    node.feeder.stop_at(5)
+    node.feeder._tell_if_stopped()
+    assert node.stops == 1
+    node.feeder.stop_at(6)
+    node.feeder._tell_if_stopped()
+    assert node.stops == 1
+    node.feeder.stop_at(4)
+    node.feeder._tell_if_stopped()
+    assert node.stops == 2
+
+
+# ---- a new machine -----------------------------------------------------------------------------------------------------------
+async def test_a_new_machine_knows_the_routes_the_parameters_and_what_is_passed_over_above_it(node: Any) -> None:
+    settings = node.settings
+    object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
+    object.__setattr__(settings, "parameters_digest", b"p" * 16)
+    await node.feeder.restart(0)
+    await saved(node, 10)
+    node.feeder._decided = {Unit(9), Unit(10), Unit(12, "t")}
+    node.feeder._failing = failing(12, undone=True)
+    await node.feeder.restart(0)
+    assert node.machine.routes == {"a", "b"}
+    assert node.machine.snapshot().sections[0][1] == b"p" * 16
+    assert list(node.machine._skips) == [Unit(10), Unit(12, "t")]
+    assert node.machine.outbox is node.outbox
+    assert node.machine._snapshot_every == settings.snapshot_every
+    assert node.feeder._failing.undone is False, "the state was made anew"
+    assert node.feeder._began.position == 10
+
+
+# ---- ways back ---------------------------------------------------------------------------------------------------------------
+async def test_after_a_cut_nothing_is_believed_that_was_known_of_the_records_above_it(node: Any) -> None:
+    await node.feeder.restart(0)
+    await saved(node, 25)
+    node.feeder._decided = {Unit(3)}
+    node.feeder._failing = failing(25)
+    node.outbox.emitted_end = 99
+    node.feeder.cut_at(15)
+    assert await node.feeder._go_back()
+    assert (node.feeder._cut, node.feeder._failing, node.feeder._decided) == (None, None, set())
+    assert (node.store.positions(), node.machine.position) == ([10], 10)
+    assert (node.outbox.known, node.outbox.emitted_end) == (False, 10)
+    assert node.told.said == ["look again"]
+    assert not await node.feeder._go_back()
+
+
+async def test_where_retention_was_faster_it_begins_from_a_later_snapshot(node: Any) -> None:
+    await node.feeder.restart(0)
+    applied(node, 5)
+    later = Node(FakeLog(), node.settings.data)
+    await later.feeder.restart(0)
+    await saved(later, 20)
+    node.feeder.verify(5)
+    assert not await node.feeder._go_back(), "the record at its position is still there"
+    node.feeder.verify(6)
+    assert await node.feeder._go_back()
+    assert (node.machine.position, node.told.said) == (20, ["look again"])
+
+
+async def test_a_disproven_beginning_is_set_aside_with_all_that_was_made_of_it(node: Any) -> None:
+    node.store._kept = 5
+    await node.feeder.restart(0)
+    await saved(node, 20)
+    await node.feeder.restart(0, lambda snapshot: snapshot.position == 20)
+    node.feeder.disproven()
+    assert await node.feeder._go_back()
+    assert (node.store.positions(), node.machine.position) == ([10], 10)
+    assert node.told.said == ["look again"]
+    assert not await node.feeder._go_back(), "once"
+
+
+async def test_only_a_leader_goes_back_for_outputs_and_to_where_they_begin(node: Any) -> None:
+    node.store._kept = 5
+    await node.feeder.restart(0)
+    await saved(node, 30)
+    node.outbox.restart(30)
+    node.outbox.emitted_end = 20
+    assert node.outbox.must_rewind
+    assert not await node.feeder._go_back(), "a follower lacks nothing"
+    node.role = Role.LEADER
+    node.machine.change_role(Role.LEADER, 2)
+    assert await node.feeder._go_back()
+    assert (node.machine.position, node.outbox.must_rewind) == (20, False)
+
+
+# ---- what can't be applied ---------------------------------------------------------------------------------------------------
+def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
+    async def decide(what: Failing) -> None:
+        if error is not None:
+            raise error
+        decided.append(what)
+
+    return Decider(lambda: True, decide)
+
+
+async def test_a_decision_is_made_once_and_one_that_was_not_taken_is_said(node: Any) -> None:
+    await node.feeder.restart(0)
+    what, decided = failing(3), []
+    node.feeder._decider = decider(decided)
+    before_s = time.monotonic()
+    await node.feeder._do(Next.DECIDE, what)
+    assert decided == [what]
+    assert before_s <= what.decided_s <= time.monotonic()
+    assert node.waited == []
+    refused = failing(4)
+    node.feeder._decider = decider(decided, UnavailableError("no ack"))
+    await node.feeder._do(Next.DECIDE, refused)
+    assert (refused.decided_s, node.waited) == (None, [_PAUSE_S])
+    assert node.feeder.problem == f"{refused.error}; giving up on it: UNAVAILABLE: no ack"
+    node.feeder._decider = None
+    await node.feeder._do(Next.DECIDE, refused)
+    await node.feeder._do(Next.WAIT, refused)
+    assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
+
+
+async def test_a_further_try_begins_below_what_fails_and_outputs_are_looked_at_again(node: Any) -> None:
+    node.store._kept = 5
+    await node.feeder.restart(0)
+    await saved(node, 30)
+    await node.feeder._do(Next.TRY, failing(20))
+    assert (node.machine.position, node.told.said, node.waited) == (20, ["look again"], [])
+    await node.feeder._do(Next.TRY, failing(19))
+    assert node.machine.position == 10
+    assert list(node.machine._skips) == []
+
+
+@pytest.mark.parametrize(("timer", "more"), [("", ""), ("a b", " --timer 'a b'")])
+async def test_one_that_stops_says_how_to_pass_over_it(node: Any, timer: str, more: str) -> None:
+    await node.feeder.restart(0)
+    with pytest.raises(ServiceFailedError) as raised:
+        await node.feeder._do(Next.STOP, failing(7, timer))
+    assert str(raised.value) == (
+        "it raised: the record at offset 7 can't be applied. To pass over it on all nodes: "
+        f"liftpy service skip sum --stream in --partition 0 --offset 7{more}"
+    )
+
+
+async def test_a_decision_that_was_missed_has_it_go_back_below_and_pass_over(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.store._kept = 5
+    await node.feeder.restart(0)
+    await saved(node, 20)
+
+    async def missed(_: object) -> None:
+        raise DecisionMissedError(Unit(12))
+
+    monkeypatch.setattr(node.feeder, "_take", missed)
+    await node.feeder._take_or_undo([])
+    assert (node.store.positions(), node.machine.position) == ([10], 10)
+    assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
+
+
+async def test_what_fails_again_is_the_same_failing_and_another_one_a_new(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.feeder.restart(0)
+    raised: list[PoisonError] = [failing(5).error, failing(5).error, failing(8).error]
+
+    async def poisoned(_: object) -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(node.feeder, "_take", poisoned)
+    await node.feeder._take_or_undo([])
+    first = node.feeder._failing
+    assert (first.unit, first.tries, first.scanned, first.undone) == (Unit(5), 1, 6, True)
+    assert (node.feeder.problem, node.feeder.failing) == (str(raised[0]), first)
+    first.undone = False
+    del raised[0]
+    await node.feeder._take_or_undo([])
+    assert (node.feeder._failing, first.tries, first.undone) == (first, 2, True)
+    del raised[0]
+    await node.feeder._take_or_undo([])
+    assert node.feeder._failing is not first
+    assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
+
+
+async def test_it_fails_until_its_state_is_past_it(node: Any) -> None:
+    await node.feeder.restart(0)
+    node.feeder._failing = what = failing(5)
+    applied(node, 5)
+    assert node.feeder.failing is what
+    node.machine.apply([record(5)])
+    assert node.feeder.failing is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "at", "stored", "until"),
+    [(None, 7, False, 7), (5, 7, False, 5), (9, 7, False, 7), (9, 7, True, 9), (None, 7, True, None), (9, None, False, 9)],
+)
+async def test_the_state_is_stored_once_below_what_fails(
+    node: Any, stop: int | None, at: int | None, stored: bool, until: int | None
+) -> None:
+    await node.feeder.restart(0)
+    node.feeder.stop_at(stop)
+    node.feeder._failing = failing(at, stored=stored) if at is not None else None
+    assert node.feeder._stop_before_failing() == until
+
+
+async def test_the_snapshot_below_what_fails_is_at_its_very_offset(node: Any) -> None:
+    await node.feeder.restart(0)
+    assert not await node.feeder._keep_below_failing()
+    node.feeder._failing = what = failing(7)
+    applied(node, 6)
+    assert not await node.feeder._keep_below_failing()
+    assert (what.stored, node.store.positions()) == (False, [])
+    node.machine.apply([record(6)])
+    assert await node.feeder._keep_below_failing()
+    assert (what.stored, node.store.positions()) == (True, [7])
+    assert not await node.feeder._keep_below_failing(), "once"
+    node.feeder._failing = what = failing(6)
+    assert await node.feeder._keep_below_failing()
+    assert (what.stored, node.store.positions()) == (True, [7]), "it is past it already: nothing to store"
+
+
+async def test_a_decision_is_looked_for_from_where_the_last_look_ended(node: Any) -> None:
+    await node.feeder.restart(0)
+    node.feeder._failing = what = failing(3, scanned=4)
+    asked: list[tuple[Any, ...]] = []
+    answers: list[Any] = [(slices(4, 1, 1), 6), ([], 9), OffsetOutOfRangeError("gone")]
+
+    async def fetch(progress: ReadProgress) -> list[BatchSlice]:
+        asked.append((progress.stream, progress.partition, progress.next_offset, progress.uid))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        progress.next_offset = answer[1]
+        found: list[BatchSlice] = answer[0]
+        return found
+
+    node.feeder._reader = SimpleNamespace(fetch=fetch)
+    assert await node.feeder._scan(what) is None, "there may be more"
+    assert (what.scanned, node.feeder.problem) == (6, str(what.error))
+    assert await node.feeder._scan(what) is False, "all that is committed was looked through"
+    assert what.scanned == 9
+    assert await node.feeder._scan(what) is None
+    assert (what.scanned, node.waited) == (9, [_PAUSE_S])
+    assert asked == [("in", 0, 4, "u1"), ("in", 0, 6, "u1"), ("in", 0, 9, "u1")]
+
+
+# ---- what comes ----------------------------------------------------------------------------------------------------------------
+async def test_what_was_read_counts_by_its_bytes_and_a_leaders_outputs_leave(node: Any) -> None:
+    node.role = Role.LEADER
+    await node.feeder.restart(0)
+    came = slices(0, 1, 1, 1)
+    size_bytes = sum(piece.batch.header.size_bytes for piece in came)
+    await node.feeder._take(came)
+    assert node.keeper._fresh_bytes == size_bytes > 0
+    assert (node.machine.position, node.told.said) == (3, ["wake"])
+
+
+async def test_a_followers_outputs_wake_nobody(node: Any) -> None:
+    await node.feeder.restart(0)
+    await node.feeder._take(slices(0, 1, 1, 1))
+    assert (node.machine.position, node.told.said) == (3, [])
+
+
+async def test_a_leader_that_is_full_waits_and_its_outputs_are_woken(node: Any) -> None:
+    node.role = Role.LEADER
+    await node.feeder.restart(0)
+    node.outbox._max_records = 2
+    applied(node, 1)
+    assert (node.feeder._held(), node.told.said) == (False, [])
+    applied(node, 2)
+    assert (node.feeder._held(), node.told.said) == (True, ["wake"])
+    node.feeder._emitter = None
+    assert node.feeder._held()
+    node.feeder.stop_at(2)
+    node.outbox._max_records = 99
+    assert node.feeder._held(), "the stop is reached"
+    node.feeder.stop_at(3)
+    assert not node.feeder._held()
+
+
+async def test_offsets_without_a_record_bring_snapshots_about_and_they_are_stored(node: Any) -> None:
+    await node.feeder.restart(0)
+    await node.feeder._skip(9)
+    assert node.store.positions() == []
+    await node.feeder._skip(25)
+    assert (node.machine.position, node.store.positions()) == (25, [20])
+
+
+async def test_a_service_without_outputs_goes_back_as_well(tmp_path: Path) -> None:
+    class Plain(Service):
+        def on_start(self, snapshot: bytes | None) -> None: ...
+
+        def on_record(self, record: Record) -> None: ...
+
+        def take_snapshot(self) -> bytes:
+            return b"s"
+
+    node: Any = Node(FakeLog(), tmp_path)
+    node.feeder._outbox, node.feeder._factory, node.keeper._outbox = None, Plain, None
+    await node.feeder.restart(0)
+    await saved(node, 20)
+    for step in (lambda: node.feeder.cut_at(15), node.feeder.disproven, lambda: node.feeder.verify(0)):
+        step()
+        await node.feeder._go_back()
+    assert (node.machine.position, isinstance(node.machine.outbox, Outbox)) == (0, False)
+
+
+async def test_a_look_for_a_decision_that_is_interrupted_asks_no_further(node: Any) -> None:
+    await node.feeder.restart(0)
+    asked: list[Any] = []
+
+    async def fetch(progress: ReadProgress) -> list[BatchSlice]:
+        asked.append(asyncio.current_task())
+        await asyncio.Event().wait()
+        return []
+
+    node.feeder._reader = SimpleNamespace(fetch=fetch)
+    node.feeder._wake.clear()
+    scan = asyncio.ensure_future(node.feeder._scan(failing(3, scanned=4)))
+    while not asked:
+        await asyncio.sleep(0)
+    node.feeder.stop_at(3)
+    assert await scan is None
+    await asyncio.wait(asked)
+    assert asked[0].cancelled()

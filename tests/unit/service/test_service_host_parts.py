@@ -1,0 +1,376 @@
+"""What a host gives to its parts: settings, who it is, and the ways in which they speak to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client import ReadOptions
+from liftpy.errors import UnavailableError
+from liftpy.service import Identity, Role, host
+from liftpy.service.base import Service
+from liftpy.service.host import ServiceHost
+from liftpy.service.poison import Failing, PoisonError, Unit
+from liftpy.service.replies import Reply
+from liftpy.service.routing import Route
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.batch import Record
+from tests.unit.service.test_service_feeding import FakeLog, Sum
+from tests.unit.service.test_service_host import Bus, order
+
+
+class Answering(Sum):
+    def on_query(self, body: bytes) -> bytes:
+        return body
+
+
+class Quiet(Service):
+    """It answers no queries, and emits nothing."""
+
+    def on_record(self, record: Record) -> None: ...
+
+    def take_snapshot(self) -> bytes:
+        return b""
+
+
+class Part:
+    """Stands for any part: what it was made with, and what it is told."""
+
+    def __init__(self, kind: str, *args: Any, **named: Any) -> None:
+        self.kind, self.args, self.named = kind, args, named
+        self.problem = self.tried = ""
+        self.runs = False
+        self.told: list[str] = []
+        self.on_advance: Any = None
+        self.waiting_count, self.answered_count, self.refused_count = 1, 2, 3
+        self.fetched_bytes = 17
+
+    async def run(self) -> None:
+        self.runs = True
+        await asyncio.Event().wait()
+
+    def wake(self) -> None:
+        self.told.append("wake")
+
+    def look_again(self) -> None:
+        self.told.append("look again")
+
+
+class Made:
+    """A host whose parts are recorded."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.log = FakeLog()
+        self.reader: tuple[Any, ...] = ()
+
+    def one(self, kind: str) -> Part:
+        (part,) = self.all(kind)
+        return part
+
+    def all(self, kind: str) -> list[Part]:
+        return [part for part in self.parts if part.kind == kind]
+
+
+KINDS = (
+    "Emitter",
+    "Router",
+    "SnapshotFetcher",
+    "SnapshotGiver",
+    "Replier",
+    "RecordWriter",
+    "EffectRunner",
+    "QueryServer",
+    "DecisionWriter",
+)
+ROUTES = (Route("a", "s1"), Route("b", "s2"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    made = Made()
+    for kind in KINDS:
+
+        def make(*args: Any, kind: str = kind, **named: Any) -> Part:
+            made.parts.append(Part(kind, *args, **named))
+            return made.parts[-1]
+
+        monkeypatch.setattr(host, kind, make)
+
+    def reader(*args: Any) -> FakeLog:
+        made.reader = args
+        return made.log
+
+    monkeypatch.setattr(host, "PartitionReader", reader)
+    return made
+
+
+@pytest.fixture
+async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, Made]]:
+    bus = Bus()
+    settings = ServiceSettings(
+        "sum", "in", "n1", tmp_path, partition=2, output_stream="out", routes=ROUTES, outbox_records=11, outbox_bytes=5000,
+        snapshots_kept=7, max_snapshot_bytes=9000, read_wait_s=2.5, read_max_bytes=8192, emit_timeout_s=4.5, heartbeat_s=10.0,
+        dead_letter_stream="dead",
+    )  # fmt: skip
+    server: Any = ServiceHost(Answering, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(server.run())
+    await bus.until(lambda: bus.said)
+    await bus.tell(order(bus, 1, startOffset=0))
+    await bus.until(lambda: server._serving.queries is not None)
+    yield server, bus, made
+    server.stop()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_part_is_given_what_the_settings_say(running: Any) -> None:
+    server, bus, made = running
+    settings, identity, store = server._settings, Identity("sum", "in", "u1", 2), server._keeper._store
+    assert made.reader[0] is bus
+    assert made.reader[2:] == (
+        "in",
+        2,
+        ReadOptions(node="n1", wait_s=2.5, answer_timeout_s=1.0, patience_s=2.0, max_bytes=8192),
+    )
+    outbox = server.machine.outbox
+    assert (outbox.source, outbox.service, outbox._max_records, outbox._max_bytes) == ("u1/2", "sum", 11, 5000)
+    assert (store._kept, store._max_bytes, store._identity) == (7, 9000, identity)
+    assert store.folder.is_relative_to(settings.data)
+    assert made.one("Emitter").args == (
+        server._client, bus, settings, outbox, server._leads, server._fatal, server._disproven, server._outputs_known
+    )  # fmt: skip
+    assert [part.args for part in made.all("Router")] == [(server._client, bus, settings, route) for route in ROUTES]
+    for part in made.all("Router"):
+        assert part.named == {"source": "u1/2", "leads": server._leads, "fatal": server._fatal}
+    peers = (bus, server._subjects, settings, identity, store)
+    fetcher, giver = made.one("SnapshotFetcher"), made.one("SnapshotGiver")
+    assert fetcher.args[:-1] == (server._client, *peers)
+    assert fetcher.args[-1]() is server._order
+    assert giver.args == (*peers, server._keeper)
+    assert made.one("Replier").args == (bus, settings, server._serving.replies, server._leads, server._emitted_end)
+    writer, effects = made.one("RecordWriter"), made.one("EffectRunner")
+    assert writer.args == (server._client, 4.5)
+    assert (effects.args[:2], effects.args[3:]) == ((writer, settings), (server._leads, server._emitted_end))
+    assert effects.args[2]() is server.machine
+    queries = made.one("QueryServer")
+    assert queries.args[:4] == (server._client, bus, server._subjects, settings)
+    assert queries.args[4]() is server.machine
+    assert queries.args[5:] == (server._hears, server._caught_up)
+    feeder = server._feeder
+    assert (feeder._keeper, feeder._emitter, feeder._outbox) == (server._keeper, made.one("Emitter"), outbox)
+    assert (feeder._decider.may, feeder._decider.decide) == (server._is_beside_the_leader, server._decide)
+    assert (server._keeper._fetcher, server._keeper._outbox) == (fetcher, outbox)
+    await asyncio.sleep(0)
+    idle = [part.kind for part in made.parts if not part.runs]
+    assert idle == ["SnapshotFetcher", "RecordWriter"], "all others run"
+
+
+async def test_outputs_that_were_written_wake_all_that_copy_them(running: Any) -> None:
+    _, _, made = running
+    made.one("Emitter").on_advance()
+    assert [part.told for part in made.all("Router")] == [["wake"], ["wake"]]
+
+
+async def test_another_role_has_the_output_stream_looked_at_and_the_state_verified(running: Any) -> None:
+    server, bus, made = running
+    made.log.append(3)
+    await bus.until(lambda: server.machine.position == 3)
+    emitter = made.one("Emitter")
+    emitter.told.clear()
+    await bus.tell(order(bus, 1))
+    assert emitter.told == [], "the same role in the same epoch"
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
+    assert server.machine.role is Role.FOLLOWER, (
+        "where the output stream ends is not known: it would take those of others for missing"
+    )
+    server.machine.outbox.known = True
+    server._outputs_known()
+    assert server.machine.role is Role.LEADER
+    assert emitter.told == ["look again"]
+    server._feeder._verifying = False
+    await bus.tell(order(bus, 3, role=pb.SERVICE_LEADER, leaderEpoch=4, startOffset=2))
+    assert (emitter.told, server._feeder._verifying) == (["look again"] * 2, True)
+    assert (server._feeder._log_start_offset, server.machine.leader_epoch) == (2, 4)
+
+
+async def test_what_is_wrong_is_said_and_the_worst_of_it(running: Any) -> None:
+    server, _, made = running
+    assert server.problem == ""
+    ways = [
+        (server._keeper, "snapshot"),
+        (made.one("EffectRunner"), "effects"),
+        (made.all("Router")[1], "route b"),
+        (made.all("Router")[0], "route a"),
+        (made.one("Emitter"), "outputs"),
+        (server._feeder, "reading"),
+        (made.one("SnapshotFetcher"), "fetches"),
+    ]
+    said = []
+    for part, problem in ways:
+        part.problem = problem
+        said.append(server.problem)
+    assert said == ["snapshot", "effects", "route b", "route aroute b", "outputs", "reading", "fetches"]
+    assert server._hello().fetching
+    assert server._hello().failing, "whoever looks for a snapshot is not waited for"
+    server._refusal = "refused"
+    assert server.problem == "refused"
+
+
+async def test_the_figures_are_those_of_the_parts(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _, _ = running
+    now_s = [100.0]
+    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    keeper, outbox = server._keeper, server.machine.outbox
+    keeper.stored_count, keeper.state_bytes, keeper.saved_s = 5, 600, 90.5
+    outbox.emitted_end = 4
+    figures = server._figures()
+    assert (figures.sinceOutputMs, figures.queriesWaiting, figures.queriesAnswered, figures.queriesRefused) == (-1, 1, 2, 3)
+    assert (figures.snapshotsStored, figures.snapshotBytes, figures.sinceSnapshotMs) == (5, 600, 9500)
+    outbox.known = True
+    assert server._figures().sinceOutputMs == 0
+    now_s[0] = 102.5
+    assert server._figures().sinceOutputMs == 2500, "nothing more was written since"
+    outbox.emitted_end = 5
+    assert server._figures().sinceOutputMs == 0
+    keeper.given_bytes = 23
+    outbox.output_count = 6
+    hello = server._hello()
+    assert (hello.outputCount, hello.emittedEnd, hello.fetchedBytes, hello.givenBytes) == (6, 5, 17, 23)
+    assert (hello.life, hello.failing, hello.fetching) == (keeper.life, False, False)
+
+
+async def test_how_far_outputs_are_is_nothing_once_they_differ(running: Any) -> None:
+    server, _, _ = running
+    server.machine.outbox.emitted_end = 4
+    assert server._emitted_end() == 4
+    server.machine.outbox.diverged = "it differs"
+    assert server._emitted_end() == 0, "no reply leaves"
+
+
+async def test_a_state_that_begins_anew_has_the_replies_of_its_own_records(running: Any) -> None:
+    server, _, _ = running
+    server._serving.replies.add(Reply(1, "_INBOX.x", b""))
+    machine = server.machine
+    server._started(machine, None)
+    assert (len(server._serving.replies), machine.replies, machine.at_home) == (
+        0,
+        server._serving.replies,
+        server._serving.at_home,
+    )
+    assert machine.at_home()
+    assert not await asyncio.to_thread(machine.at_home)
+
+
+async def test_it_hears_its_node_for_a_lease_and_is_caught_up_past_what_was_committed(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, bus, made = running
+    made.log.append(3)
+    await bus.until(lambda: server.machine.position == 3)
+    now_s = [1000.0]
+    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=2))
+    assert (server._hears(), server._caught_up()) == (True, True)
+    await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=3, leads=True))
+    assert (server._hears(), server._caught_up()) == (True, False)
+    now_s[0] = 1001.49
+    assert (server._hears(), server._is_beside_the_leader()) == (True, True)
+    server._feeder.problem = "reading"
+    assert not server._hears()
+    server._feeder.problem = ""
+    server._refusal = "refused"
+    assert not server._hears()
+    server._refusal = ""
+    now_s[0] = 1001.5
+    assert (server._hears(), server._is_beside_the_leader()) == (False, False)
+
+
+async def test_a_leader_whose_lease_ends_leads_no_more(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, bus, _ = running
+    server.machine.outbox.known = True
+    now_s = [1000.0]
+    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
+    assert server._leads()
+    now_s[0] = 1001.49
+    server._obey()
+    assert server._leads()
+    now_s[0] = 1001.5
+    server._obey()
+    assert not server._leads()
+
+
+async def test_what_the_order_says_reaches_the_feeder_and_the_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, bus, _ = running
+    told: list[Any] = []
+    for name in ("cut_at", "stop_at", "ask_again", "keep_state"):
+        monkeypatch.setattr(server._feeder, name, lambda *args, name=name: told.append((name, *args)))
+    await bus.tell(order(bus, 1, stopPosition=0, turn=2))
+    assert told == [("stop_at", 0)], "the same order again brings nothing new"
+    assert server._keeper.turn == 2
+    told.clear()
+    await bus.tell(order(bus, 2, stopPosition=-1, logEndOffset=0, snapshotRequest=1))
+    assert told == [("ask_again",), ("keep_state",), ("stop_at", None)]
+    assert server._keeper.turn == 0
+    told.clear()
+    server.machine.position = 6
+    await bus.tell(order(bus, 2, logEndOffset=6, snapshotRequest=1))
+    assert told == [("stop_at", None)], "its state ends where the log does; the snapshot was asked for once"
+    told.clear()
+    await bus.tell(order(bus, 2, logEndOffset=5, snapshotRequest=2))
+    assert told == [("cut_at", 5), ("keep_state",), ("stop_at", None)]
+    told.clear()
+    await bus.tell(order(bus, 1, stopPosition=3))
+    stranger = order(bus, 9, stopPosition=3)
+    stranger.instance += 1
+    await bus.tell(stranger)
+    assert told == [], "an order from before, and one for another process"
+
+
+async def test_what_it_decides_names_the_epoch_and_keeps_the_record(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, bus, made = running
+    await bus.tell(order(bus, 2, leaderEpoch=6, leads=True))
+    given: list[Any] = []
+
+    async def pass_over(_: Part, *args: Any) -> None:
+        given.extend(args)
+        raise UnavailableError("no ack")
+
+    monkeypatch.setattr(Part, "pass_over", pass_over, raising=False)
+    bad = Record(4, 0, None, b"bad", (), "", None, 6)
+    what = Failing(PoisonError(Unit(4, "t"), bad, "it raised"))
+    with pytest.raises(UnavailableError):
+        await server._decide(what)
+    assert made.one("DecisionWriter").args == (server._client, "dead", 4.5)
+    identity, decision, record, error = given
+    assert (identity, record, error) == (server.machine.identity, bad, str(what.error))
+    assert (decision.service, decision.unit, decision.leader_epoch) == ("sum", Unit(4, "t"), 6)
+
+
+async def test_a_service_without_outputs_or_queries_has_no_such_parts(made: Made, tmp_path: Path) -> None:
+    bus = Bus()
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=10.0)
+    server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
+    task = asyncio.create_task(server.run())
+    await bus.until(lambda: bus.said)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: made.all("EffectRunner"))
+    await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER))
+    assert server._leads()
+    assert (made.all("Emitter"), made.all("Router"), made.all("QueryServer")) == ([], [], [])
+    assert (server._emitted_end(), server._figures().sinceOutputMs, server._figures().queriesWaiting) == (None, -1, 0)
+    server.stop()
+    await task
+
+
+async def test_outputs_that_disprove_the_state_have_the_feeder_go_back(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _, _ = running
+    told: list[str] = []
+    monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
+    server._disproven()
+    assert told == ["disproven"]

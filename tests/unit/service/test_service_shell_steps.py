@@ -1,0 +1,455 @@
+"""Single steps of what acts, answers, replies and decides beside the state: when, to whom, and what becomes of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.queries import POSITION_HEADER
+from liftpy.errors import ConfigError, ProtocolError, UnavailableError
+from liftpy.service import Identity, Outbox, ServiceFailedError, ServiceMachine, acting, answering
+from liftpy.service.acting import EffectRunner
+from liftpy.service.answering import QueryServer
+from liftpy.service.base import Service
+from liftpy.service.decisions import RecordWriter
+from liftpy.service.effects import Effect
+from liftpy.service.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES
+from liftpy.service.queries import Query
+from liftpy.service.replies import Reply, ReplyDesk
+from liftpy.service.replying import Replier
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record
+from liftpy.wire.subjects import Subjects
+
+WHO = Identity("shop", "orders", "u", 0)
+
+
+class Shop(Service):
+    """Asks for an effect, an offer, or a timer, as the record says; has whatever effect it is told to have."""
+
+    outcome: Any = b"done"
+
+    def on_record(self, record: Record) -> None:
+        what = (record.value or b"").decode()
+        if what == "offer":
+            self.offer(b"offered", key=b"k")
+        elif what.startswith("timer "):
+            self.set_timer("t", int(what.split()[1]))
+        elif what == "output":
+            self.emit(b"x")
+            self.effect("after", b"")
+        else:
+            self.effect(what, b"p-" + what.encode())
+
+    def on_timer(self, name: str) -> None: ...
+
+    def on_effect(self, effect: Effect) -> Any:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def on_effect_result(self, effect: Effect, result: bytes) -> None: ...
+
+    def on_query(self, body: bytes) -> bytes:
+        return body * 2
+
+    def take_snapshot(self) -> bytes:
+        return b""
+
+
+def machine_of(*values: bytes) -> ServiceMachine:
+    machine = ServiceMachine(Shop(), WHO, snapshot_every=1000, outbox=Outbox("u/0", service="shop"))
+    machine.start(None)
+    machine.apply([Record(offset, 0, None, value, (), "", None, 1) for offset, value in enumerate(values)])
+    return machine
+
+
+class Acting:
+    """An effect runner whose writer remembers; ``error``: what an append ends with."""
+
+    def __init__(self, machine: ServiceMachine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.machine, self.emitted = machine, None
+        self.appended: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
+        self.now_s = 1000.0
+        self.runner: Any = EffectRunner(self, made, lambda: machine, lambda: True, lambda: self.emitted)  # type: ignore[arg-type]
+        monkeypatch.setattr(acting.time, "monotonic", lambda: self.now_s)
+
+    async def append(self, *given: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        self.appended.append(given)
+        return 0
+
+    async def act(self) -> None:
+        """One turn, and all that it begins."""
+        self.runner._begin(self.machine)
+        while begun := [one.task for one in self.runner._tries.values() if one.task is not None]:
+            await asyncio.wait(begun)
+
+
+# ---- effects ---------------------------------------------------------------------------------------------------------------
+async def test_a_result_and_an_offer_are_records_of_the_log_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Acting(machine_of(b"pay", b"offer"), monkeypatch)
+    await bench.act()
+    assert sorted(bench.appended, key=str) == [
+        ("orders", 0, b"done", None, (("Lift-Service-Effect", b"shop/0"),), "u"),
+        ("orders", 0, b"offered", b"k", (("Lift-Service-Effect", b"shop/1"),), "u"),
+    ]
+    await bench.act()
+    assert len(bench.appended) == 2, "both wait to be applied"
+    bench.now_s += 9.9
+    await bench.act()
+    assert len(bench.appended) == 2
+    bench.now_s += 0.2
+    await bench.act()
+    assert len(bench.appended) == 4, "a result that is not in the state by now was lost"
+
+
+async def test_what_fails_is_tried_ever_more_seldom_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Acting(machine_of(b"pay"), monkeypatch)
+    bench.error = UnavailableError("no ack")
+    waits, said = [], []
+    for _ in range(11):
+        await bench.act()
+        (one,) = bench.runner._tries.values()
+        waits.append(one.again_s - bench.now_s)
+        said.append(bench.runner.problem)
+        bench.now_s = one.again_s - 0.001
+        await bench.act()
+        assert one.failures == len(waits), "not before its time"
+        bench.now_s = one.again_s
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    assert said[1] == "effect 'pay' u/0/shop/0, try 2: UNAVAILABLE: no ack"
+    assert [r.getMessage().split("try ")[1].split(":")[0] for r in caplog.records] == ["1", "10"], "not each of them"
+    bench.error = None
+    bench.now_s += 60
+    await bench.act()
+    bench.machine.effects.end(0)
+    bench.runner._begin(bench.machine)
+    assert (bench.runner.problem, bench.runner._tries) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (7, "SERVICE_FAILED: on_effect returned int, neither bytes nor None"),
+        (
+            b"x" * (MAX_OUTPUT_BYTES + 1),
+            f"SERVICE_FAILED: on_effect returned {MAX_OUTPUT_BYTES + 1} bytes, {MAX_OUTPUT_BYTES} at most",
+        ),
+        (KeyError("k"), "KeyError: 'k'"),
+        (b"x" * MAX_OUTPUT_BYTES, ""),
+        (None, ""),
+        (b"", ""),
+    ],
+)
+async def test_what_a_handler_may_return(outcome: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shop, "outcome", outcome)
+    bench = Acting(machine_of(b"pay"), monkeypatch)
+    await bench.act()
+    assert bench.runner.problem == (f"effect 'pay' u/0/shop/0, try 1: {said}" if said else "")
+    assert [given[2] for given in bench.appended] == ([] if said else [outcome or b""])
+    assert bench.runner._threads == 0
+
+
+async def test_an_effect_waits_for_the_outputs_before_it_and_holds_up_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Acting(machine_of(b"pay", b"output", b"late"), monkeypatch)
+    bench.emitted = 0
+    await bench.act()
+    assert list(bench.runner._tries) == [0]
+    bench.emitted = 1
+    await bench.act()
+    assert list(bench.runner._tries) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("threads", "begun"), [(0, 2), (1, 2), (2, 0)])
+async def test_no_more_than_allowed_run_at_once_and_a_hanging_thread_counts(
+    threads: int, begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, effects_at_once=2)
+    bench.runner._threads = threads
+    bench.runner._begin(bench.machine)
+    running = [one.task for one in bench.runner._tries.values() if one.task is not None]
+    assert len(running) == begun
+    bench.runner._give_up()
+    assert (bench.runner._tries, bench.runner.problem) == ({}, "")
+    await asyncio.gather(*running, return_exceptions=True)
+    assert all(task.cancelled() for task in running)
+
+
+async def test_a_result_that_came_from_elsewhere_ends_the_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Acting(machine_of(b"a", b"b"), monkeypatch)
+    bench.runner._begin(bench.machine)
+    tasks = [one.task for one in bench.runner._tries.values()]
+    bench.machine.effects.end(0)
+    bench.runner._begin(bench.machine)
+    assert list(bench.runner._tries) == [1]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [task.cancelled() for task in tasks] == [True, False]
+
+
+async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, leads, waits = machine_of(b"a"), [True], []
+    made: Any = EffectRunner(
+        None, ServiceSettings("shop", "orders", "n1", Path("x")), lambda: machine, lambda: leads[0], lambda: None
+    )  # type: ignore[arg-type]
+    states = iter(["runs", "follows", "runs", "failed", "end"])
+
+    async def sleep(wait_s: float) -> None:
+        waits.append((len(made._tries), wait_s))
+        state = next(states)
+        leads[0], machine.failed = state != "follows", state == "failed"
+        if state == "end":
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(acting, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(EffectRunner, "_act", lambda *_: asyncio.Event().wait())
+    with pytest.raises(asyncio.CancelledError):
+        await made.run()
+    assert waits == [(1, 0.01), (1, 0.01), (0, 0.05), (1, 0.01), (0, 0.05)]
+    assert made._tries == {}
+
+
+# ---- ticks -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tick_s", "timer_s", "passed_s", "ticks"),
+    [(5.0, 100, 5.0, 1), (5.0, 100, 4.9, 0), (0.0, 100, 60.0, 0), (5.0, 101, 60.0, 0), (5.0, None, 60.0, 0)],
+)
+async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_came(
+    tick_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
+    bench = Acting(machine, monkeypatch, tick_s=tick_s)
+    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    bench.runner._ticked_s = bench.now_s - passed_s
+    await bench.runner._tick(machine)
+    assert bench.appended == [("orders", 0, b"", None, (("Lift-Service-Tick", b"shop"),), "u")] * ticks
+    await bench.runner._tick(machine)
+    assert len(bench.appended) == ticks, "not twice in tick_s"
+
+
+async def test_a_tick_that_is_not_taken_is_said_and_written_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_s=5.0)
+    bench.error = UnavailableError("no ack")
+    await bench.runner._tick(bench.machine)
+    assert (bench.runner.problem, bench.runner._ticked_s) == ("tick: UNAVAILABLE: no ack", bench.now_s)
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------------------
+class Answers:
+    """A transport and its connection: what is published is remembered; ``deaf``: not connected."""
+
+    def __init__(self, max_payload: int = 2000) -> None:
+        self.connection = SimpleNamespace(max_payload=max_payload)
+        self.said: list[tuple[str, bytes, dict[str, str]]] = []
+        self.deaf: type[Exception] | None = None
+
+    async def publish(self, subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
+        if self.deaf is not None:
+            raise self.deaf("no")
+        self.said.append((subject, payload, headers))
+
+
+def server_of(transport: Answers, machine: ServiceMachine | None) -> Any:
+    settings = ServiceSettings("shop", "orders", "n1", Path("unused"), partition=3)
+    return QueryServer(transport, transport, Subjects("ns"), settings, lambda: machine, lambda: True, lambda: True)  # type: ignore[arg-type]
+
+
+def message(reply: str = "r", headers: dict[str, str] | None = None, data: bytes = b"?") -> Any:
+    return SimpleNamespace(data=data, reply=reply, headers=headers)
+
+
+async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Answers()
+    server = server_of(bus, machine_of())
+    monkeypatch.setattr(answering.time, "monotonic", lambda: 5.0)
+    await server._arrived(message(reply=""))
+    await server._arrived(message(headers={"Lift-At-Least": "-1"}))
+    assert (server.waiting_count, server.refused_count, server._arrival.is_set()) == (0, 1, False)
+    assert bus.said[0][::2] == ("r", {"Lift-Error": "QUERY_FAILED", "Lift-Node": "n1"})
+    await server._arrived(message(headers={"Lift-At-Least": "7"}))
+    await server._arrived(message(headers=None, data=b"later"))
+    assert server._arrival.is_set()
+    assert [(q.body, q.reply, q.arrived_s, q.position) for q in server._desk._waiting] == [
+        (b"?", "r", 5.0, 7),
+        (b"later", "r", 5.0, None),
+    ]
+    server._desk._max_queries = 2
+    bus.said.clear()
+    await server._arrived(message(reply="third"))
+    assert (server.waiting_count, server.refused_count) == (2, 2)
+    assert bus.said == [("third", b"too many queries wait here", {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+
+
+async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
+    bus = Answers(max_payload=2000)
+    server = server_of(bus, machine_of(b"pay"))
+    for size, fits in ((488, True), (489, False)):
+        await server._answer_one(server._machine(), Query(b"x" * size, "r", 0.0))
+        (reply, payload, headers) = bus.said.pop()
+        assert reply == "r"
+        if fits:
+            assert (payload, headers) == (b"x" * 976, {POSITION_HEADER: "1", "Lift-Node": "n1"})
+        else:
+            assert (payload, headers["Lift-Error"]) == (b"an answer of 978 bytes does not fit into a message", "QUERY_FAILED")
+    assert (server.answered_count, server.refused_count) == (1, 1)
+    await server._refuse("r", ServiceFailedError("y" * 3000))
+    assert bus.said.pop()[1] == b"y" * 1024
+    bus.deaf = UnavailableError
+    await server._answer_one(server._machine(), Query(b"x", "r", 0.0))
+    await server._refuse("r", ServiceFailedError("y"))
+    assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
+
+
+async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far_the_log_is() -> None:
+    bus = Answers()
+    server = server_of(bus, machine_of(b"pay"))
+    asked: list[Any] = []
+
+    async def bounds(*given: Any, options: Any) -> Any:
+        asked.append((given, options.patience_s, options.answer_timeout_s))
+        raise UnavailableError("nobody leads")
+
+    server._client = SimpleNamespace(bounds=bounds)
+    first, second = Query(b"", "r1", 0.0), Query(b"", "r2", 0.0)
+    server._desk.take(first)
+    server._desk.take(second)
+    server._desk.drop([second])
+    await server._place([first, second])
+    assert asked == [(("orders", 3), 1.0, 0.5)]
+    why = b"how far the log is committed: UNAVAILABLE: nobody leads"
+    assert bus.said == [("r1", why, {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    server._desk.take(third := Query(b"x", "r3", 0.0, position=1))
+    await server._answer_ready()
+    assert (server.waiting_count, bus.said[-1][:2]) == (0, ("r3", b"xx"))
+    assert third.position == 1
+    server._machine = lambda: None
+    server._desk.take(third)
+    await server._answer_ready()
+    assert server._desk.expired(math.inf) == [third], "there is no state: it waits"
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------------------
+def replier(bus: Answers, desk: ReplyDesk) -> Any:
+    return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
+
+
+async def test_a_reply_is_tried_again_only_where_it_was_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    bus = Answers()
+    made = replier(bus, ReplyDesk())
+    await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
+    headers = {"Lift-Service": "shop", "Lift-Offset": "5", "Lift-Node": "n1", "Lift-Error": "E"}
+    assert bus.said == [("_INBOX.a", b"v", headers)]
+    bus.deaf = UnavailableError
+    with pytest.raises(UnavailableError):
+        await made._send(Reply(6, "_INBOX.a", b"v"))
+    assert (made.sent_count, made.refused_count) == (1, 0)
+    bus.deaf = ProtocolError
+    await made._send(Reply(7, "_INBOX.a", b"four"))
+    await made._send(Reply(8, "orders", b"v"))
+    await made._send(Reply(9, None, b"v"))
+    assert (made.sent_count, made.refused_count) == (1, 3)
+    (said,) = caplog.records
+    assert said.getMessage() == "shop: the reply to the record at 7 is not sent: '_INBOX.a' takes no 4 bytes"
+
+
+async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, desk, waits = Answers(), ReplyDesk(), []
+    for offset in range(300):
+        desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
+    made = replier(bus, desk)
+
+    async def sleep(wait_s: float) -> None:
+        waits.append((wait_s, len(bus.said)))
+        bus.deaf = UnavailableError if len(waits) == 1 else None
+        if len(waits) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("liftpy.service.replying.asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(asyncio.CancelledError):
+        await made.run()
+    assert waits == [(0, 256), (0.002, 256), (0, 300), (0.02, 300)]
+    assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
+
+
+# ---- what is said in the log -----------------------------------------------------------------------------------------------
+class Log:
+    """A client of one stream, whose ack is ``ack``."""
+
+    def __init__(self, **stream: Any) -> None:
+        self.found = SimpleNamespace(
+            **({"uid": "u9", "subject": "a.*.b.>", "answers": True, "partitions": [None] * 2} | stream)
+        )
+        self.transport = SimpleNamespace(request=self._request)
+        self.asked: list[tuple[Any, ...]] = []
+        self.ack = client_pb2.Ack(stream="s", partition=1, offset=33)
+
+    async def stream(self, name: str) -> Any:
+        return self.found
+
+    async def _request(self, *given: Any) -> bytes:
+        self.asked.append(given)
+        return frames.encode(self.ack)
+
+
+async def test_a_record_of_the_framework_is_appended_as_it_is() -> None:
+    log: Any = Log()
+    writer = RecordWriter(log, 2.5)
+    assert await writer.append("s", 1, b"v", b"", [("h", b"1")], "u9") == 33
+    subject, payload, timeout_s, headers = log.asked.pop()
+    assert (subject, timeout_s, headers) == ("a.service.b.service.1", 2.5, None)
+    sent = frames.decode(payload, client_pb2.Message)
+    wanted = client_pb2.Message(
+        offset=-1, value=b"v", key=b"", keyed=True, stream="s", streamUid="u9", partition=1,
+        headers=[client_pb2.Header(name="h", value=b"1")], ackPolicy=client_pb2.ALL,
+    )  # fmt: skip
+    assert sent == wanted
+    await writer.append("s", 1, b"v", None, [], first=True)
+    assert log.asked[-1][3] == {EXPECTED_HEADER: "0"}
+    assert not frames.decode(log.asked[-1][1], client_pb2.Message).keyed
+    log.ack.partition = 0
+    await writer.append("s", 2, b"v", None, [])
+    assert log.asked[-1][0] == "a.service.b.service", "a partition that is not there is the first"
+
+
+@pytest.mark.parametrize(
+    ("ack", "said"),
+    [
+        ({"stream": "other", "partition": 1}, "s/1 did not take it: 0"),
+        ({"stream": "s", "partition": 0}, "s/1 did not take it: 0"),
+        (
+            {"stream": "s", "partition": 1, "ackError": client_pb2.Ack.NOT_LEADER, "detail": "n2 leads"},
+            "s/1 did not take it: n2 leads",
+        ),
+    ],
+)
+async def test_what_is_not_acknowledged_is_not_there(ack: dict[str, Any], said: str) -> None:
+    log: Any = Log()
+    log.ack = client_pb2.Ack(**ack)
+    with pytest.raises(UnavailableError) as raised:
+        await RecordWriter(log).append("s", 1, b"v", None, [])
+    assert str(raised.value) == said
+    assert log.asked[0][2] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("stream", "uid", "said"), [({}, "u8", "was deleted and made again"), ({"answers": False}, "u9", "answers nobody")]
+)
+async def test_nothing_is_said_in_a_stream_that_is_another_or_answers_nobody(
+    stream: dict[str, Any], uid: str, said: str
+) -> None:
+    log: Any = Log(**stream)
+    with pytest.raises(ConfigError, match=said):
+        await RecordWriter(log).append("s", 1, b"v", None, [], uid)
+    assert log.asked == []
