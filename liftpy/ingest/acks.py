@@ -15,6 +15,7 @@ from typing import Protocol
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
+from liftpy.ingest.jetstream import Unfit, stream_of
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -32,6 +33,7 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.MALFORMED: (400, 10003, "bad request"),
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
     RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
+    RejectReason.UNSUPPORTED: (400, 10003, "bad request"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 
@@ -96,7 +98,8 @@ class PendingAcks:
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
-        self._json_prefix = b'{"stream":"%b","seq":' % key.stream.encode()
+        self._shown_stream = stream_of(key.stream, key.partition)
+        self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
         self.count = 0
 
     def add(self, base_offset: int, publishers: Publishers) -> None:
@@ -147,14 +150,14 @@ class PendingAcks:
                 body = self._ack(envelope, entry.base_offset + index, leader_epoch, now_wall_ns)
             lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
-    def reject(self, publishers: Publishers, reason: RejectReason, detail: str, leader: str, leader_epoch: int) -> None:
+    def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0) -> None:
         """Answer everybody of a batch that was not appended with a negative ack [A2]."""
         lines: list[bytes] = []
         envelopes = publishers.envelopes or [None] * len(publishers.replies)
-        plain = self._json_error(reason, detail)
+        plain = self._json_error(unfit)
         for reply, envelope in zip(publishers.replies, envelopes, strict=True):
             if reply:
-                body = plain if envelope is None else self._negative_ack(envelope, reason, detail, leader, leader_epoch)
+                body = plain if envelope is None else self._negative_ack(envelope, unfit, leader, leader_epoch)
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
         if lines:
             self._shell.send_lines(lines)
@@ -183,7 +186,7 @@ class PendingAcks:
         )
         return frames.encode(ack)
 
-    def _negative_ack(self, envelope: Envelope, reason: RejectReason, detail: str, leader: str, leader_epoch: int) -> bytes:
+    def _negative_ack(self, envelope: Envelope, unfit: Unfit, leader: str, leader_epoch: int) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
             streamUid=self.key.uid,
@@ -195,14 +198,16 @@ class PendingAcks:
             correlationId=envelope.correlation_id,
             ackPolicy=_PB_POLICY[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
-            ackError=reason.value,  # type: ignore[arg-type]
+            ackError=unfit.reason.value,  # type: ignore[arg-type]
             leaderEpoch=leader_epoch,
             leader=leader,
-            detail=detail,
+            detail=unfit.detail,
         )
         return frames.encode(ack)
 
-    def _json_error(self, reason: RejectReason, detail: str) -> bytes:
-        code, err_code, description = _JETSTREAM_ERRORS[reason]
-        error = {"code": code, "err_code": err_code, "description": detail or description}
-        return json.dumps({"stream": self.key.stream, "seq": 0, "error": error}).encode()
+    def _json_error(self, unfit: Unfit) -> bytes:
+        code, err_code, description = _JETSTREAM_ERRORS[unfit.reason]
+        if unfit.jetstream is not None:
+            code, err_code = unfit.jetstream
+        error = {"code": code, "err_code": err_code, "description": unfit.detail or description}
+        return json.dumps({"stream": self._shown_stream, "seq": 0, "error": error}).encode()

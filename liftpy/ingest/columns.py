@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from liftpy.config import AckPolicy, Codec
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
+from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
-from liftpy.ingest.published_batch import MAX_HEADER_BYTES, MAX_HEADERS, UnfitBatchError, body_to_store
+from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.published_batch import MAX_HEADERS, UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
@@ -36,8 +38,8 @@ _PUBLISH, _BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLIS
 _TEXT = ("utf-8", "surrogateescape")
 _MAX_DIGITS = 19
 """Of an offset: it has 63 bits."""
-_TOO_MANY_HEADERS = (RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
-_NO_TOMBSTONE = (RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
+_TOO_MANY_HEADERS = Unfit(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
+_NO_TOMBSTONE = Unfit(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +60,10 @@ class MessageColumns:
     """The one message is a whole batch; the other columns are not filled in."""
     apart: bool = False
     """One of several messages is a whole batch: they are to be read one by one."""
-    unfit: tuple[RejectReason, str] | None = None
+    unfit: Unfit | None = None
     """One of them can't be stored as it is, and why; its other columns are not filled in."""
+    unfit_then: Unfit | None = None
+    """The same, said only to who expects the right offset."""
 
 
 class MessageReader:
@@ -91,10 +95,11 @@ class MessageReader:
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         asked: list[bytes] = []
+        fast_batch = False
         if any(replies):
-            replies = self._allowed(replies)
+            replies, fast_batch = self._allowed(replies)
             if self._policy is AckPolicy.NONE:
-                asked, replies = replies, [b""] * len(replies)
+                asked, replies, fast_batch = replies, [b""] * len(replies), False
         subjects = self._subjects(messages)
         columns = MessageColumns(
             values=values,
@@ -104,6 +109,9 @@ class MessageReader:
         if any(asked):  # nobody else answers here: a service that reads the record may
             columns.replies = [reply.decode() if reply else None for reply in asked]
         magic = envelope.MAGIC
+        if fast_batch:
+            columns.unfit = jetstream.FAST_BATCH
+            return columns
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
         for index in special:
             opened = self._opened_batch(messages[index])
@@ -116,13 +124,14 @@ class MessageReader:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
         return columns
 
-    def _allowed(self, replies: list[bytes]) -> list[bytes]:
-        if len(replies) > 1 and self._inboxes.allows_all(replies):
-            return replies
+    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], bool]:
+        """Those that may be answered; and whether one of them is a fast batch's."""
+        if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream.FAST_BATCH_REPLY):
+            return replies, False
         allows = self._inboxes.allows
         kept = [reply if reply and allows(reply) else b"" for reply in replies]
         self.refused_replies += sum(1 for before, after in zip(replies, kept, strict=True) if before and not after)
-        return kept
+        return kept, any(reply.endswith(jetstream.FAST_BATCH_REPLY) for reply in replies)
 
     def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
         own = self._own_subject
@@ -140,16 +149,26 @@ class MessageReader:
                 columns.publishers.replies[index] = b""
             elif (published := self._opened(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
-        if block and (len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADERS + 2):  # its status line and its end
+        if len(block) > jetstream.MAX_BLOCK_BYTES:
+            columns.unfit = jetstream.BLOCK_TOO_LARGE
+            return
+        if block.count(b"\n") > MAX_HEADERS + 2:  # its status line and its end
             columns.unfit = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
+        asks = jetstream.asks(block)
         if published is not None:
             columns.unfit = self._why_not(published, headers) or columns.unfit
             if columns.unfit is not None:
                 return
             self._take(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
+            asks = asks or bool(published.headers)
+        if asks and self._policy is not AckPolicy.NONE:
+            columns.unfit = jetstream.why_not_first(headers, self._key.stream, self._key.partition)
+            if columns.unfit is not None:
+                return
+            columns.unfit_then = jetstream.why_not_then(headers) or columns.unfit_then
         for name, value in headers:
             if name == KEY:
                 _column(columns, "keys")[index] = value
@@ -165,7 +184,7 @@ class MessageReader:
                     columns.unfit = _NO_TOMBSTONE
                     return
                 columns.values[index] = None
-            elif name == "Nats-Expected-Last-Sequence":
+            elif name == jetstream.EXPECTED_LAST_SEQUENCE:
                 columns.expected[index] = _expected_offset(value)
         if headers:
             _column(columns, "headers")[index] = headers
@@ -204,7 +223,7 @@ class MessageReader:
         assert isinstance(publishers.envelopes, list)
         publishers.envelopes[index] = wanted
 
-    def _why_not(self, published: client_pb2.Message, beside: Headers) -> tuple[RejectReason, str] | None:
+    def _why_not(self, published: client_pb2.Message, beside: Headers) -> Unfit | None:
         """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
         if self._policy is not AckPolicy.NONE and not self._is_ours(published):
             return self._misaddressed(published)
@@ -214,10 +233,8 @@ class MessageReader:
             return _TOO_MANY_HEADERS
         for name in (*(header.name for header in published.headers), *(name for name, _ in beside)):
             if not may_be_enveloped(name):
-                return (
-                    RejectReason.MALFORMED,
-                    f"a header {name[:80]!r} of an envelope: names are not empty, and Lift-* is reserved",
-                )
+                detail = f"a header {name[:80]!r} of an envelope: names are not empty, and Lift-* is reserved"
+                return Unfit(RejectReason.MALFORMED, detail)
         return None
 
     # ---- whole batches -------------------------------------------------------------------------------------------------------
@@ -242,15 +259,16 @@ class MessageReader:
         if not self._is_ours(head):
             columns.unfit = self._misaddressed(head)
         elif message[3]:
-            columns.unfit = RejectReason.MALFORMED, "a batch has its headers in its records: none beside it would be heeded"
+            detail = "a batch has its headers in its records: none beside it would be heeded"
+            columns.unfit = Unfit(RejectReason.MALFORMED, detail)
         else:
             try:
                 body = body_to_store(batch, subject, self._codec)
             except UnfitBatchError as error:
-                columns.unfit = error.reason, str(error)
+                columns.unfit = Unfit(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
-                columns.unfit = RejectReason.TOO_LARGE, str(error)
+                columns.unfit = Unfit(RejectReason.TOO_LARGE, str(error))
                 return
             expected = head.expectedOffset if head.HasField("expectedOffset") else None
             columns.batch = body
@@ -258,9 +276,10 @@ class MessageReader:
             if expected is not None:
                 columns.expected[0] = expected
 
-    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> tuple[RejectReason, str]:
+    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Unfit:
         wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
-        return RejectReason.WRONG_STREAM, f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+        detail = f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
+        return Unfit(RejectReason.WRONG_STREAM, detail)
 
     def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
         """Whether it names this partition, or nobody. Who does not know the uid may not know the partition either: 0 says nothing."""

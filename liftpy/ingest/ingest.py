@@ -17,6 +17,7 @@ from typing import Protocol
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ingest.acks import AckShell, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
+from liftpy.ingest.jetstream import Unfit
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
@@ -234,7 +235,11 @@ class Ingest:
             return
         if columns.unfit is not None:
             if self._alone(messages):
-                self._refuse(columns.publishers, *columns.unfit)
+                self._refuse(columns.publishers, columns.unfit)
+            return
+        if columns.unfit_then is not None:
+            if self._alone(messages) and (not columns.expected or self._as_expected(columns, messages)):
+                self._refuse(columns.publishers, columns.unfit_then)
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
@@ -283,7 +288,7 @@ class Ingest:
         except BatchTooLargeError as error:
             if self._alone(messages):
                 detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
-                self._refuse(columns.publishers, RejectReason.TOO_LARGE, detail)
+                self._refuse(columns.publishers, Unfit(RejectReason.TOO_LARGE, detail))
             return None
 
     def _submit_apart(self, messages: list[RawMessage], publishers: Publishers) -> None:
@@ -298,7 +303,7 @@ class Ingest:
         if all(expected == end + index for index, expected in columns.expected.items()):
             return True
         if self._alone(messages):
-            self._refuse(columns.publishers, RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}")
+            self._refuse(columns.publishers, Unfit(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}"))
         return False
 
     def _alone(self, messages: list[RawMessage]) -> bool:
@@ -315,7 +320,7 @@ class Ingest:
             columns = self.reader.read(messages, self._wall_ns())
             plain = columns.publishers.plain_count
             if self._may_refuse():
-                self._acks.reject(columns.publishers, RejectReason.OVERLOADED, "", "", 0)
+                self._acks.reject(columns.publishers, Unfit(RejectReason.OVERLOADED, ""))
         self._count_dropped(RejectReason.OVERLOADED, plain)
 
     def _given_up(self, count: int) -> None:
@@ -330,11 +335,11 @@ class Ingest:
         self.counters.dropped[name] += count
         self._on_drop(name, count)
 
-    def _refuse(self, publishers: Publishers, reason: RejectReason, detail: str) -> None:
-        self._count_refused(publishers, reason)
+    def _refuse(self, publishers: Publishers, unfit: Unfit) -> None:
+        self._count_refused(publishers, unfit.reason)
         # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
-        if reason is RejectReason.WRONG_STREAM or self._may_refuse():
-            self._acks.reject(publishers, reason, detail, "", 0)
+        if unfit.reason is RejectReason.WRONG_STREAM or self._may_refuse():
+            self._acks.reject(publishers, unfit)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
         plain = publishers.plain_count
@@ -370,7 +375,7 @@ class Ingest:
         if refused is not None:
             _, publishers = refused
             self._count_refused(publishers, reason)
-            self._acks.reject(publishers, reason, "", leader, leader_epoch)
+            self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch)
 
 
 def _size_bytes(message: RawMessage) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
+from liftpy.ingest.jetstream import first_refused
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.batch import HEADER_SIZE_BYTES, Body, RecordBatch, parse_batch, sized_body
 from liftpy.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, decode_columns, subject_column
@@ -21,7 +22,6 @@ MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
 """Of one record."""
 _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NULLS
-_CONDITION = b"Nats-Expected-Last-Sequence"
 
 
 class UnfitBatchError(LiftError):
@@ -75,12 +75,14 @@ def _check(columns: ColumnSet) -> None:
             raise UnfitBatchError("what is null has no bytes: a tombstone has no value")
     if columns.headers is not None:
         _check_sizes(columns.headers)
-        for name in _distinct_names(columns.headers):
-            if name == _CONDITION or not may_be_enveloped(name.decode("utf-8", "surrogateescape")):
-                raise UnfitBatchError(
-                    f"a header {name[:80]!r} of a published batch: names are not empty, Lift-* is reserved, and the offset that is "
-                    "expected stands beside the batch"
-                )
+        names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
+        asked = first_refused(names)
+        if asked:
+            detail = f"{asked!r} within a published batch is not heeded: the offset that is expected stands beside the batch"
+            raise UnfitBatchError(detail, RejectReason.UNSUPPORTED)
+        wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
+        if wrong is not None:
+            raise UnfitBatchError(f"a header {wrong[:80]!r} of a published batch: names are not empty, and Lift-* is reserved")
 
 
 def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -61,6 +61,7 @@ class RejectReason(Enum):
     MALFORMED = 9
     OVERLOADED = 10
     WRONG_STREAM = 11
+    UNSUPPORTED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,13 +52,15 @@ class InboxRule:
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
 
-    def allows_all(self, subjects: Sequence[bytes]) -> bool:
-        """Whether all of them are such subjects, in one go: False also where one would have to be looked at on its own."""
+    def allows_all(self, subjects: Sequence[bytes], ending: bytes = b"") -> bool:
+        """Whether all of them are such subjects, in one go: False also where one would have to be looked at on its own, as those are
+        that end with ``ending``."""
         lines = b"\n".join(subjects) + b"\n"
         if max(map(len, subjects), default=0) > MAX_REPLY_BYTES or not lines.isascii():
             return False
         # a line feed within a subject must not make two of it
-        return lines.count(b"\n") == len(subjects) and self._lines.fullmatch(lines) is not None
+        apart = bool(ending) and ending + b"\n" in lines
+        return not apart and lines.count(b"\n") == len(subjects) and self._lines.fullmatch(lines) is not None
 
 
 def _expression(prefix: str) -> bytes:

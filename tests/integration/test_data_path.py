@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
@@ -53,6 +54,19 @@ async def test_a_wrong_expected_sequence_is_refused_as_jetstream_does(bench: Any
         await js.publish(f"data.{stream_name}", b"b", headers={"Nats-Expected-Last-Sequence": "7"})
     ack = await js.publish(f"data.{stream_name}", b"c", headers={"Nats-Expected-Last-Sequence": "1"})
     assert ack.seq == 2
+
+
+async def test_what_a_jetstream_publisher_asks_for_and_does_not_get_is_said(bench: Any, stream_name: str) -> None:
+    await bench.create(stream_name)
+    js = bench.nc.jetstream(timeout=5)
+    for headers, err_code in (({"Nats-TTL": "5s"}, 10166), ({"Nats-Rollup": "all"}, 10111), ({"Nats-Batch-Id": "b"}, 10174)):
+        with pytest.raises(nats.js.errors.APIError) as refused:
+            await js.publish(f"data.{stream_name}", b"a", headers=headers)
+        assert refused.value.err_code == err_code
+    with pytest.raises(nats.js.errors.APIError, match="expected stream does not match"):
+        await js.publish(f"data.{stream_name}", b"a", stream="another")
+    ack = await js.publish(f"data.{stream_name}", b"b", stream=stream_name)
+    assert (ack.stream, ack.seq) == (stream_name, 1)
 
 
 @pytest.mark.parametrize("policy", ["LEADER", "ALL"])

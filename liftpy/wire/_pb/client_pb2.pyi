@@ -92,6 +92,7 @@ class Ack(_message.Message):
         MALFORMED: _ClassVar[Ack.Error]
         OVERLOADED: _ClassVar[Ack.Error]
         WRONG_STREAM: _ClassVar[Ack.Error]
+        UNSUPPORTED: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -104,6 +105,7 @@ class Ack(_message.Message):
     MALFORMED: Ack.Error
     OVERLOADED: Ack.Error
     WRONG_STREAM: Ack.Error
+    UNSUPPORTED: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
     MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]

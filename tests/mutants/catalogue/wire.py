@@ -76,7 +76,7 @@ MUTANTS = [
         "liftpy/wire/inboxes.py",
         ("a reply subject may be longer", "fits = len(subject) <= MAX_REPLY_BYTES and", "fits = len(subject) <= 4 * MAX_REPLY_BYTES and",
          "an answer's line is too long for the server: the node's connection is cut"),
-        ("two in one line", "return lines.count(b\"\\n\") == len(subjects) and", "return",
+        ("two in one line", "lines.count(b\"\\n\") == len(subjects) and ", "",
          "a line feed in a reply subject smuggles a command into the node's connection"),
         ("any prefix does", "if wrong is not None or not prefixes:", "if wrong is not None:",
          "no publisher is ever answered, and nobody is told why"),

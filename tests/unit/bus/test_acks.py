@@ -10,6 +10,7 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
+from liftpy.ingest.jetstream import Unfit
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -82,7 +83,10 @@ def test_negative_acks_in_both_forms() -> None:
     acks, bus = pending()
     envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
     acks.reject(
-        Publishers(AckPolicy.ALL, [b"_INBOX.p", b"", b"_INBOX.e"], [None, None, envelope]), RejectReason.NOT_LEADER, "", "n2", 4
+        Publishers(AckPolicy.ALL, [b"_INBOX.p", b"", b"_INBOX.e"], [None, None, envelope]),
+        Unfit(RejectReason.NOT_LEADER, ""),
+        "n2",
+        4,
     )
     (_, plain), (_, enveloped) = bus.take()
     assert json.loads(plain)["error"]["code"] == 503
@@ -93,7 +97,7 @@ def test_negative_acks_in_both_forms() -> None:
 def test_every_reason_has_a_jetstream_error() -> None:
     acks, bus = pending()
     for reason in RejectReason:
-        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), reason, "", "", 0)
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Unfit(reason, ""))
     assert all(json.loads(body)["error"]["err_code"] > 10_000 for _, body in bus.take())
 
 

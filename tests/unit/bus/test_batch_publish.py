@@ -241,7 +241,6 @@ _VALUES = 64 + 8  # ends of two records, then their bytes
         (build_batch([b"a", b"b"], headers=[[("x", b"")], [("lift-Key", b"k")]]), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("lift-Key", b"k")]] * 2), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "names are not empty"),
-        (build_batch([b"a"], headers=[[("Nats-Expected-Last-Sequence", b"0")]]), "stands beside the batch"),
     ],
 )
 def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: bytes, text: str) -> None:
@@ -251,6 +250,16 @@ def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: byt
     (ack,) = bench.answers()
     assert ack.ackError == _Ack.MALFORMED
     assert text in ack.detail
+
+
+@pytest.mark.parametrize("name", ["Nats-Expected-Last-Sequence", "Nats-TTL", "Nats-Schedule-Target", "Nats-Expected-Stream"])
+def test_what_a_record_within_a_batch_asks_for_is_refused_not_ignored(name: str) -> None:
+    bench = Bench()
+    bench.arrive((REPLY, published(build_batch([b"a", b"b"], headers=[None, [(name, b"0")]])), b""))
+    assert not bench.batches
+    (ack,) = bench.answers()
+    assert ack.ackError == _Ack.UNSUPPORTED
+    assert repr(name) in ack.detail
 
 
 def test_a_null_that_has_bytes_is_refused() -> None:

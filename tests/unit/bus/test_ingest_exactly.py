@@ -11,6 +11,7 @@ from liftpy.config import AckPolicy, Codec
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
@@ -258,7 +259,7 @@ async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
 def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
-    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), RejectReason.WRONG_STREAM, "not here", "n2", 4)
+    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Unfit(RejectReason.WRONG_STREAM, "not here"), "n2", 4)
     assert answers(bus) == [
         client_pb2.Ack(
             stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
@@ -286,7 +287,7 @@ def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
 def test_what_a_jetstream_client_reads_of_a_refusal(reason: RejectReason, code: int, err_code: int) -> None:
     acks, bus = pending()
     for detail in ("", "the detail"):
-        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), reason, detail, "", 0)
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Unfit(reason, detail))
     general, detailed = (json.loads(body) for _, body in bus.take())
     assert {**general, "error": {**general["error"], "description": ""}} == {
         "stream": "s", "seq": 0, "error": {"code": code, "err_code": err_code, "description": ""}
@@ -338,7 +339,7 @@ def test_an_envelope_is_for_this_partition_or_is_refused(fields: dict[str, Any],
     assert (columns.unfit is None) is ours
     if not ours:
         assert columns.unfit is not None
-        reason, detail = columns.unfit
+        reason, detail, _ = columns.unfit
         assert reason is RejectReason.WRONG_STREAM
         wanted = f"{fields.get('stream', '?')}/{fields.get('partition', 0)} (uid {fields.get('streamUid', '?')})"
         assert detail == f"it is addressed to {wanted}, and s/2 (uid u1) listens here"

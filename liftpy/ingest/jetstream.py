@@ -1,0 +1,108 @@
+"""What a JetStream publisher's headers ask for, and which of it is refused. Pure.
+
+Goal: no promise is broken in silence. A header that a JetStream server would act on is acted on here, or the publish is refused before
+anything is appended, with the code and the text that the publisher's client knows. Names of headers are case-sensitive, as there.
+
+Algorithm: a message without a ``Nats-`` header and without the reply of a fast batch costs one search of its bytes. The checks of any
+other are made in the order of nats-server's; those that come after the expected sequence are judged after it.
+
+Worked example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last is 9 is answered "wrong last
+sequence: 9"; with 9, "rollup not permitted".
+
+Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``. ``Nats-Msg-Id`` is kept with the record; repeated
+ones are not recognised yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from liftpy.replica.effects import RejectReason
+from liftpy.wire.header_block import Headers
+
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+FAST_BATCH_REPLY = b".$FI"
+"""How the reply subject of a fast batch ends."""
+MAX_BLOCK_BYTES = 65_535
+"""Of a NATS header block."""
+_PREFIX = "Nats-"
+_MARK = b"\nNats-"
+_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+_OF_SUBJECT_NAMED = "Nats-Expected-Last-Subject-Sequence-Subject"
+_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+_EXPECTED_STREAM = "Nats-Expected-Stream"
+_TTL = "Nats-TTL"
+_SCHEDULE = "Nats-Schedule"
+
+
+class Unfit(NamedTuple):
+    """Why a message is not stored as it is."""
+
+    reason: RejectReason
+    detail: str
+    jetstream: tuple[int, int] | None = None
+    """(code, err_code) for a JetStream client; None: those of the reason."""
+
+
+def _unsupported(err_code: int, detail: str, code: int = 400) -> Unfit:
+    return Unfit(RejectReason.UNSUPPORTED, detail, (code, err_code))
+
+
+FAST_BATCH = _unsupported(10205, "batch publish is disabled")
+BLOCK_TOO_LARGE = Unfit(RejectReason.TOO_LARGE, "header size exceeds maximum allowed of 64k", (400, 10097))
+_ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
+_OTHER_STREAM = Unfit(RejectReason.WRONG_STREAM, "expected stream does not match")
+_NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
+_FIRST = {
+    "Nats-Batch-Id": _ATOMIC_BATCH,
+    "Nats-Batch-Sequence": _ATOMIC_BATCH,
+    "Nats-Batch-Commit": _ATOMIC_BATCH,
+    "Nats-Incr": _unsupported(10168, "message counters is disabled"),
+    _TTL: _unsupported(10166, "per-message TTL is disabled"),
+}
+"""Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
+_THEN = {
+    _OF_SUBJECT: _unsupported(10003, f"{_OF_SUBJECT} is not supported"),
+    _OF_SUBJECT_NAMED: _NO_SEQUENCE,
+    _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
+    "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
+    _LAST_MSG_ID: _unsupported(10003, f"{_LAST_MSG_ID} is not supported"),
+}
+_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE}
+
+
+def asks(block: bytes) -> bool:
+    """Whether a header block may hold a header that a JetStream server acts on."""
+    return _MARK in block
+
+
+def why_not_first(headers: Headers, stream: str, partition: int) -> Unfit | None:
+    """Why a publish with ``headers`` is refused whatever sequence it expects; None: it is not."""
+    given = {name: value for name, value in headers if name.startswith(_PREFIX)}
+    for name, unfit in _FIRST.items():
+        if name in given and name != _TTL:
+            return unfit
+    expected = given.get(_EXPECTED_STREAM)
+    if expected is not None and expected not in (stream.encode(), stream_of(stream, partition).encode()):
+        return _OTHER_STREAM
+    return _FIRST[_TTL] if _TTL in given else None
+
+
+def why_not_then(headers: Headers) -> Unfit | None:
+    """Why a publish with ``headers`` is refused even if it expects the right sequence; None: it is not."""
+    names = [name for name, _ in headers if name.startswith(_PREFIX)]
+    for name, unfit in _THEN.items():
+        if name in names or (name == _SCHEDULE and any(other.startswith(name) for other in names)):
+            return unfit
+    return None
+
+
+def first_refused(names: Iterable[str]) -> str:
+    """The first of ``names`` that stands for a condition or a promise that a record within a published batch can't have; '': none."""
+    return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
+
+
+def stream_of(stream: str, partition: int) -> str:
+    """The name of a partition in the answers to JetStream clients: each has its own sequence."""
+    return f"{stream}.{partition}" if partition else stream
