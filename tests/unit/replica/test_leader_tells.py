@@ -1,0 +1,270 @@
+"""What a leader tells, proposes and shows, field by field: notices, ISR changes, HW by both policies, and its snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.commit import new_high_watermark
+from liftpy.replica.reads import ReplicaSource
+from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
+from tests.unit.replica.stepping import S, Stepped, idle, state
+
+MS = 1_000_000
+
+
+def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: HeldPartition | None = None, **config: Any) -> Stepped:
+    """a leads in LeaderEpoch 4, from ``end`` on, in the partition's Epoch 9; its log begins at ``start`` with epoch 2."""
+    stepped = Stepped("a", ReplicationConfig(**config)).opened(end, hw, ((2, start),), start)
+    stepped.heard()
+    stepped.told(partition or state(epoch=9, leader_epoch=4))
+    notices = [effect for effect in stepped.out if isinstance(effect, do.SendNotice)]
+    stepped.step(ev.ReplayFinished(end_offset=end))
+    stepped.out = [*notices, *stepped.out]
+    return stepped
+
+
+# ---- notices -----------------------------------------------------------------------------------------------------------------
+def test_a_new_leader_says_who_it_is_and_where_its_epoch_and_its_log_begin() -> None:
+    assert leader().only(do.SendNotice) == do.SendNotice(
+        replicas=("b", "c"), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=2, log_start_offset=1
+    )
+
+
+def test_it_is_said_again_to_those_who_have_not_fetched_and_to_nobody_who_is_gone() -> None:
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    stepped.told(state(epoch=10, leader_epoch=4), {"a": 1, "b": 1, "c": 1})
+    before_ns = stepped.now_ns
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.SendNotice).replicas == ("c",)
+    assert stepped.only(do.SendNotice).epoch == 10
+    assert stepped.now_ns - before_ns <= S
+    stepped.told(state(epoch=11, leader_epoch=4), {"a": 1, "b": 1})
+    stepped.fire(ev.Deadline.NOTICE)
+    assert not stepped.has(do.SendNotice)
+    with pytest.raises(KeyError):
+        stepped.fire(ev.Deadline.NOTICE)
+
+
+def test_of_a_higher_hw_each_idle_follower_hears_once_and_in_its_own_way() -> None:
+    """b takes a second answer to its fetch, c is of an older version and is sent a notice."""
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    stepped.fetch("c", 4, 2)
+    assert stepped.replica.high_watermark == 4
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+    assert not stepped.has(do.SendNotice), "the answer to c's own fetch had it"
+    stepped.publish()
+    stepped.fetch("b", 5, 4, awaits_more=True)
+    assert stepped.replica.high_watermark == 4
+    stepped.fetch("c", 5, 4)
+    assert stepped.replica.high_watermark == 5
+    stepped.fire(ev.Deadline.NOTICE)
+    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [do.TellWaiter(replica="b", leader_epoch=4)]
+    stepped.publish()
+    stepped.fetch("c", 6, 4)
+    stepped.fetch("b", 6, 4, awaits_more=True)
+    stepped.fire(ev.Deadline.NOTICE)
+    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [
+        do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1)
+    ]
+
+
+def test_who_has_been_told_is_not_told_again_with_those_who_have_not_fetched_yet() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, replicas="abcd"))
+    stepped.told(state(epoch=9, leader_epoch=4, replicas="abcd"), {"a": 1, "b": 1, "c": 1, "d": 1})
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2)
+    stepped.publish()
+    for replica in "bc":
+        stepped.fetch(replica, 5, 4)
+    told = []
+    for _ in range(3):
+        stepped.fire(ev.Deadline.NOTICE)
+        told.append(stepped.only(do.SendNotice).replicas)
+    assert told == [("b", "d"), ("d",), ("d",)]
+
+
+# ---- what is held ------------------------------------------------------------------------------------------------------------
+def test_another_epoch_of_the_partition_refuses_what_is_held_only_where_the_isr_is_short() -> None:
+    stepped = leader(unreplicated_bytes=512)
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2)
+    for _ in range(3):
+        stepped.publish(60, flush=False)
+    assert stepped.replica.held_bytes > 0
+    stepped.told(state(epoch=10, leader_epoch=4, isr="ab"))
+    assert not stepped.has(do.RejectPublishes), "they wait for room, and there are members enough"
+    stepped.told(state(epoch=11, leader_epoch=4, isr="a"))
+    refused = [effect for effect in stepped.out if isinstance(effect, do.RejectPublishes)]
+    assert [(r.token, r.reason) for r in refused] == [(token, do.RejectReason.BELOW_MIN_ISR) for token in (4, 5)]
+    assert stepped.replica.held_bytes == 0
+
+
+# ---- HW ----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("positions", "changes", "wanted"),
+    [
+        ({"a": 9, "b": 9, "c": None}, {}, 9),
+        ({"a": 9, "b": 7, "c": 5}, {}, 7),
+        ({"a": 9, "b": 5, "c": 5}, {}, 3),  # nothing of this epoch is held by a majority
+        ({"a": 9, "b": 6, "c": 2}, {}, 6),
+        ({"a": 9, "b": 6, "c": 2}, {"isr": ("a",)}, 3),
+        ({"a": 5, "b": 5, "c": 5}, {"may_lead": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b", "c")}, 4),
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b")}, 5),
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
+    ],
+)
+def test_hw_by_quorum_from_what_a_leader_knows(
+    positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
+) -> None:
+    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
+    found = new_high_watermark(
+        CommitPolicy.QUORUM, positions, min_isr=2, epoch_start_offset=6, high_watermark=3, **{**known, **changes}
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("maximal", "wanted"), [("ab", 7), ("abc", 5), ("abcd", 3)])
+def test_hw_by_the_isr_from_what_a_leader_knows(maximal: str, wanted: int) -> None:
+    positions = {"a": 9, "b": 7, "c": 5, "d": None}
+    known: dict[str, Any] = {"replicas": "abcd", "isr": "ab", "min_isr": 2, "may_lead": "abcd", "epoch_start_offset": 9}
+    assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=maximal, high_watermark=3, **known) == wanted
+
+
+@pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
+def test_a_leader_by_quorum_with_too_short_an_isr_commits_nothing(isr: str, high_watermark: int) -> None:
+    """All three may be elected, and a majority holds it; but too few count as members."""
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab", policy=CommitPolicy.QUORUM))
+    stepped.publish()
+    stepped.told(state(epoch=10, leader_epoch=4, isr=isr, policy=CommitPolicy.QUORUM))
+    for replica in "bc":
+        stepped.fetch(replica, 5, 4)
+    assert stepped.replica.high_watermark == high_watermark
+
+
+# ---- the ISR -----------------------------------------------------------------------------------------------------------------
+def test_a_change_of_the_isr_says_what_it_is_based_on() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
+    stepped.told(state(epoch=9, leader_epoch=4, isr="ab"), {"a": 1, "b": 7, "c": 3})
+    stepped.fetch("b", 4, 2, incarnation=7)
+    stepped.fetch("c", 3, 2, incarnation=3)
+    assert not stepped.has(do.ProposeIsr), "its log ends before the epoch begins"
+    stepped.fetch("c", 4, 2, incarnation=3)
+    assert stepped.only(do.ProposeIsr) == do.ProposeIsr(
+        isr=frozenset("abc"), leader_epoch=4, epoch=9, incarnations=(("a", 1), ("b", 7), ("c", 3)), lost=frozenset(), slow=()
+    )
+
+
+def test_who_holds_all_of_earlier_epochs_joins_though_this_one_has_begun() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
+    stepped.fetch("b", 4, 2)
+    stepped.fetch("c", 3, 2)
+    stepped.publish(3)
+    stepped.fetch("c", 7, 4)
+    assert stepped.only(do.ProposeIsr).isr == frozenset("abc")
+
+
+def test_lag_in_records_is_counted_from_the_log_end() -> None:
+    for behind, wanted in ((3, None), (4, frozenset("ac"))):
+        stepped = leader(max_lag_records=3)
+        for replica in "bc":
+            stepped.fetch(replica, 4, 2)
+        stepped.publish(behind)
+        stepped.fetch("c", 4 + behind, 4)
+        stepped.fire(ev.Deadline.LAG)
+        proposed = [effect.isr for effect in stepped.out if isinstance(effect, do.ProposeIsr)]
+        assert proposed == ([] if wanted is None else [wanted])
+
+
+def test_a_replica_that_is_none_any_more_waits_for_nothing_and_counts_for_nothing() -> None:
+    stepped = leader()
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2, awaits_more=True)
+    stepped.told(state(epoch=10, leader_epoch=4, isr="ab", replicas="ab"))
+    stepped.publish()
+    told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter | do.NotifyReplica)]
+    assert "c" not in told
+    stepped.told(state(epoch=11, leader_epoch=4, isr="ab"))
+    assert stepped.replica.snapshot(stepped.now_ns).followers[-1].position is None
+
+
+# ---- what is shown -----------------------------------------------------------------------------------------------------------
+def shown(stepped: Stepped) -> ReplicaSnapshot:
+    return stepped.replica.snapshot(stepped.now_ns)
+
+
+def held(**changes: Any) -> HeldPartition:
+    fields: dict[str, Any] = {
+        "partition": 3, "replicas": ("c", "a", "b"), "isr": ("c", "a"), "leader": "a", "leader_epoch": 4, "epoch": 9,
+        "status": PartitionStatus.ONLINE,
+    }  # fmt: skip
+    partition = PartitionState(**{**fields, **changes})
+    return HeldPartition(
+        key=PartitionKey("orders", "uid-1", 3), config=StreamConfig(min_isr=2, commit_policy=CommitPolicy.ISR), state=partition
+    )
+
+
+def test_a_leaders_snapshot_says_what_is() -> None:
+    stepped = leader(partition=held())
+    stepped.fetch("c", 4, 2, flush_ns=2_500_000)
+    stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
+    stepped.publish(2)
+    stepped.publish(4, flush=False)
+    stepped.now_ns += 1_400 * MS
+    found = shown(stepped)
+    assert found == ReplicaSnapshot(
+        stream="orders", partition=3, role="LEADER", phase="LEADER_READY", leader="a", leader_epoch=4, epoch=9,
+        replicas=("c", "a", "b"), isr=("c", "a"), log_start_offset=1, log_end_offset=11, flushed_end_offset=7, high_watermark=4,
+        lease_is_current=True,
+        followers=(
+            FollowerSnapshot("c", 4, 2, True, 1.4, 2.5, False),
+            FollowerSnapshot("b", None, None, False, 1.4, 0.0, False),
+        ),
+        has_slow_disk=False,
+    )  # fmt: skip
+    stepped.now_ns += 100 * MS
+    assert not shown(stepped).lease_is_current
+
+
+def test_a_followers_snapshot_names_its_leader_and_nobody_as_follower() -> None:
+    stepped = idle(3)
+    found = shown(stepped)
+    assert (found.role, found.phase, found.leader, found.leader_epoch) == ("FOLLOWER", "FOLLOWER_IDLE", "a", 1)
+    assert (found.log_start_offset, found.log_end_offset, found.flushed_end_offset, found.high_watermark) == (0, 3, 3, 2)
+    assert (found.followers, found.has_slow_disk, found.lease_is_current) == ((), False, False)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_what_readers_are_answered_from(leads: bool) -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    failed = heard = False
+    stepped = leader() if leads else idle(3)
+    source = ReplicaSource(stepped.replica, log, compacted=True, failed=lambda: failed, is_heard=lambda: heard)
+    assert (source.log is log, source.compacted) == (True, True)
+    assert (source.leads, source.leader, source.leader_epoch) == (leads, "a", 4 if leads else 1)
+    if leads:
+        stepped.publish()
+        assert stepped.replica.log.newest_offset == 5
+    assert source.high_watermark == 2, "not what is only stored"
+    assert source.may_answer_latest(stepped.now_ns) is not leads, "nobody could publish here: ask again"
+    heard = True
+    assert source.may_answer_latest(stepped.now_ns) is not leads, "HW has not reached the epoch's start"
+    if leads:
+        for replica in "bc":
+            stepped.fetch(replica, 5, 4)
+        assert source.may_answer_latest(stepped.now_ns)
+    assert source.may_serve
+    failed = True
+    assert not source.may_serve

@@ -1,0 +1,273 @@
+"""Every field of an answer to a reader, every refusal and every bound of who waits [R4, R6, R7]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.errors import CorruptionError
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.rechecks import Recheck
+from liftpy.replica import reads as module
+from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, ReadBudget, Reads
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, parse_header, split_batches
+from liftpy.wire.pieces import SMALLEST_PIECE_BYTES, Assembly
+from tests.unit.log.small_logs import a_log
+from tests.unit.replica.stepping import KEY
+from tests.unit.replica.test_reads import Shell, Source
+
+E = client_pb2.ReadResponse
+UNCOMMITTED = client_pb2.ReadRequest.UNCOMMITTED
+
+
+class Dated(Source):
+    """Batches of two records, stamped 10, 20, ..., the last one not committed; the log begins at 2."""
+
+    compacted, leader_epoch, leader = True, 7, "n9"
+
+    def __init__(self, batches: int = 5, size: int = 1) -> None:
+        super().__init__()
+        self.log: Log = a_log(MemoryStorage())
+        for number in range(batches):
+            batch = build_batch([b"v" * size] * 2, base_offset=2 * number, leader_epoch=7, timestamp_ns=10 * (number + 1))
+            self.log.append(batch)
+        self.log.raise_high_watermark(2 * batches - 3)
+        self.high_watermark = self.log.high_watermark
+        self.log.drop_prefix(2)
+
+
+class Raw(Shell):
+    """Keeps what is sent as it is."""
+
+    def __init__(self, source: Source, **settings: Any) -> None:
+        super().__init__(source)
+        self.sent: list[tuple[client_pb2.ReadResponse, bytes]] = []
+        if settings:
+            self.reads = Reads[str](KEY, "n1", source, self, self.counters, **settings)
+
+    def answer(self, asker: str, chunks: Chunks) -> None:
+        head, body = frames.decode_read_response(b"".join(chunks))
+        self.sent.append((head, bytes(body)))
+
+    def one(self, **fields: Any) -> tuple[client_pb2.ReadResponse, list[int]]:
+        self.sent.clear()
+        self.ask(**fields)
+        ((head, body),) = self.sent
+        return head, [batch.base_offset for batch in split_batches(body)]
+
+
+def refused(shell: Raw, **fields: Any) -> tuple[int, str]:
+    head, batches = shell.one(**fields)
+    assert batches == []
+    return head.error, head.detail
+
+
+def test_an_answer_says_whose_it_is_and_where_to_go_on() -> None:
+    head, offsets = Raw(Dated()).one(offset=3, maxBytes=1)
+    assert offsets == [2]
+    assert head == E(
+        streamUid=KEY.uid, node="a", leaderEpoch=7, highWatermark=7, logStartOffset=2, nextOffset=4, compacted=True, leader="n9"
+    )
+    shell = Raw(Dated())
+    head, _ = shell.one(offset=3, maxBytes=1, stream=KEY.stream, partition=0, requestId=77)
+    assert (head.stream, head.partition, head.requestId) == (KEY.stream, 0, 77)
+    assert head.HasField("partition")
+
+
+def test_by_time_the_first_batch_at_or_past_it_and_its_own_time() -> None:
+    shell = Raw(Dated())
+    for timestamp, base, at in ((0, 2, 20), (20, 2, 20), (21, 4, 30), (40, 6, 40)):
+        head, offsets = shell.one(timestamp=timestamp, byTimestamp=True, maxBytes=1)
+        assert (offsets, head.firstTimestamp, head.nextOffset) == ([base], at, base + 2)
+    head, offsets = shell.one(timestamp=41, byTimestamp=True)
+    assert (offsets, head.firstTimestamp, head.nextOffset, head.error) == ([], 0, 8, E.OK), "what is not committed is not shown"
+    head, offsets = shell.one(timestamp=41, byTimestamp=True, isolation=UNCOMMITTED)
+    assert (offsets, head.firstTimestamp, head.nextOffset) == ([8], 50, 10)
+    assert shell.one(offset=2, maxBytes=1)[0].firstTimestamp == 0, "nobody has asked"
+
+
+def test_bounds_alone_come_without_batches() -> None:
+    shell = Raw(Dated())
+    for fields, next_offset in (
+        ({"offset": 5}, 5),
+        ({"timestamp": 30, "byTimestamp": True}, 4),
+        ({"timestamp": 99, "byTimestamp": True}, 8),
+    ):
+        head, offsets = shell.one(boundsOnly=True, **fields)
+        assert (offsets, head.nextOffset, head.highWatermark, head.logStartOffset) == ([], next_offset, 7, 2)
+
+
+def test_each_refusal_says_why() -> None:
+    source = Dated()
+    shell = Raw(source)
+    assert refused(shell, streamUid="old") == (E.WRONG_STREAM, f"the stream of this name is {KEY.uid}, not 'old'")
+    assert refused(shell, isolation=9) == (E.BAD_REQUEST, "isolation 9 is not known")
+    for offset in (1, 9, 10):
+        assert refused(shell, offset=offset) == (E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside 2 to 8")
+    assert refused(shell, offset=11, isolation=UNCOMMITTED) == (E.OFFSET_OUT_OF_RANGE, "offset 11 is outside 2 to 10")
+    assert refused(shell, offset=8, minHighWatermark=8) == (E.NOT_READY, "HW is 7, below 8")
+    assert shell.one(offset=6, minHighWatermark=7)[1] == [6]
+    source.knows_latest = False
+    assert refused(shell, boundsOnly=True) == (E.NOT_READY, "the new leader's HW has not reached its epoch's start yet")
+    source.may_serve = False
+    assert refused(shell, offset=6) == (E.NOT_READY, "this replica is not in sync yet")
+    source.leads = False
+    assert refused(shell, offset=6, isolation=UNCOMMITTED) == (E.NOT_LEADER, "uncommitted records are read from the leader")
+    assert not shell.counters
+
+
+@pytest.mark.parametrize(
+    ("lineage", "error", "counted"), [(Lineage.CUT, E.CUT, 1), (Lineage.BEHIND, E.NOT_READY, 0), (Lineage.SAME, E.OK, 0)]
+)
+def test_a_reader_of_another_log_is_told_up_to_where_both_are_the_same(lineage: Lineage, error: int, counted: int) -> None:
+    source = Dated()
+    asked: list[tuple[int, int]] = []
+
+    def judge(last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        asked.append((last_offset, last_epoch))
+        return Judgement(lineage, 5)
+
+    source.judge_reader = judge  # type: ignore[method-assign]
+    shell = Raw(source)
+    head, offsets = shell.one(offset=6, lastOffset=5, lastEpoch=3)
+    assert asked == [(5, 3)]
+    assert (head.error, head.cutEndOffset, offsets) == (error, 0 if error == E.OK else 5, [6] if error == E.OK else [])
+    assert head.detail == ("" if error == E.OK else "(offset 5, LeaderEpoch 3) is not on this log")
+    assert shell.counters["readers of lost records"] == counted
+    shell.one(offset=6, lastOffset=5)
+    assert len(asked) == 1, "who has read nothing is judged by nothing"
+
+
+def test_a_log_that_can_not_be_read_is_said_and_counted() -> None:
+    source = Dated()
+    shell = Raw(source)
+    source.log.storage.files[f"{0:020d}.log"].data[-40] ^= 1  # type: ignore[attr-defined]
+    source.log.segments[0].checked = False
+    error, detail = refused(shell, offset=8, isolation=UNCOMMITTED, waitMs=5)
+    assert error == E.UNKNOWN
+    assert detail.startswith(f"{CorruptionError.code}: ")
+    assert shell.counters == {"failed reads": 1}
+
+
+def test_what_a_reader_complains_of_is_looked_at_and_counted_and_it_is_answered_all_the_same() -> None:
+    shell = Raw(Dated())
+    assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
+    assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
+    assert shell.counters == {Recheck.SOUND.value: 1, Recheck.TOO_SOON.value: 1}
+    shell.one(offset=2, badOffset=99)
+    assert shell.counters[Recheck.NOT_HERE.value] == 1
+
+
+def test_a_batch_that_fits_no_message_comes_in_pieces_to_who_takes_them() -> None:
+    source = Dated(2, size=5000)
+    source.high_watermark = 3
+    shell = Raw(source)
+    shell.max_payload = 4096
+    error, detail = refused(shell, offset=2)
+    size = parse_header(source.log.read(2, 1, end_offset=4).chunks[0]).size_bytes
+    assert (error, detail) == (
+        E.UNKNOWN,
+        f"the batch at offset 2 has {size} bytes, more than one message of this NATS server's: "
+        "upgrade the reader to a version that takes pieces",
+    )
+    assembly, whole, sizes = Assembly(), None, []
+    while whole is None:
+        shell.sent.clear()
+        shell.ask(offset=2, position=assembly.held.position, batchCrc=assembly.held.crc)
+        ((head, body),) = shell.sent
+        sizes.append(len(body))
+        assert (head.nextOffset, head.pieceTotal, head.piecePosition) == (2, size, sum(sizes[:-1]))
+        piece = frames.piece_in(head, memoryview(body))
+        assert piece is not None
+        whole = assembly.take(piece)
+    assert sizes[:-1] == [4096 - 1024] * (len(sizes) - 1), "a quarter is left for the head"
+    assert bytes(whole) == b"".join(source.log.read(2, 1, end_offset=4).chunks)
+    assert shell.counters["pieces of batches sent"] == len(sizes)
+    assert SMALLEST_PIECE_BYTES < 4096
+
+
+def test_answers_are_as_large_as_is_asked_for_and_a_mebibyte_by_default() -> None:
+    source = Dated(8, size=100_000)
+    source.high_watermark = 15
+    shell = Raw(source)
+    shell.max_payload = 64 << 20
+    assert shell.one(offset=2)[1] == [2, 4, 6, 8, 10]
+    assert shell.one(offset=2, maxBytes=3 << 20)[1] == [2, 4, 6, 8, 10, 12, 14]
+    assert shell.one(offset=2, maxBytes=401_000)[1] == [2, 4]
+
+
+# ---- who waits ---------------------------------------------------------------------------------------------------------------
+def test_a_wait_has_its_time_its_end_and_what_it_costs() -> None:
+    budget = ReadBudget()
+    shell = Raw(Dated(), budget=budget)
+    request = client_pb2.ReadRequest(offset=8, waitMs=1500)
+    shell.ask("someone", offset=8, waitMs=1500)
+    assert shell.sent == []
+    assert [at_ns for at_ns, _ in shell.timers.values()] == [1_500_000_000]
+    assert budget.used_bytes == WAITING_COST_BYTES + request.ByteSize() + len("someone")
+    shell.pass_time(1.4)
+    assert shell.sent == []
+    shell.pass_time(0.1)
+    ((head, body),) = shell.sent
+    assert (head.nextOffset, head.error, body) == (8, E.OK, b"")
+    assert (budget.used_bytes, shell.reads.waiting_count, shell.timers) == (0, 0, {})
+
+
+def test_only_who_asks_to_wait_waits_and_only_at_the_end() -> None:
+    shell = Raw(Dated())
+    assert shell.one(offset=8)[0].nextOffset == 8
+    assert shell.one(offset=6, waitMs=1000)[1] == [6]
+    assert shell.one(boundsOnly=True, offset=8, waitMs=1000)[0].nextOffset == 8
+    shell.sent.clear()
+    shell.ask(offset=8, waitMs=1000)
+    shell.ask(timestamp=41, byTimestamp=True, waitMs=1000)
+    assert (shell.sent, shell.reads.waiting_count) == ([], 2)
+
+
+def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    shell = Raw(Dated())
+    for _ in range(3):
+        shell.ask(offset=8, waitMs=1000)
+    assert (len(shell.sent), shell.reads.waiting_count) == (1, 2)
+    assert shell.counters == {module.NOT_WAITED: 1}
+    cost = WAITING_COST_BYTES + client_pb2.ReadRequest(offset=8, waitMs=1000).ByteSize() + 1
+    for room, waiting in ((cost, 1), (cost - 1, 0)):
+        shell = Raw(Dated(), budget=ReadBudget(max_bytes=room))
+        shell.ask(offset=8, waitMs=1000)
+        assert shell.reads.waiting_count == waiting
+
+
+def test_who_waits_is_answered_when_the_end_has_passed_its_offset_and_not_before() -> None:
+    source = Dated()
+    shell = Raw(source)
+    shell.ask(offset=8, waitMs=1000)
+    shell.ask(offset=10, waitMs=1000, isolation=UNCOMMITTED)
+    shell.reads.advanced()
+    assert shell.sent == []
+    source.high_watermark = 9
+    shell.reads.advanced()
+    ((head, body),) = shell.sent
+    assert ([b.base_offset for b in split_batches(body)], head.nextOffset) == ([8], 10)
+    source.log.append(build_batch([b"x"], base_offset=10, leader_epoch=7))
+    shell.reads.advanced()
+    assert [b.base_offset for b in split_batches(shell.sent[1][1])] == [10]
+    assert shell.reads.waiting_count == 0
+
+
+def test_the_largest_request_is_read_and_a_larger_one_dropped() -> None:
+    shell = Raw(Dated())
+    frame = frames.sealed(client_pb2.ReadRequest(offset=6))
+    padded = [frames.encode(client_pb2.ReadRequest(offset=6, streamUid="u" * size)) for size in range(2020, 2060)]
+    sizes = {len(each) for each in padded}
+    assert MAX_REQUEST_BYTES in sizes
+    for each in (*padded, frame):
+        shell.sent.clear()
+        shell.reads.asked(each, "r")
+        assert len(shell.sent) == (len(each) <= MAX_REQUEST_BYTES)
+    assert shell.counters == {module.TOO_LARGE: sum(len(each) > MAX_REQUEST_BYTES for each in padded)}
