@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 from collections.abc import Iterator
@@ -193,3 +194,26 @@ def test_any_history_equals_a_list(tmp_path_factory: pytest.TempPathFactory, ste
         journal.sync()
         assert _content(journal) == (model, term, vote)
     journal.close()
+
+
+def test_a_new_journal_is_no_file_before_its_first_flush_and_one_that_is_given_back_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for before in (None, b""):
+        if before is not None:
+            path.write_bytes(before)
+        journal = GroupJournal(path)
+        assert (path.read_bytes() if path.exists() else None) == before, "nothing was promised yet"
+        assert (len(journal), journal.last_index, journal.last_term, journal.getRaftCommitIndex()) == (0, 0, 0, 1)
+        journal.abandon()
+    journal = GroupJournal(path)
+    journal.add(b"x", 1, 1)
+    journal.sync()
+    descriptor = journal._descriptor
+    journal.add(b"y", 2, 1)
+    journal.abandon()
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    journal.close()
+    again = GroupJournal(path)
+    assert len(again) == 1, "a death flushes nothing"
+    again.abandon()

@@ -1,0 +1,349 @@
+"""Single steps of a member's sessions: what a frame says byte for byte, when it is due, what ends a session, and what is left of it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ProtocolError
+from liftpy.wire.refusals import REFUSED
+from sidecar.raft import sessions as module
+from sidecar.raft.numbers import MAX_NUMBER
+from sidecar.raft.sessions import Peer, PeerSessions
+
+MEMBERS, HELLO, DATA = 3, 1, 2
+FIRST, LAST, NEW = 1, 2, 4
+LIST = b"a, b, c"
+
+
+def frame(
+    kind: int, *, flags: int = 0, epoch: int = 70, own: int = 1, sequence: int = 0, term: int = 5, body: bytes = b""
+) -> bytes:
+    return struct.pack("<BBQQQQ", kind, flags, epoch, own, sequence, term) + body
+
+
+class Side:
+    """Member a of a, b, c. Epochs are drawn as 1, 3, 5, ...; its term is 5."""
+
+    def __init__(self, **more: Any) -> None:
+        self.drawn = 0
+        self.delivered: list[tuple[str, bytes, int]] = []
+        self.links: list[tuple[str, bool]] = []
+        self.takes = True
+        self.core = PeerSessions(
+            "a", ("b", "c"), self._deliver, lambda *link: self.links.append(link), self._draw, term=lambda: 5, **more
+        )
+        self.b, self.c = self.core.peers["b"], self.core.peers["c"]
+
+    def _draw(self) -> int:
+        self.drawn += 2
+        return self.drawn - 2
+
+    def _deliver(self, *message: Any) -> bool:
+        self.delivered.append(message)
+        return self.takes
+
+    def sent(self) -> list[tuple[str, bytes]]:
+        frames, self.core.outbox[:] = self.core.outbox[:], []
+        return frames
+
+    def hear(self, data: bytes, now: float = 100.0, sender: str = "b") -> None:
+        self.core.receive(sender, data, now)
+
+    def connected(self, now: float = 100.0) -> Side:
+        self.core.set_online(True)
+        self.hear(frame(HELLO, own=self.b.own_epoch), now)
+        assert self.b.up
+        self.sent()
+        self.links.clear()
+        self.core.counters.clear()
+        return self
+
+    def counted(self, what: str) -> int:
+        return self.core.counters[what]
+
+
+# ---- a peer nobody has heard of ------------------------------------------------------------------------------------------------
+def test_of_a_new_peer_nothing_is_known() -> None:
+    b = Peer("b", 1)
+    assert (b.up, b.is_new, b.heard, b.term, b.trusted, b.other_list, b.beyond_since) == (
+        False,
+        False,
+        False,
+        0,
+        True,
+        False,
+        None,
+    )
+    assert (b.epoch, b.sent, b.received, b.strangers, b.parts, b.parts_bytes) == (0, 0, 0, {}, None, 0)
+    assert max(b.received_at, b.hello_at) < -1e6
+    side = PeerSessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 8)
+    assert (side.online, side.outbox, side.is_new(), side.term(), side.tail_for("b"), side.judge("b", b"")) == (
+        False, [], False, 0, b"", True
+    )  # fmt: skip
+    assert side.peers["b"].own_epoch == 9, "an epoch is odd, so never 0"
+    assert (side.chunk_bytes, module.MAX_MESSAGE_BYTES) == (256 * 1024, 256 * 1024 * 1024)
+
+
+# ---- hellos --------------------------------------------------------------------------------------------------------------------
+def test_a_hello_comes_behind_the_list_and_says_who_what_and_to_whom() -> None:
+    side = Side(is_new=lambda: True, tail_for=lambda peer: b"tail of " + peer.encode())
+    side.core.set_online(True)
+    side.core.poll(100.0)
+    assert side.sent() == [
+        ("b", frame(MEMBERS, epoch=1, own=0, body=LIST)),
+        ("b", frame(HELLO, flags=NEW, epoch=1, own=0, body=b"tail of b")),
+        ("c", frame(MEMBERS, epoch=3, own=0, body=LIST)),
+        ("c", frame(HELLO, flags=NEW, epoch=3, own=0, body=b"tail of c")),
+    ]
+    plain = Side()
+    plain.core.set_online(True)
+    plain.hear(frame(HELLO))
+    assert [data for _, data in plain.sent()] == [frame(MEMBERS, epoch=1, own=70, body=LIST), frame(HELLO, epoch=1, own=70)]
+    assert plain.b.up
+
+
+def test_hellos_are_due_four_times_a_second_and_half_as_often_in_a_session() -> None:
+    side = Side()
+    side.core.poll(100.0)
+    assert side.sent() == [], "the bus was not reached"
+    side.core.set_online(True)
+    due = []
+    for step in range(100, 200):
+        side.core.poll(step / 100)
+        due += [(to, step) for to, data in side.sent() if data[0] == HELLO]
+    assert due == [("b", 100), ("c", 100), ("b", 126), ("c", 126), ("b", 152), ("c", 152), ("b", 178), ("c", 178)]
+    side.connected(2.0)
+    side.core.poll(2.5)
+    assert [to for to, data in side.sent() if data[0] == HELLO] == ["c"]
+    side.core.poll(2.51)
+    assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "however busy the session is"
+
+
+def test_a_session_ends_a_second_and_a_half_after_the_last_frame() -> None:
+    side = Side().connected(100.0)
+    side.hear(frame(DATA, flags=FIRST | LAST, sequence=1, body=b"x"), 101.0)
+    side.core.poll(102.5)
+    assert side.b.up
+    side.core.poll(102.51)
+    assert (side.links, side.counted("sessions ended: silence")) == ([("b", False)], 1)
+    assert (side.b.own_epoch, side.b.epoch) == (5, 70), "what it says in the old session is stale"
+    side.hear(frame(DATA, flags=FIRST | LAST, sequence=2, body=b"y"), 102.6)
+    assert ([body for _, body, _ in side.delivered], side.counted(f"{REFUSED}stale frame")) == ([b"x"], 1)
+
+
+def test_what_a_hello_says_is_believed_once_it_answers_this_process() -> None:
+    told: list[tuple[str, bytes]] = []
+    side = Side(judge=lambda *said: told.append(said) is not None)  # type: ignore[func-returns-value]
+    side.core.set_online(True)
+    side.hear(frame(HELLO, flags=NEW, own=99, body=b"tail", term=4))
+    assert (side.b.heard, side.b.is_new, side.b.term, side.b.epoch, told) == (False, False, 0, 0, [])
+    side.hear(frame(HELLO, flags=NEW, body=b"tail", term=4))
+    assert (side.b.heard, side.b.is_new, side.b.term, side.b.epoch, side.b.up) == (True, True, 4, 70, True)
+    assert (side.b.trusted, told, side.b.received_at) == (False, [("b", b"tail")], 100.0)
+    assert side.links == [("b", True)]
+    assert side.counted("sessions begun") == 1
+    side.hear(frame(HELLO), 101.0)
+    assert (side.b.is_new, side.b.term, side.b.received_at, side.counted("sessions begun")) == (False, 5, 101.0, 1)
+
+    def refuses(*_: Any) -> bool:
+        raise ProtocolError("no tail")
+
+    side.core.judge = refuses
+    side.hear(frame(HELLO, flags=NEW, epoch=71, term=9), 102.0)
+    assert (side.b.epoch, side.b.is_new, side.b.received_at, side.counted(f"{REFUSED}hellos")) == (70, False, 101.0, 1)
+
+
+def test_a_peer_that_began_anew_is_answered_in_its_new_session() -> None:
+    side = Side().connected()
+    side.hear(frame(HELLO, epoch=71), 101.0)
+    assert side.links == [("b", False)]
+    assert side.counted("sessions ended: peer began anew") == 1
+    assert (side.b.up, side.b.epoch, side.b.own_epoch, side.b.hello_at) == (False, 71, 5, 101.0)
+    assert [data for _, data in side.sent()] == [frame(MEMBERS, epoch=5, own=71, body=LIST), frame(HELLO, epoch=5, own=71)]
+    side.hear(frame(HELLO, epoch=71, own=5), 101.1)
+    assert side.links == [("b", False), ("b", True)]
+    assert side.sent() == []
+
+
+# ---- strangers -----------------------------------------------------------------------------------------------------------------
+def test_who_does_not_know_this_process_is_answered_by_its_own_epoch_and_not_twice_at_once() -> None:
+    side = Side()
+    side.core.set_online(True)
+    side.hear(frame(HELLO, own=0), 100.0)
+    assert [data for _, data in side.sent()] == [frame(MEMBERS, epoch=1, own=70, body=LIST), frame(HELLO, epoch=1, own=70)]
+    assert side.b.hello_at == 100.0
+    side.hear(frame(HELLO, own=0), 100.02)
+    assert side.sent() == [], "it was answered a moment ago"
+    side.hear(frame(HELLO, own=0, epoch=71), 100.02)
+    assert len(side.sent()) == 2, "another one has a turn of its own"
+    side.hear(frame(HELLO, own=0), 100.021)
+    assert len(side.sent()) == 2
+    assert side.b.strangers == {71: 100.02, 70: 100.021}
+    side.hear(frame(HELLO, own=0, epoch=1), 100.1)
+    assert side.sent() == [], "its own hello, said back to it"
+    assert side.counted(f"{REFUSED}hellos that answer nobody") == 5
+    assert (side.b.epoch, side.b.up, side.links) == (0, False, [])
+
+
+def test_strangers_are_64_at_a_time() -> None:
+    side = Side()
+    side.core.set_online(True)
+    for number in range(70):
+        side.hear(frame(HELLO, own=0, epoch=100 + number), 100.0)
+    assert len(side.sent()) == 2 * 64
+    assert list(side.b.strangers) == list(range(100, 164))
+    side.hear(frame(HELLO, own=0, epoch=100 + 69), 100.03)
+    assert (len(side.sent()), side.b.strangers) == (2, {169: 100.03})
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("data", "sender", "what"),
+    [
+        (frame(HELLO), "z", "unknown sender"),
+        (frame(HELLO)[:-1], "b", "short frame"),
+        (frame(9), "b", "stale frame"),
+        (frame(DATA, epoch=71, flags=FIRST | LAST, sequence=1), "b", "stale frame"),
+        (frame(DATA, own=2, flags=FIRST | LAST, sequence=1), "b", "stale frame"),
+        (frame(DATA, term=MAX_NUMBER, flags=FIRST | LAST, sequence=1), "b", "stale frame"),
+        (frame(HELLO, term=MAX_NUMBER), "b", "stale frame"),
+        (frame(DATA, term=5 + (1 << 24), flags=FIRST | LAST, sequence=1), "b", "terms out of reach"),
+        (frame(HELLO, term=5 + (1 << 24)), "b", "terms out of reach"),
+    ],
+)
+def test_what_is_not_of_the_session_is_counted_and_changes_nothing(data: bytes, sender: str, what: str) -> None:
+    side = Side().connected(100.0)
+    side.hear(data, 101.0, sender)
+    assert dict(side.core.counters) == {f"{REFUSED}{what}": 1}
+    assert (side.delivered, side.links, side.sent()) == ([], [], [])
+    assert (side.b.received_at, side.b.received, side.b.term, side.b.up) == (100.0, 0, 5, True)
+
+
+def test_a_list_counts_where_it_answers_this_process(caplog: pytest.LogCaptureFixture) -> None:
+    side = Side().connected()
+    side.hear(frame(MEMBERS, own=9, body=b"a, b, d"))
+    assert side.b.up
+    assert not side.b.other_list
+    side.hear(frame(MEMBERS, body=b"a, b, d"))
+    assert (side.b.up, side.b.other_list, side.links) == (False, True, [("b", False)])
+    assert side.counted("sessions ended: another list of controllers") == 1
+    side.hear(frame(HELLO, own=side.b.own_epoch))
+    assert (side.b.up, side.counted(f"{REFUSED}hellos")) == (False, 1)
+    side.hear(frame(MEMBERS, own=side.b.own_epoch, body=LIST))
+    side.hear(frame(HELLO, own=side.b.own_epoch))
+    assert (side.b.up, side.b.other_list) == (True, False), "the settings were mended"
+    said = [r.getMessage() for r in caplog.records]
+    assert said == [
+        "the controllers are a, b, c here, and a, b, d in the settings of b: they refuse each other until the lists are the same"
+    ]
+    side.hear(frame(MEMBERS, own=side.b.own_epoch, body=b"\xff'" * 900), 109.9)
+    assert len(caplog.records) == 1, "said once in ten seconds"
+    side.hear(frame(MEMBERS, body=b"q" * 5000), 110.0, sender="z")
+    assert (len(caplog.records), side.counted(f"{REFUSED}other lists of controllers")) == (2, 3)
+    assert caplog.records[-1].getMessage().count("q") == 1024
+    assert side.counted(f"{REFUSED}unknown sender") == 1
+
+
+def test_terms_out_of_reach_are_said_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    side = Side().connected(100.0)
+    far = frame(HELLO, term=1 << 60)
+    for at in (101.0, 101.5, 101.99, 102.0, 102.5):
+        side.hear(far, at)
+    assert [r.getMessage() for r in caplog.records] == [f"b says that its term is {1 << 60}, which can't be true beside 5"] * 2
+    assert side.b.beyond_since == 101.0
+    side.hear(frame(HELLO), 103.0)
+    assert side.b.beyond_since is None
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------------------
+def test_a_message_leaves_in_chunks_that_are_numbered_and_marked() -> None:
+    side = Side().connected()
+    side.core.fit(1024 + 256)
+    assert side.core.chunk_bytes == 1024
+    assert side.core.send("b", b"x" * 1024 + b"y" * 1024 + b"z", 6, 100.0)
+    assert side.core.send("b", b"w" * 1024, 7, 100.0)
+    assert side.sent() == [
+        ("b", frame(DATA, flags=FIRST, epoch=1, own=70, sequence=1, term=6, body=b"x" * 1024)),
+        ("b", frame(DATA, epoch=1, own=70, sequence=2, term=6, body=b"y" * 1024)),
+        ("b", frame(DATA, flags=LAST, epoch=1, own=70, sequence=3, term=6, body=b"z")),
+        ("b", frame(DATA, flags=FIRST | LAST, epoch=1, own=70, sequence=4, term=7, body=b"w" * 1024)),
+    ]
+    assert side.counted("messages sent") == 2
+    assert not side.core.send("c", b"x", 6, 100.0), "there is no session"
+    assert not side.core.send("z", b"x", 6, 100.0)
+    assert (side.sent(), side.counted("messages sent")) == ([], 2)
+    for max_payload, chunk in ((1279, 1024), (1281, 1025), (256 * 1024 + 256, 256 * 1024), (1 << 30, 256 * 1024)):
+        side.core.fit(max_payload)
+        assert side.core.chunk_bytes == chunk
+
+
+def test_a_message_is_delivered_when_its_last_chunk_is_there_with_that_ones_term() -> None:
+    side = Side().connected()
+    side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab", term=4))
+    side.hear(frame(DATA, sequence=2, body=b"cd", term=4))
+    assert side.delivered == []
+    side.hear(frame(DATA, sequence=2, body=b"cd", term=4))
+    side.hear(frame(DATA, flags=LAST, sequence=3, body=b"e", term=5), 101.25)
+    assert side.delivered == [("b", b"abcde", 5)]
+    assert (side.b.parts, side.b.received, side.b.received_at) == (None, 3, 101.25)
+    assert side.counted(f"{REFUSED}duplicate frame") == 1
+    side.takes = False
+    side.hear(frame(DATA, flags=FIRST | LAST, sequence=4, body=b"f"))
+    assert (side.links, side.counted("sessions ended: refused message")) == ([("b", False)], 1)
+
+
+def test_a_gap_ends_the_session_and_the_next_one_is_asked_for_at_once() -> None:
+    side = Side().connected()
+    side.core.send("b", b"x", 5, 100.0)
+    side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
+    side.sent()
+    side.hear(frame(DATA, flags=LAST, sequence=3, body=b"e"), 101.0)
+    assert (side.delivered, side.links, side.counted("sessions ended: gap")) == ([], [("b", False)], 1)
+    assert (side.b.up, side.b.sent, side.b.received, side.b.parts, side.b.own_epoch) == (False, 0, 0, None, 5)
+    assert [data for _, data in side.sent()] == [frame(MEMBERS, epoch=5, own=70, body=LIST), frame(HELLO, epoch=5, own=70)]
+
+
+@pytest.mark.parametrize("wrong", ["in the middle", "too much"])
+def test_a_chunk_of_no_message_ends_the_session(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 4)
+    side = Side().connected()
+    if wrong == "too much":
+        side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
+        side.hear(frame(DATA, sequence=2, body=b"cd"))
+        assert side.b.parts_bytes == 4
+        side.hear(frame(DATA, flags=LAST, sequence=3, body=b"e"))
+    else:
+        side.hear(frame(DATA, flags=LAST, sequence=1, body=b"ab"))
+    assert (side.delivered, side.links, side.counted("sessions ended: bad chunk")) == ([], [("b", False)], 1)
+
+
+def test_a_message_that_begins_again_forgets_what_came_of_it() -> None:
+    side = Side().connected()
+    side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
+    side.hear(frame(DATA, flags=FIRST, sequence=2, body=b"cd"))
+    side.hear(frame(DATA, flags=LAST, sequence=3, body=b"e"))
+    assert side.delivered == [("b", b"cde", 5)]
+
+
+# ---- the bus -----------------------------------------------------------------------------------------------------------------------
+def test_with_the_bus_every_session_is_lost_and_what_was_not_sent() -> None:
+    side = Side().connected()
+    side.hear(frame(HELLO, own=3, epoch=80), sender="c")
+    side.core.send("b", b"x", 5, 100.0)
+    side.core.send("c", b"y", 5, 100.0)
+    side.links.clear()
+    side.core.set_online(False)
+    assert (side.core.online, side.sent()) == (False, [])
+    assert side.links == [("b", False), ("c", False)]
+    assert side.counted("sessions ended: bus lost") == 2
+    assert [(p.up, p.epoch, p.own_epoch) for p in (side.b, side.c)] == [(False, 0, 5), (False, 0, 7)]
+    side.core.set_online(False)
+    assert (side.links, side.counted("sessions ended: bus lost")) == ([("b", False), ("c", False)], 2)
+    side.core.poll(200.0)
+    assert side.sent() == []
+    side.core.set_online(True)
+    side.core.poll(200.0)
+    assert [(to, data[0]) for to, data in side.sent()] == [("b", MEMBERS), ("b", HELLO), ("c", MEMBERS), ("c", HELLO)]
