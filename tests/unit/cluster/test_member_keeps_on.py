@@ -1,0 +1,193 @@
+"""What a metadata leader stops, repeats and forgets: its office, its looks, orders that were refused, wishes for a place, gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.cluster.fsm import MAX_TIME_NS, ClusterFsm
+from liftpy.cluster.member import LOOK_EVERY_NS, MAX_DUTY_ORDERS, LookFor, Order
+from liftpy.cluster.pages import ClusterPages
+from liftpy.cluster.request_bounds import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
+from liftpy.cluster.session import NodeSessions
+from liftpy.cluster.stepping_aside import who_steps_aside
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.partition import PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire._pb import replication_pb2
+from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
+from tests.unit.cluster.test_feed_bounds import entries, subscribed
+from tests.unit.cluster.test_metadata_member import Member, heartbeat
+
+
+# ---- the member --------------------------------------------------------------------------------------------------------------
+def test_a_leadership_that_is_lost_ends_the_office_with_the_next_tick() -> None:
+    made = Member()
+    made.lead()
+    made.register(1)
+    answer = made.ask(heartbeat())
+    assert isinstance(answer, pb.ControlResponse)
+    assert answer.error == pb.ControlResponse.OK
+    made.log.leads = False
+    assert made.tick() == []
+    assert not made.member.in_office
+    assert made.tick() == []
+    made.log.leads = True
+    [barrier] = made.tick()
+    assert isinstance(barrier, Order)
+    assert barrier.takes_over == made.log.term, "a new one, in the same term too"
+
+
+def test_between_two_looks_nobody_is_looked_for_however_late() -> None:
+    made = Member()
+    made.lead()
+    made.register(2)
+    made.ask(heartbeat())
+    made.ask(heartbeat(1))
+    [first, second] = [d for d in made.tick(later_ns=NS_PER_S) if isinstance(d, LookFor)]
+    assert {first.node_id, second.node_id} == {"d0", "d1"}
+    made.member.looked_for("d0", absent=False)
+    for later_ns, found in ((LOOK_EVERY_NS - 1, []), (1, [LookFor("d0")])):
+        assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, LookFor)] == found
+
+
+def test_an_own_order_that_is_too_large_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Member()
+    made.lead()
+    monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
+    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_ORDERS)]
+    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    order = next(d for d in made.tick() if isinstance(d, Order))
+    answer = made.member.entry(order, 1, 10)
+    assert isinstance(answer, pb.ControlResponse)
+    assert answer.error == pb.ControlResponse.INVALID
+    assert [d for d in made.tick() if isinstance(d, Order)]
+
+
+def test_a_barrier_that_is_too_large_is_ordered_again() -> None:
+    made = Member()
+    made.log.leads = True
+    [order] = made.tick()
+    assert isinstance(order, Order)
+    assert made.tick() == []
+    made.member.entry(order, 1, 1)
+    assert len(made.tick()) == 1
+
+
+def test_of_a_batch_the_leader_answers_what_it_knows_and_orders_the_rest() -> None:
+    made = Member()
+    made.lead()
+    made.register(1)
+    beat, unknown = heartbeat(), pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", isr=["d0"]))
+    items = [pb.BatchedRequest(number=number, request=request) for number, request in ((3, beat), (5, unknown))]
+    answer = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items[:1])))
+    assert isinstance(answer, pb.ControlResponse)
+    assert [(item.number, item.error) for item in answer.batch.answers] == [(3, pb.ControlResponse.OK)]
+    both = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items)))
+    assert isinstance(both, pb.ControlResponse), "what is refused anyway is not logged"
+    assert {item.number: item.error for item in both.batch.answers} == {
+        3: pb.ControlResponse.OK, 5: pb.ControlResponse.NOT_FOUND,
+    }  # fmt: skip
+
+
+# ---- whose place is wanted -----------------------------------------------------------------------------------------------------
+def test_a_wish_for_a_place_is_looked_into_for_a_second() -> None:
+    now_ns = 100 * S
+    sessions = NodeSessions(ReplicationConfig())
+    sessions.lead(an_image(), now_ns)
+    for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
+        assert sessions.heartbeat(name, incarnation, now_ns, now_ns).granted
+    assert sessions.overdue(now_ns) == []
+    assert sessions.runs("b", now_ns)
+    assert not sessions.runs("x", now_ns)
+    assert sessions.overdue(now_ns) == ["b"]
+    for later_ns, overdue in ((S, ["b"]), (S + 1, [])):
+        for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
+            sessions.heartbeat(name, incarnation, now_ns + later_ns, now_ns + later_ns)
+        assert sessions.overdue(now_ns + later_ns) == overdue
+
+
+# ---- a leader is asked to step aside -------------------------------------------------------------------------------------------
+def asked(**move: object) -> pb.ControlRequest:
+    return pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", **move))  # type: ignore[arg-type]
+
+
+def test_only_a_leader_who_is_to_make_way_for_a_member_is_asked_before() -> None:
+    image = an_image(a_stream(a_partition(replicas=("c", "a", "b"), isr=("a", "b")), a_partition(partition=1)))
+    question = replication_pb2.StepAside(stream="s", streamUid="u1", partition=0, leaderEpoch=5)
+    assert who_steps_aside(image, asked(node="b")) == ("a", question)
+    assert who_steps_aside(image, asked(node="b", uid="u1")) == ("a", question)
+    assert who_steps_aside(image, asked(node="a")) is None, "it leads already"
+    assert who_steps_aside(image, asked(node="c")) is None, "no member of the ISR"
+    assert who_steps_aside(image, asked()) is None, "the preferred one is none"
+    assert who_steps_aside(image, asked(partition=1)) is None, "the preferred one leads"
+    assert who_steps_aside(image, asked(node="b", unclean=True)) is None
+    assert who_steps_aside(image, asked(node="b", uid="old")) is None
+    assert who_steps_aside(image, asked(node="b", partition=2)) is None
+    assert who_steps_aside(image, pb.ControlRequest(barrier=pb.Barrier())) is None
+    nobody = an_image(a_stream(a_partition(status=PartitionStatus.ELECTION, leader="")))
+    assert who_steps_aside(nobody, asked(node="b")) is None
+    wanted = an_image(a_stream(a_partition(replicas=("b", "a", "c"))))
+    assert who_steps_aside(wanted, asked()) == ("a", question), "toward the preferred one"
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------------
+def test_what_waits_behind_the_image_is_forgotten_and_what_is_ahead_is_not() -> None:
+    made, (one, two, three, four) = subscribed(), entries(4)
+    for entry in (two, four):
+        assert not made.entry_received(entry)
+    assert set(made._waiting) == {1, 3}
+    twice = type(one)()
+    twice.CopyFrom(one)
+    twice.index = 3
+    twice.records.extend([*two.records, *three.records])
+    assert made.entry_received(twice), "three entries in one"
+    assert made.image.index == 4
+    assert made._waiting == {}, "the second was in it, the fourth followed"
+    assert not made.behind
+
+
+# ---- entries, pages, bounds ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("time_ns", "known_ns", "error"),
+    [
+        (0, 7, pb.ControlResponse.OK),
+        (8, 8, pb.ControlResponse.OK),
+        (MAX_TIME_NS - 1, MAX_TIME_NS - 1, pb.ControlResponse.OK),
+        (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
+    ],
+)
+def test_the_time_of_an_entry_is_that_of_the_image_if_it_can_be(
+    time_ns: int, known_ns: int, error: pb.ControlResponse.Error
+) -> None:
+    fsm = ClusterFsm()
+    fsm.image = replace(fsm.image, time_ns=7)
+    request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=pb.RegisterNode(nodeId="n1"))
+    answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), 1))
+    assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
+
+
+def test_who_wants_pages_asks_for_the_first_as_a_page() -> None:
+    assert ClusterPages().request == pb.DescribeCluster(paged=True)
+
+
+def test_a_request_has_bounds_and_reasons_are_cut() -> None:
+    many = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n"] * MAX_LIST_LENGTH))
+    assert fit(many, MAX_REQUEST_BYTES) == ""
+    assert fit(many, MAX_REQUEST_BYTES + 1) == f"the request has {MAX_REQUEST_BYTES + 1} bytes, more than {MAX_REQUEST_BYTES}"
+    many.changeIsr.isr.append("n")
+    assert fit(many, 1) == f"changeIsr.isr has {MAX_LIST_LENGTH + 1} items, more than {MAX_LIST_LENGTH}"
+    long = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n", "x" * (MAX_TEXT_BYTES + 1)]))
+    assert fit(long, 1).startswith("changeIsr.isr is 'xxx")
+    long.changeIsr.isr[1] = "é" * (MAX_TEXT_BYTES // 2)
+    assert fit(long, 1) == ""
+    long.changeIsr.isr[1] += "x"
+    assert fit(long, 1).endswith(f"longer than {MAX_TEXT_BYTES} bytes")
+    named = pb.ControlRequest(operationId=b"o" * MAX_TEXT_BYTES)
+    assert fit(named, 1) == ""
+    named.operationId += b"o"
+    assert fit(named, 1) == f"operationId has {MAX_TEXT_BYTES + 1} bytes, more than {MAX_TEXT_BYTES}"
+    wordy = pb.ControlRequest(giveUpLeadership=pb.GiveUpLeadership(stream="s", reason="é" * 9_999))
+    assert fit(wordy, 1) == ""
+    assert wordy.giveUpLeadership == pb.GiveUpLeadership(stream="s", reason="é" * (MAX_TEXT_BYTES // 4)), "it is for people"

@@ -1,0 +1,107 @@
+"""Every kind of record comes back from its bytes, field by field, and follows only an image that it can follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.cluster.operations import Operation
+from liftpy.cluster.records import (
+    CountersMoved,
+    LeaderReported,
+    NodeChanged,
+    NodeRemoved,
+    OperationDone,
+    PartitionsAdded,
+    PartitionStateChanged,
+    Record,
+    StreamAltered,
+    StreamCreated,
+    StreamDeleted,
+    record_from_pb,
+    record_to_pb,
+)
+from liftpy.cluster.replay import replay, replay_all
+from liftpy.config import StreamConfig
+from liftpy.errors import InvariantError, ProtocolError
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+REPORT = LeaderReport(
+    witness="b", witness_incarnation=2, leader="a", leader_epoch=5, last_epoch=4, newest_offset=9, high_watermark=8, time_ns=7
+)
+MORE = (a_partition(partition=1, epoch=7), a_partition(partition=2, epoch=8))
+NODE = NodeImage(node_id="d", incarnation=9, rack="r", weight=2.5, version="v", status_address="s", fenced=True)
+RECORDS: list[Record] = [
+    StreamCreated(StreamImage("t", "u2", "other", StreamConfig(min_isr=2), (a_partition(),), 11)),
+    StreamDeleted("s", "u1"),
+    PartitionsAdded("s", "u1", MORE),
+    StreamAltered("s", "u1", 5),
+    NodeChanged(NODE),
+    NodeRemoved("d"),
+    PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("a", "b"))),
+    OperationDone(Operation(b"o" * 16, 12, b"answer")),
+    CountersMoved(Counters(21, 22, 23, 24, 25)),
+    LeaderReported("u1", 0, REPORT),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_it_comes_back(record: Record) -> None:
+    assert record_from_pb(pb.Record.FromString(record_to_pb(record).SerializeToString())) == record
+
+
+def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
+    kinds = {record_to_pb(record).WhichOneof("record") for record in RECORDS}
+    assert kinds == {field.name for field in pb.Record.DESCRIPTOR.oneofs_by_name["record"].fields}
+    with pytest.raises(ProtocolError, match="of a kind that this version does not know"):
+        record_from_pb(pb.Record())
+
+
+def test_what_each_does_to_an_image() -> None:
+    image = an_image(a_stream())
+    stream = image.streams["s"]
+    created, deleted, added, altered, changed, _, state, done, counters, reported = RECORDS
+    assert set(replay(image, created).streams) == {"s", "t"}
+    assert not replay(image, deleted).streams
+    assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
+    assert replay(image, altered).streams["s"] == replace(stream, replication_factor=5)
+    assert replay(image, changed).nodes["d"] == NODE
+    assert set(replay_all(image, (changed, NodeRemoved("d"))).nodes) == set("abc")
+    assert replay(image, state).streams["s"].partitions[0].isr == ("a", "b")
+    assert replay(image, done).operations.get(b"o" * 16) == Operation(b"o" * 16, 12, b"answer")
+    assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
+    assert replay(image, reported).reports["u1", 0] == (REPORT,)
+    newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
+    following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
+    assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
+
+
+@pytest.mark.parametrize(
+    ("code", "record"),
+    [
+        ("R9", StreamCreated(a_stream())),
+        ("M11", StreamDeleted("s", "old")),
+        ("M11", StreamDeleted("t", "u1")),
+        ("M11", PartitionsAdded("s", "old", MORE)),
+        ("M11", PartitionsAdded("t", "u1", MORE)),
+        ("C1", PartitionsAdded("s", "u1", MORE[1:])),
+        ("C1", PartitionsAdded("s", "u1", (MORE[0], MORE[0]))),
+        ("C3", PartitionsAdded("s", "u1", (a_partition(partition=1, isr=()),))),
+        ("M11", StreamAltered("s", "old", 2)),
+        ("M11", StreamAltered("t", "u1", 2)),
+        ("M5", NodeRemoved("x")),
+        ("M5", NodeRemoved("a")),
+        ("M5", PartitionStateChanged("s", "old", a_partition(epoch=7))),
+        ("M5", PartitionStateChanged("s", "u1", a_partition(epoch=7, partition=1))),
+        ("C2", PartitionStateChanged("s", "u1", a_partition(epoch=6))),
+        ("C2", PartitionStateChanged("s", "u1", a_partition(epoch=7, leader_epoch=4))),
+        ("C3", PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("b",)))),
+    ],
+)
+def test_what_can_not_follow_is_an_error(code: str, record: Record) -> None:
+    with pytest.raises(InvariantError) as error:
+        replay(an_image(a_stream()), record)
+    assert str(error.value).split()[1] == code
