@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 PARTS_OF_THE_CLUSTER = frozenset(
     f"liftpy.testing.{name}"
     for name in (
+        "aimed",
         "availability",
         "checkers",
         "clients",

@@ -80,12 +80,13 @@ class MachineClock:
 
     def __init__(self, clock: Clock, ppm: int = 0) -> None:
         self._clock = clock
-        self._rate = _MILLION + ppm
+        self.rate = _MILLION + ppm
+        """Of its own in a million of true time."""
 
     def now_ns(self) -> int:
         """What the machine takes for the time."""
-        return START_NS + (self._clock.now_ns - START_NS) * self._rate // _MILLION
+        return START_NS + (self._clock.now_ns - START_NS) * self.rate // _MILLION
 
     def true_ns(self, at_ns: int) -> int:
         """When it will take it for ``at_ns``."""
-        return START_NS + -(-(at_ns - START_NS) * _MILLION // self._rate)
+        return START_NS + -(-(at_ns - START_NS) * _MILLION // self.rate)

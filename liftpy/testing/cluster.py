@@ -50,8 +50,9 @@ class Cluster:
         self.stream_config = replace(plan.stream_config, commit_policy=plan.policy, min_isr=plan.min_isr)
         self.stream_configs = {STREAM: self.stream_config}
         for other in plan.streams:
-            own = replace(self.stream_config, compaction=other.compaction, retention_age_s=other.retention_age_s)
-            self.stream_configs[other.name] = replace(own, segment_bytes=_SMALL_SEGMENTS_BYTES)
+            own = replace(self.stream_config, compaction=other.compaction, segment_bytes=_SMALL_SEGMENTS_BYTES)
+            age_s, size_bytes = other.retention_age_s, other.retention_bytes
+            self.stream_configs[other.name] = replace(own, retention_age_s=age_s, retention_bytes=size_bytes)
         self.min_isr = plan.min_isr
         self.commit_by_quorum = plan.policy is CommitPolicy.QUORUM
         self.trace = trace
@@ -288,6 +289,7 @@ class Cluster:
             self.checkers.nothing_is_lost()
             return
         self.counters["slow leader"] += leader_s > 5
+        acked = {publisher.name: publisher.acked_all for publisher in self.publishers}
         whole_s = 30 if self.network.max_payload_bytes >= _USUAL_PAYLOAD_BYTES else 300  # a round trip for a piece of a batch
         self.wait_for(self._isr_is_whole, whole_s, "L2")
         self.run_for(10)
@@ -300,6 +302,8 @@ class Cluster:
             "the ISR flaps",
             self.checkers.isr_changes - changes,
         )
+        goes_on_s = 10 * len(self.keys)  # each publishes as seldom as there are others
+        self.wait_for(lambda: all(each.acked_all > acked[each.name] for each in self.publishers), goes_on_s, "L10")
         for publisher in self.publishers:
             publisher.stopped = True
         self.run_for(PUBLISH_TIMEOUT_NS / S + 0.1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.replica.events import NoticeReceived
 from liftpy.replica.phases import RoleName
+from liftpy.testing import aimed
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import SILENT_NS
 from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, Fault
@@ -431,4 +432,5 @@ _STRIKES = {
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
     HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, LATE: _late_answers,
+    **aimed.STRIKES,
 }  # fmt: skip

@@ -23,6 +23,7 @@ KINDS = (
 )  # fmt: skip
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
+SESSION_ENDS, HW_STALLS, CUT_PUBLISHES = "session-ends", "hw-stalls", "cut-publishes"
 """Drawn at a pace of their own."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
 """By how much less often than others these come: more of them would leave nothing to be seen."""
@@ -53,6 +54,7 @@ class StreamPlan:
     partitions: int
     compaction: bool = False
     retention_age_s: float = 0.0
+    retention_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +110,25 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "kill", "cut", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty", "suspend", "cut-connection", HALF_OPEN, HALF_OPEN,
         LATE,
     ),
+    "lasting-leaders": (
+        CUT_PUBLISHES, CUT_PUBLISHES, CUT_PUBLISHES, CUT_PUBLISHES, DRAG, DRAG, DRAG, "kill", "cut-link", "cut-metadata",
+        "metadata-down", "pause", "transfer",
+    ),
+    "edges": ("kill", "cut", "pause", "transfer", "cut-metadata", "wall-clock"),
 }  # fmt: skip
 """Which kinds of fault a plan draws from: some bugs need many of one sort. ``lasting`` is drawn by name only: few faults, on a
 network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]. ``lasting-many``: the
-same with several streams of several partitions."""
-_MANY = "lasting-many"
+same with several streams of several partitions. ``lasting-leaders``: the same, of faults that strike who leads, on whose disk or
+connection of publishes nothing but its own judgement tells the others; disks may drag. ``edges``, by name too: clocks never run alike,
+streams expire by age and by bytes, and leaders are struck at the end of a session, and while HW stands still."""
+_MANY, _LEADERS, _EDGES = "lasting-many", "lasting-leaders", "edges"
 _SOMETIMES: dict[str, dict[str, float]] = {
     OTHER_LOGS: {"": 0.12, "disks": 0.12, "folders": 0.6},
     TWIN: {"": 0.12, "disks": 0.12, "elections": 0.12, "folders": 0.8},
     LATE: {"": 0.12, "elections": 0.25, "metadata": 0.25},
     HALF_OPEN: {"": 0.12, "elections": 0.12},
+    SESSION_ENDS: {"": 0.18, _EDGES: 1.0},
+    HW_STALLS: {"": 0.12, _EDGES: 1.0},
 }
 """Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0
@@ -175,13 +186,17 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         loss=bad * rng.choice((0.0, 0.01, 0.05)), duplicate=bad * rng.choice((0.0, 0.01, 0.1)),
         spike=bad * rng.choice((0.0, 0.01, 0.05)), spike_ns=rng.choice((50 * MS, 500 * MS, 3 * S)),
     )  # fmt: skip
-    lasting, many = profile in ("lasting", _MANY), profile == _MANY
+    lasting, many = profile in ("lasting", _MANY, _LEADERS), profile == _MANY
     if lasting:
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
         config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
     if many:  # so that a fault takes the majority of some partitions, and leaves that of others whole, on the same nodes
         node_count, factor, by_quorum, min_isr = 5, 3, False, drawn("many").choice((2, 3))
         nodes, config = [f"n{i}" for i in range(1, 6)], replace(config, **_LITTLE)
+    if profile == _LEADERS:
+        config = replace(config, **_slow_flushes(drawn("slow flushes")))
+    if profile == _EDGES:  # whole segments must fit above HW, and HW stand still for long
+        config = replace(config, **_NO_BOUNDS, max_lag_time_s=drawn("lag").choice((1.5, 5.0)))
     rng = drawn("metadata")
     return Plan(
         seed=seed,
@@ -199,20 +214,26 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         publisher_count=1 if lasting else drawn("publishers").choice((1, 2)),
         max_payload_bytes=drawn("max_payload").choice((1 << 20,) * 5 + (148,)),
         partitions=3 if many else 1 if lasting else drawn("partitions").choice((1, 1, 1, 2, 3)),
-        streams=_MANY_STREAMS if many else () if lasting else _draw_streams(drawn("streams")),
-        clock_ppm=_draw_clocks(drawn("clocks"), nodes),
+        streams=_STREAMS_OF[profile] if profile in _STREAMS_OF else () if lasting else _draw_streams(drawn("streams")),
+        clock_ppm=_draw_clocks(drawn("clocks"), nodes, 1.0 if profile == _EDGES else _CLOCKS_SHARE),
         housekeeping_ns=drawn("housekeeping").choice((500 * MS, 2 * S)),
         faults=_draw_lasting(seed, nodes, profile, horizon_s) if lasting else _draw_schedule(seed, nodes, profile, horizon_s),
     )
 
 
 _LITTLE: dict[str, Any] = {"unreplicated_bytes": 512, "node_unreplicated_bytes": 512, "max_lag_time_s": 5.0}
-_MANY_STREAMS = (StreamPlan("accounts", 1, compaction=True), StreamPlan("clicks", 1, retention_age_s=4.0))
+_NO_BOUNDS: dict[str, Any] = {"unreplicated_bytes": 1 << 24, "node_unreplicated_bytes": 1 << 26}
+_CLOCKS_SHARE = 0.3
+_STREAMS_OF = {
+    _MANY: (StreamPlan("accounts", 1, compaction=True), StreamPlan("clicks", 1, retention_age_s=4.0)),
+    _EDGES: (StreamPlan("clicks", 1, retention_age_s=2.0), StreamPlan("latest", 1, retention_bytes=6000)),
+}
+"""Of the profiles that do not draw them."""
 
 
-def _draw_clocks(rng: random.Random, nodes: list[str]) -> tuple[tuple[str, int], ...]:
-    """Mostly right; else far worse than those of any machine, so that a rule that needs equal clocks is seen to."""
-    return tuple((node, rng.choice((-50_000, 0, 50_000))) for node in nodes) if rng.random() < 0.3 else ()
+def _draw_clocks(rng: random.Random, nodes: list[str], share: float) -> tuple[tuple[str, int], ...]:
+    """Right but in ``share`` of the plans; there far worse than those of any machine: a rule that needs equal clocks is seen to."""
+    return tuple((node, rng.choice((-50_000, 0, 50_000))) for node in nodes) if rng.random() < share else ()
 
 
 def _draw_streams(rng: random.Random) -> tuple[StreamPlan, ...]:

@@ -201,12 +201,12 @@ class SimReplica:
 
     def apply_retention(self, now_wall_ns: int) -> None:
         """What the stream's retention lets go, as housekeeping asks for it."""
-        before = self.log.log_start_offset
-        if not self.log.config.retention_age_s or self.failed:
+        before, config = self.log.log_start_offset, self.log.config
+        if not (config.retention_age_s or config.retention_bytes) or self.failed:
             return
         done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns)))
         if done and self.log.log_start_offset != before:
-            self.cluster.counters["expired by age"] += 1
+            self.cluster.counters["expired by age" if config.retention_age_s else "expired by bytes"] += 1
             self._prefix_dropped()
 
     def recheck_log(self, effect: do.RecheckLog) -> None:

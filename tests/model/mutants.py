@@ -18,7 +18,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import RaftCore
 from sidecar.raft.probation import Probation
 from sidecar.raft.transport import SessionTransport
-from tests.simulation.mutants.catalogue import method
+from tests.simulation.mutants.bug import method
 
 Patches = list[Any]
 

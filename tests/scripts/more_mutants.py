@@ -39,7 +39,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
 from sidecar.raft.journal import GroupJournal
-from tests.simulation.mutants.catalogue import Mutant, Patches, decided, method
+from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
 
 def one_report_deposes() -> Patches:

@@ -14,7 +14,8 @@ from liftpy.config import CommitPolicy
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import Outcome, run_plan
 from tests.scripts import more_mutants, noticing
-from tests.simulation.mutants.catalogue import MUTANTS, Mutant
+from tests.simulation.mutants.bug import Mutant
+from tests.simulation.mutants.catalogue import MUTANTS
 
 
 def hunt(mutant: Mutant, seeds: int, events: int) -> tuple[int, Outcome | None]:

@@ -7,31 +7,22 @@ covered by another, the mutant takes both away, as the system had neither where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
 from liftpy.cluster.membership import AnsweredHeartbeats
-from liftpy.cluster.requests import REQUESTS
 from liftpy.cluster.starts import Descent
 from liftpy.ingest.acks import PendingAcks
-from liftpy.log import log, retention
-from liftpy.log.compaction import Compaction
 from liftpy.log.epochs import EpochCache
 from liftpy.log.log import Log
-from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionStatus
 from liftpy.replica import commit, fetch_desk, follower, lag, leader
 from liftpy.replica import effects as do
-from liftpy.replica.data_path import REPLICATION, DataPath
 from liftpy.replica.events import MetadataHeard, RefusalReason
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
-from liftpy.replica.intake import Intake
 from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
@@ -42,34 +33,8 @@ from liftpy.replica.reads import Reads
 from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
 from liftpy.replica.role import Shared
-
-Patches = list[Any]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """``patches()`` gives the replacements; ``profile`` says which plans are likely to show it ('quorum': those of that policy)."""
-
-    name: str
-    cites: str
-    patches: Callable[[], Patches]
-    profile: str | None = None
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for change in self.patches():
-                stack.enter_context(change)
-            yield
-
-
-def method(owner: Any, name: str, new: Any) -> Any:
-    return patch.object(owner, name, new)
-
-
-def decided(kind: str, new: Any) -> Any:
-    """A row of the table of control requests with another decision: it holds the functions, so it is what has to be patched."""
-    return patch.dict(REQUESTS, {kind: replace(REQUESTS[kind], decide=new)})
+from tests.simulation.mutants import unseen
+from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
 def _go(follower: FollowerRole, phase: Following) -> None:
@@ -494,63 +459,8 @@ def raise_without_looking() -> Patches:
     return [method(Shared, "raise_high_watermark", raised)]
 
 
-# ---- what the simulator could not see once --------------------------------------------------------------------------------------
-def newest_batch_is_taken_for_torn() -> Patches:
-    """A flip in the newest batch looks like a write that was cut short; that HW knows of it is not looked at."""
-    return [method(OpenReport, "must_leave_isr", property(lambda self: bool(self.damage) or self.lost_flushed))]
-
-
-def lease_as_long_as_the_session() -> Patches:
-    """Right as long as all clocks run alike."""
-    real = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns: real(self, sent_ns + self._length_ns // 3))]
-
-
-def publishes_may_be_cut_off_for_ever() -> Patches:
-    """Only the connection between nodes makes a leader give way."""
-    real = DataPath.link_changed
-
-    def link_changed(self: DataPath, link: str, is_up: bool, now_ns: int) -> bool | None:
-        return real(self, link, is_up, now_ns) if link == REPLICATION else None
-
-    return [method(DataPath, "link_changed", link_changed)]
-
-
-def another_partitions_bound_counts() -> Patches:
-    """What the node has uncommitted holds back a partition that has nothing uncommitted."""
-
-    def may_append(self: Intake) -> bool:
-        within = self._node.unreplicated_bytes < self._config.node_unreplicated_bytes
-        return within and self.uncommitted_bytes < self._config.unreplicated_bytes
-
-    return [method(Intake, "may_append", may_append)]
-
-
-def compaction_keeps_the_oldest() -> Patches:
-    real = Compaction._kept
-
-    def kept(self: Compaction, batch: Any, latest: dict) -> Any:
-        return ~real(self, batch, latest) if len(latest) > 1 else real(self, batch, latest)
-
-    return [method(Compaction, "_kept", kept)]
-
-
-def retention_does_not_stop_at_hw() -> Patches:
-    real = retention.retained_start
-
-    def start(segments: Any, config: Any, high_watermark: int, now_wall_ns: int) -> int:
-        return real(segments, config, segments[-1].next_offset - 1, now_wall_ns)
-
-    return [method(log, "retained_start", start)]
-
-
 MUTANTS = (
-    Mutant("the newest batch is taken for torn", "S3; a flip in the last batch", newest_batch_is_taken_for_torn, "disks"),
-    Mutant("lease as long as the session", "D22; clocks that drift", lease_as_long_as_the_session, "elections"),
-    Mutant("publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting"),
-    Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
-    Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
-    Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw),
+    *unseen.MUTANTS,
     Mutant("truncate by HW", "KIP-101; Liftbridge", truncate_by_high_watermark),
     Mutant("truncate by HW when nobody answers", "Liftbridge truncateToHW", truncate_by_high_watermark_when_nobody_answers),
     Mutant("single-shot epoch query", "KIP-279; Liftbridge", single_shot_epoch_query, "elections"),
@@ -596,4 +506,4 @@ MUTANTS = (
     Mutant("reads beyond HW", "R1", reads_beyond_the_high_watermark),
 )
 
-__all__ = ["MUTANTS", "Mutant", "fetch_desk"]
+__all__ = ["MUTANTS", "fetch_desk"]

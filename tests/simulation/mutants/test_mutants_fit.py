@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from liftpy.cluster.requests import REQUESTS
+from liftpy.testing.run import run_seed
 from tests.scripts import more_mutants
-from tests.simulation.mutants.catalogue import MUTANTS, Mutant
+from tests.scripts.noticing import is_a_misfit
+from tests.simulation.mutants.bug import SEED_EVENTS, Mutant
+from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, SEEDS
 
 ALL = (*MUTANTS, *more_mutants.MUTANTS)
 
@@ -76,6 +80,16 @@ def test_it_is_asked(mutant: Mutant) -> None:
     held = {kind.decide for kind in REQUESTS.values()}
     for owner, name, _ in targets(mutant):
         assert inspect.getattr_static(owner, name) not in held, f"{name} is in the table of requests: replace it there"
+
+
+@pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.seed], ids=lambda mutant: mutant.name)
+def test_its_seed_kills_it(mutant: Mutant) -> None:
+    """The same seed without it is among those of ``test_sim_seeds``, and clean."""
+    assert mutant.seed in {"edges": EDGES, "lasting-leaders": LEADERS, "": SEEDS}[mutant.profile or ""]
+    with mutant.applied():
+        outcome = run_seed(mutant.seed, SEED_EVENTS, profile=mutant.profile)
+    assert outcome.violation is not None
+    assert not is_a_misfit(outcome.violation)
 
 
 def test_names_are_unique() -> None:

@@ -25,7 +25,7 @@ def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monke
     assert struck > len(SEEDS) / 5
 
 
-@pytest.mark.parametrize("profile", ["lasting", "lasting-many"])
+@pytest.mark.parametrize("profile", ["lasting", "lasting-many", "lasting-leaders"])
 def test_so_does_one_that_lasts(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes turns of others, and changes nothing else."""
     before = {seed: draw_plan(seed, profile).faults for seed in SEEDS}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.testing.run import run_seed, shrink
+from tests.simulation.mutants.bug import SEED_EVENTS
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.worker import run_job
 
@@ -35,6 +36,9 @@ LASTING = (*range(1, 17), 68)
 MANY = (5,)
 """The same with many partitions on each node."""
 
+EDGES, LEADERS = (1, 5), (7, 10)
+"""Seeds whose faults strike leaders when it matters: each is fatal to a mutant (``tests.simulation.mutants``)."""
+
 FOLDERS = (1, 2, 3)
 """Seeds whose folders are copied, put back, and run on two machines at once."""
 
@@ -52,6 +56,8 @@ WANTED = (
     "fault flip-running", "fault empty-last", "fault suspend", "fault cut-connection", "expired by age",
     "fault twin", "fault other-logs", "fault late-answers", "fault half-open", "twin: it was the node",
     "deposed by another registration", "lost on a half-open connection",
+    "fault session-ends", "a session ended under its leader", "fault hw-stalls", "segments above HW",
+    "fault cut-publishes", "expired by bytes",
     "records dropped by compaction", "damage found", "damage met by a reader", "lost",
     "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
@@ -64,6 +70,7 @@ def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
     jobs: list[tuple[int, int, str | None]] = [(seed, EVENTS, None) for seed in SEEDS] + [(seed, 8000, None) for seed in CORPUS]
     jobs += [(seed, 8000, "lasting") for seed in LASTING] + [(seed, EVENTS, "lasting-many") for seed in MANY]
     jobs += [(seed, 8000, "folders") for seed in FOLDERS]
+    jobs += [(seed, SEED_EVENTS, "edges") for seed in EDGES] + [(seed, SEED_EVENTS, "lasting-leaders") for seed in LEADERS]
     seen: Counter[str] = Counter()
     failures = []
     with get_context("spawn").Pool(WORKERS) as pool:

@@ -1,0 +1,111 @@
+"""Mutants that the simulator could not see once: each needed a fault, or a look at the end, that it did not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from liftpy.log import log, retention
+from liftpy.log.compaction import Compaction
+from liftpy.log.log import Log
+from liftpy.log.recovery import OpenReport
+from liftpy.replica import effects as do
+from liftpy.replica.data_path import REPLICATION, DataPath
+from liftpy.replica.intake import Intake
+from liftpy.replica.leader import LeaderRole
+from liftpy.replica.lease import Lease
+from tests.simulation.mutants.bug import Mutant, Patches, method
+
+
+def newest_batch_is_taken_for_torn() -> Patches:
+    """A flip in the newest batch looks like a write that was cut short; that HW knows of it is not looked at."""
+    return [method(OpenReport, "must_leave_isr", property(lambda self: bool(self.damage) or self.lost_flushed))]
+
+
+def lease_as_long_as_the_session() -> Patches:
+    """Right as long as all clocks run alike."""
+    real = Lease.heard
+    return [method(Lease, "heard", lambda self, sent_ns: real(self, sent_ns + self._length_ns // 3))]
+
+
+def publishes_may_be_cut_off_for_ever() -> Patches:
+    """Only the connection between nodes makes a leader give way."""
+    real = DataPath.link_changed
+
+    def link_changed(self: DataPath, link: str, is_up: bool, now_ns: int) -> bool | None:
+        return real(self, link, is_up, now_ns) if link == REPLICATION else None
+
+    return [method(DataPath, "link_changed", link_changed)]
+
+
+def another_partitions_bound_counts() -> Patches:
+    """What the node has uncommitted holds back a partition that has nothing uncommitted."""
+
+    def may_append(self: Intake) -> bool:
+        within = self._node.unreplicated_bytes < self._config.node_unreplicated_bytes
+        return within and self.uncommitted_bytes < self._config.unreplicated_bytes
+
+    return [method(Intake, "may_append", may_append)]
+
+
+def compaction_keeps_the_oldest() -> Patches:
+    real = Compaction._kept
+
+    def kept(self: Compaction, batch: Any, latest: dict) -> Any:
+        return ~real(self, batch, latest) if len(latest) > 1 else real(self, batch, latest)
+
+    return [method(Compaction, "_kept", kept)]
+
+
+def retention_does_not_stop_at_hw() -> Patches:
+    """Neither where it is decided nor in the net below it, which the log has for whoever asks."""
+    real = retention.retained_start
+
+    def start(segments: Any, config: Any, high_watermark: int, now_wall_ns: int) -> int:
+        return real(segments, config, segments[-1].next_offset - 1, now_wall_ns)
+
+    def drop(self: Log, log_start_offset: int) -> None:
+        high, self.high_watermark = self.high_watermark, max(self.high_watermark, log_start_offset - 1)
+        try:
+            drop_prefix(self, log_start_offset)
+        finally:
+            self.high_watermark = high
+
+    drop_prefix = Log.drop_prefix
+    return [method(log, "retained_start", start), method(Log, "drop_prefix", drop)]
+
+
+def what_is_held_stays_held() -> Patches:
+    """Once a bound was met, nothing is appended any more: what comes later waits behind what is held."""
+    return [method(LeaderRole, "_release", lambda self, out: None)]
+
+
+def who_asks_for_a_successor_takes_no_more() -> Patches:
+    """It is to be relieved soon; that nobody may hear it, or nobody come, is not thought of."""
+    real_look, real_take = LeaderRole._check_lag, LeaderRole.publishes_received
+
+    def look(self: LeaderRole, late_ns: int, now_ns: int, out: list) -> None:
+        real_look(self, late_ns, now_ns, out)
+        if any(isinstance(effect, do.StepAside | do.GiveUpLeadership) for effect in out):
+            self.has_asked = True
+
+    def take(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
+        if getattr(self, "has_asked", False):
+            out.append(do.DropPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
+        else:
+            real_take(self, event, now_ns, out)
+
+    return [method(LeaderRole, "_check_lag", look), method(LeaderRole, "publishes_received", take)]
+
+
+MUTANTS = (
+    Mutant("what is held stays held", "L10", what_is_held_stays_held, seed=1),
+    Mutant("who asks for a successor takes no more", "L10", who_asks_for_a_successor_takes_no_more, "lasting-leaders", 10),
+    Mutant("the newest batch is taken for torn", "S3; a flip in the last batch", newest_batch_is_taken_for_torn, "disks"),
+    Mutant("lease as long as the session", "D22; clocks that drift", lease_as_long_as_the_session, "edges", 5),
+    Mutant(
+        "publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting-leaders", 7
+    ),
+    Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
+    Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
+    Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw, "edges", 1),
+)
