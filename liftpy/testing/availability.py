@@ -65,7 +65,7 @@ class Availability:
                 watched.heirs = self._may_lead(key)
             if acked != watched.acked:
                 watched.acked, watched.acked_ns = acked, now_ns
-            quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns)) / S
+            quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns, self._asked_ns(key))) / S
             if quiet_s >= WITHIN_S + self._grace_s():
                 whole = self._majority(key)
                 check(
@@ -81,6 +81,11 @@ class Availability:
             if lasts and self._ill():
                 cluster.counters["lasting fault, acknowledged"] += bool(self._majority(key))
         cluster.clock.after(_EVERY_NS, self._look)
+
+    def _asked_ns(self, key: PartitionKey) -> int:
+        """Since when a publisher has waited for ALL, and asked again."""
+        asked = [each.asked_ns for each in self._cluster.publishers if each.key == key and each.asked_ns is not None]
+        return min(asked, default=self._cluster.clock.now_ns)
 
     def _grace_s(self) -> float:
         """A leader whose publishes alone are cut off waits for a while before it makes way."""

@@ -67,7 +67,7 @@ class Checkers:
         ghost.shadows[replica.host] = shadow
         self._push_all(replica, log.log_start_offset, where)
         shadow.durable_end_offset = log.log_end_offset
-        ghost.commit(shadow, log.log_start_offset - 1, log.high_watermark, where)
+        ghost.commit(shadow, log.log_start_offset - 1, ghost.known_through(shadow, log.high_watermark), where)
 
     def _push_all(self, replica: SimReplica, from_offset: int, where: str) -> None:
         log = replica.log

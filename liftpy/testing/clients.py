@@ -45,6 +45,8 @@ class SimPublisher:
         """Number -> indexes of its messages that are not answered, of the publishes that are neither answered nor timed out [L4]."""
         self.acked_all = 0
         """Publishes that were acknowledged with policy ALL."""
+        self.asked_ns: int | None = None
+        """When it asked for ALL first since it was told that last; None: it has not since. Chance may ask for little for long."""
         self._number = 0
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
@@ -67,6 +69,8 @@ class SimPublisher:
         if policy is AckPolicy.NONE:
             self.cluster.network.publish(self.name, self.subject, message)
             return number
+        if policy is AckPolicy.ALL and self.asked_ns is None:
+            self.asked_ns = self.cluster.clock.now_ns
         self.waiting[number] = set(range(count))
         self.cluster.network.request(self.name, self.subject, message, lambda answer: self._answered(number, policy, answer))
         self.cluster.clock.after(PUBLISH_TIMEOUT_NS, lambda: self._timed_out(number))
@@ -100,7 +104,8 @@ class SimPublisher:
             left.discard(answer.index)
             if left:
                 return
-            self.acked_all += policy is AckPolicy.ALL
+            if policy is AckPolicy.ALL:
+                self.acked_all, self.asked_ns = self.acked_all + 1, None
         self.cluster.counters["publish refused" if ack.reason else "publish acknowledged"] += 1
         self._done(number, ack)
 

@@ -339,7 +339,7 @@ class Cluster:
         return all(r is not None and r.log.high_watermark == r.log.newest_offset == leader.log.newest_offset for r in replicas)
 
     def _readers_are_at_the_end(self) -> bool:
-        leaders = [(reader, self.leader(reader.key)) for reader in self.readers]
+        leaders = [(reader, self.leader(reader.key)) for reader in self.readers if reader.cut_at is None]  # [R6]
         return all(leader is not None and reader.next_offset > leader.log.high_watermark for reader, leader in leaders)
 
     def describe(self) -> str:

@@ -161,6 +161,18 @@ class PartitionGhost:
                 check(held == key, "D4", where, "has", key, "where the committed log has", held)
         return fresh
 
+    def known_through(self, shadow: Shadow, high: int) -> int:
+        """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a log
+        that went back has led, another one may hold, and know, what was committed before and is gone since."""
+        if not self.led_by_older:
+            return high
+        through = shadow.log_start_offset - 1
+        for epoch, last in zip(shadow.epochs, shadow.lasts, strict=True):
+            if last > high or self.committed.get(last) != (epoch, last):
+                break
+            through = last
+        return through
+
     def lost(self, end_offset: int) -> None:
         """An operator has had an unclean election: what was committed from ``end_offset`` on is gone, and was allowed to go."""
         self.committed = {last: key for last, key in self.committed.items() if last < end_offset}
