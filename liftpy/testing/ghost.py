@@ -162,8 +162,8 @@ class PartitionGhost:
         return fresh
 
     def known_through(self, shadow: Shadow, high: int) -> int:
-        """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a log
-        that went back has led, another one may hold, and know, what was committed before and is gone since."""
+        """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a
+        log that went back has led, another one may hold, and know, what was committed before and is gone since."""
         if not self.led_by_older:
             return high
         through = shadow.log_start_offset - 1
