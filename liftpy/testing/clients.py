@@ -187,7 +187,7 @@ class SimReader:
         node = self.progress.suspect[0] if self.progress.suspect is not None else ""
         complaint = self.progress.complaint()
         check(complaint is not None, "R2", self.name, "can't take", error)
-        liars = [name for name, sim_node in self.cluster.nodes.items() if sim_node.lost_data]
+        liars = [machine.node_id for machine in self.cluster.machines if machine.lost_data]
         check(node in liars or (in_pieces and bool(liars)), "R3", self.name, "is sent by", node, "whose disk is fine", error)
         assert complaint is not None
         self._send(node, complaint, lambda answer: None)

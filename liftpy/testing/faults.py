@@ -12,7 +12,7 @@ from liftpy.replica.phases import RoleName
 from liftpy.testing import aimed
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import SILENT_NS
-from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, Fault
+from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, TWIN_DISK, Fault
 from liftpy.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ _OLD_LOGS = 0.6
 """So many of the logs that are put back are a node's own, of a while ago; the others are another node's."""
 _OF_THE_LAST = 0.15
 """So many of the flips in a last batch strike also who alone holds everything: then no partition of it may go on."""
+
+_WAITS_NS, _TRIES_NS = 5 * S, 20 * MS
+"""For a twin, and between two looks."""
 
 
 class Nemesis:
@@ -192,6 +195,18 @@ def _other_logs(cluster: Cluster, fault: Fault) -> bool:
 
 def _twin(cluster: Cluster, fault: Fault) -> bool:
     return cluster.twins.strike(fault)
+
+
+def _twin_disk(cluster: Cluster, fault: Fault) -> bool:
+    """As soon as there is one that serves, for a while."""
+    until_ns = cluster.clock.now_ns + _WAITS_NS
+
+    def look() -> None:
+        if not (cluster.healed or cluster.twins.strike_disk(fault)) and cluster.clock.now_ns < until_ns:
+            cluster.clock.after(_TRIES_NS, look)
+
+    look()
+    return True
 
 
 def _late_answers(cluster: Cluster, fault: Fault) -> bool:
@@ -431,6 +446,6 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
-    HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, LATE: _late_answers,
+    HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
     **aimed.STRIKES,
 }  # fmt: skip

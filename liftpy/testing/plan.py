@@ -23,7 +23,7 @@ KINDS = (
 )  # fmt: skip
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
-SESSION_ENDS, HW_STALLS, CUT_PUBLISHES = "session-ends", "hw-stalls", "cut-publishes"
+SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
 """Drawn at a pace of their own."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
 """By how much less often than others these come: more of them would leave nothing to be seen."""
@@ -127,6 +127,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     TWIN: {"": 0.12, "disks": 0.12, "elections": 0.12, "folders": 0.8},
     LATE: {"": 0.12, "elections": 0.25, "metadata": 0.25},
     HALF_OPEN: {"": 0.12, "elections": 0.12},
+    TWIN_DISK: {"folders": 0.7},
     SESSION_ENDS: {"": 0.18, _EDGES: 1.0},
     HW_STALLS: {"": 0.12, _EDGES: 1.0},
 }

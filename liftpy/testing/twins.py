@@ -25,6 +25,7 @@ _ANSWER_TIMEOUT_NS = S // 2
 _ASK_EVERY_NS = 100 * MS
 _ASKS_FIRST = 0.5
 """So many of the twins ask for their predecessor; the others are of a version that does not, and the next net has to hold them."""
+_OF_A_DISK = ("flips at rest", "flips while it runs", "failed flush", "full", "short write")
 _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is cut off", "loses its session")
 
 
@@ -58,6 +59,37 @@ class Twins:
         cluster.clock.after(starts_ns, twin.start)
         cluster.clock.after(starts_ns + fault.for_ns, lambda: self._end(twin, keep=rng.random() < 0.5))
         return True
+
+    def strike_disk(self, fault: Fault) -> bool:
+        """The disk of a twin: bits flip on it, at rest or under its process; a flush fails; it is full; the power goes, so that of its
+        last writes only a part is there. What it has is no more than what the others have."""
+        found = [twin for _, twin in sorted(self.of.items()) if twin.process is not None and twin.process.serves_all]
+        cluster, twin = self._cluster, found[int(fault.draw * 1000) % len(found)] if found else None
+        if twin is None or not cluster.checkers.others_hold_all(twin.node_id):
+            return False
+        what, disk = _OF_A_DISK[int(fault.draw * len(_OF_A_DISK))], twin.disk
+        if what in ("flips at rest", "short write"):
+            twin.crash(power=what == "short write")
+            cluster.clock.after(fault.for_ns, twin.start)
+        if what.startswith("flips"):
+            flipped = [name for name in sorted(disk.folders) if disk.flip_bit(name)]
+            twin.lost_data = twin.lost_data or bool(flipped)
+            twin.flipped = twin.flipped or (bool(flipped) and what == "flips while it runs")
+            cluster.checkers.disk_lost()
+        elif what == "failed flush":
+            disk.fail_syncs = 1
+        elif what == "full":
+            disk.set_capacity(int(fault.draw * 300))
+        cluster.counters[f"twin's disk: {what}"] += 1
+        cluster.clock.after(fault.for_ns, lambda: self._disk_is_well(twin))
+        return True
+
+    def _disk_is_well(self, twin: SimNode) -> None:
+        twin.disk.set_capacity(None)
+        process = twin.process
+        if process is not None and any(replica.failed for replica in process.replicas.values()):
+            twin.crash(power=False)
+            twin.start()
 
     def _befalls(self, node: SimNode, what: str, fault: Fault) -> None:
         cluster, process = self._cluster, node.process
@@ -94,7 +126,7 @@ class Twins:
             node.lost_data, node.went_back = (twin.lost_data, twin.went_back) if keep else (True, False)
         if keep:
             node.disk.put_back(twin.disk.copy())
-            node.nonces, node.flipped = node.nonces | twin.nonces, False
+            node.nonces, node.flipped = node.nonces | twin.nonces, twin.flipped
         elif is_the_node:
             checkers.disk_lost()
         del self.of[node_id]

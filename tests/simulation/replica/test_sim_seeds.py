@@ -39,7 +39,7 @@ MANY = (5,)
 EDGES, LEADERS = (1, 5), (7, 10)
 """Seeds whose faults strike leaders when it matters: each is fatal to a mutant (``tests.simulation.mutants``)."""
 
-FOLDERS = (1, 2, 3)
+FOLDERS = (1, 2, 8)
 """Seeds whose folders are copied, put back, and run on two machines at once."""
 
 WANTED = (
@@ -54,7 +54,8 @@ WANTED = (
     "fault retention", "fault transfer", "fault flip", "fault slow-consumer", "fault reconnect", "fault wall-clock",
     "fault hang-promotion", "fault put-back", "fault forged-notice", "fault kill-power", "fault flip-newest",
     "fault flip-running", "fault empty-last", "fault suspend", "fault cut-connection", "expired by age",
-    "fault twin", "fault other-logs", "fault late-answers", "fault half-open", "twin: it was the node",
+    "fault twin", "fault twin-disk", "twin's disk: flips while it runs", "twin's disk: full", "fault other-logs",
+    "fault late-answers", "fault half-open", "twin: it was the node",
     "deposed by another registration", "lost on a half-open connection",
     "fault session-ends", "a session ended under its leader", "fault hw-stalls", "segments above HW",
     "fault cut-publishes", "expired by bytes",

@@ -3,6 +3,7 @@ whether the marker of a clean stop is left [S9]."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import sidecar.node
 from liftpy.cluster.image import ClusterImage
-from liftpy.errors import LiftError
+from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
 from sidecar.node import Node
@@ -283,3 +284,40 @@ async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) 
     held: Any = node.partitions
     assert held.heard == [5]
     await node.stop()
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"
+    }
+
+
+async def test_a_copy_of_a_folder_under_another_id_is_refused_and_left_as_it_is(world: World, tmp_path: Path) -> None:
+    node = await started(world)
+    await node.stop()
+    (log := world.folder / "streams" / "orders-U1" / "0" / "0.log").parent.mkdir(parents=True)
+    log.write_bytes(b"records")
+    copy = Path(shutil.copytree(world.folder, tmp_path / "copy"))
+    before, said = _content(copy), len(world.told)
+    other = Node(NodeSettings("n2", copy))
+    with pytest.raises(ConfigError, match="is the folder of node 'n1', not of 'n2'"):
+        await other.start()
+    other.request_stop(hand_over=True)
+    await other.stop()
+    assert not {"nobody runs", "register", "marker"} & set(world.told[said:])
+    assert _content(copy) == before
+
+
+async def test_a_folder_without_its_node_file_is_a_new_one_whatever_logs_are_in_it(world: World) -> None:
+    """So it counts as empty [C7]: the node leaves the ISRs that it is in, and its logs are compared with their leaders'."""
+    node = await started(world)
+    await node.stop()
+    first = world.registered["starts"]
+    (world.folder / "streams" / "orders-U1" / "0").mkdir(parents=True)
+    (world.folder / "node").unlink()
+    await (await started(world)).stop()
+    again = world.registered["starts"]
+    assert world.registered["previous_incarnation"] == 0
+    assert again.starts == 1
+    assert again.folder_id != first.folder_id
+    assert again.earlier == ()
