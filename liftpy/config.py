@@ -174,12 +174,22 @@ class ReplicationConfig:
     """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
     preferred_leaders_every: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
+    replacement_grace_s: float = 300.0
+    """A node that has been down for so long has its replicas made anew on others; 0: never, unless it is drained. Counted by the
+    metadata leader, from when it saw it down: a new one begins anew."""
+    copies_at_once: int = 64
+    """Replicas that are copied to other nodes at a time, in the whole cluster."""
+    copies_per_node: int = 8
+    """Of them into one node, and the same number from one node."""
 
     def __post_init__(self) -> None:
-        _bounded(self, {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")})
+        times = {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")}
+        _bounded(self, times | {"replacement_grace_s": (0, 30 * 86_400.0)})
         _bounded(
             self,
             {
+                "copies_at_once": (1, 10_000),
+                "copies_per_node": (1, 1000),
                 "max_lag_records": (0, 1 << 62),
                 "slow_flush_factor": (0, 1e6),
                 "probe_after": (0, 3600.0),

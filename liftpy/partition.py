@@ -22,6 +22,38 @@ class PartitionStatus(IntEnum):
     CANDIDATE_FOUND = 3
 
 
+class MoveReason(IntEnum):
+    """Why a partition's replicas are to lie elsewhere; the numbers of ``cluster.proto``."""
+
+    BY_HAND = 0
+    REBALANCED = 1
+    REPLACED = 2
+    DRAINED = 3
+    FACTOR = 4
+
+    @classmethod
+    def of(cls, number: int) -> MoveReason:
+        """The reason of that number; one that this version does not know is like none."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.BY_HAND
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    MoveReason.BY_HAND: "by hand",
+    MoveReason.REBALANCED: "rebalance",
+    MoveReason.REPLACED: "a node is down",
+    MoveReason.DRAINED: "drain",
+    MoveReason.FACTOR: "replication factor",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """One partition of a stream."""
@@ -61,6 +93,8 @@ class PartitionState:
     """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
     joining: str = ""
     """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
+    moved_for: MoveReason = MoveReason.BY_HAND
+    """Why there is a ``target``."""
 
     @property
     def holders(self) -> tuple[str, ...]:

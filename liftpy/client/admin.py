@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
+from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import config_to_pb
@@ -31,7 +32,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.ids import check_data_subject, check_name
-from liftpy.partition import PartitionState
+from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.subjects import Subjects
@@ -40,6 +41,7 @@ _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 OPERATION_ID_SIZE_BYTES = 16
+_ITEM_BYTES = 16
 
 _ERRORS: dict[int, type[LiftError]] = {
     _Error.INVALID: ConfigError,
@@ -86,6 +88,18 @@ class ClusterState:
             known = ", ".join(sorted(self.image.streams)[:10]) or "none"
             raise NotFoundError(f"there is no stream {name!r}; there are: {known}")
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveWish:
+    """Where the replicas of one partition are to be."""
+
+    stream: str
+    uid: str
+    partition: int
+    replicas: tuple[str, ...] = ()
+    """Preferred leader first; (): they stay where they are, a swap that is beyond its copy is finished."""
+    reason: MoveReason = MoveReason.BY_HAND
 
 
 class Admin:
@@ -247,6 +261,30 @@ class Admin:
         )
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(reassign=wish))).partition)
 
+    async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
+        """Say the same of many partitions, some of them at a time, so that the metadata group is never kept busy for long; where it
+        breaks off, what was said until then holds, and goes on by itself. Returns why single ones were refused.
+        Raises UnavailableError."""
+        refused: list[str] = []
+        for asked in _batches(wishes):
+            response = await self._command(_as_one([request for _, request in asked]))
+            answers = {answer.number: answer for answer in response.batch.answers}
+            if not response.HasField("batch"):
+                raise ProtocolError("the metadata group answered many requests as if they were one")
+            for number, (wish, _) in enumerate(asked):
+                answer = answers.get(number)
+                if answer is None or answer.error != _Error.OK:
+                    refused.append(f"{wish.stream}/{wish.partition}: {answer.detail if answer is not None else 'no answer'}")
+        return refused
+
+    async def alter_stream(self, name: str, replication_factor: int, *, uid: str = "", dry_run: bool = False) -> StreamImage:
+        """Give every partition of a stream so many replicas: the stream as it is decided, with the targets of its partitions, which
+        get there one swap at a time. ``dry_run``: nothing is done. Raises NotFoundError, ConfigError (not enough nodes),
+        UnavailableError."""
+        check_name(name, "stream")
+        wish = cluster_pb2.AlterStream(name=name, uid=uid, replicationFactor=replication_factor, dryRun=dry_run)
+        return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
         request = cluster_pb2.ControlRequest(linearizable=linearizable)
@@ -308,6 +346,39 @@ class Admin:
             self._transport.counters["answers to something else"] += 1
             raise OutcomeUnknownError(f"the answer on {subject} is to another request")
         return response
+
+
+_Asked = tuple[MoveWish, cluster_pb2.ControlRequest]
+
+
+def _batches(wishes: Iterable[MoveWish]) -> Iterator[list[_Asked]]:
+    """As they are sent together: few enough, and not too large."""
+    batch: list[_Asked] = []
+    size_bytes = 0
+    for wish in wishes:
+        request = cluster_pb2.ControlRequest(
+            reassign=cluster_pb2.Reassign(
+                stream=wish.stream,
+                uid=wish.uid,
+                partition=wish.partition,
+                replicas=wish.replicas,
+                cancel=not wish.replicas,
+                movedFor=codec.reason_to_pb(wish.reason),
+            )
+        )
+        cost_bytes = request.ByteSize() + _ITEM_BYTES
+        if batch and (len(batch) == SENT_TOGETHER or size_bytes + cost_bytes > MAX_BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append((wish, request))
+        size_bytes += cost_bytes
+    if batch:
+        yield batch
+
+
+def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRequest:
+    items = [cluster_pb2.BatchedRequest(number=number, request=request) for number, request in enumerate(requests)]
+    return cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=items))
 
 
 def control_error(response: cluster_pb2.ControlResponse) -> LiftError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import calling, positions, queries
-from liftpy.client.admin import Admin, ClusterState
+from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
 from liftpy.client.iteration import Iteration
@@ -195,6 +195,14 @@ class Client:
     async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
         """Say where a partition's replicas are to be; see ``Admin.reassign``."""
         return await self._admin.reassign(stream, partition, replicas)
+
+    async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
+        """The same of many partitions; see ``Admin.reassign_all``."""
+        return await self._admin.reassign_all(wishes)
+
+    async def alter_stream(self, name: str, replication_factor: int, *, uid: str = "", dry_run: bool = False) -> StreamImage:
+        """Give every partition of a stream so many replicas; see ``Admin.alter_stream``."""
+        return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Take that back; see ``Admin.reset_node``."""

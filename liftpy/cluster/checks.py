@@ -28,10 +28,10 @@ def check_image(image: ClusterImage) -> None:
         for number, partition in enumerate(stream.partitions):
             check(partition.partition == number, "C1", "numbering", partition)
             check_partition(partition)
-            check(set(partition.replicas) <= set(image.nodes), "C3", "replica on an unknown node", partition)
+            check(set(partition.holders) <= set(image.nodes), "C3", "replica on an unknown node", partition)
             check(partition.leader_epoch < image.counters.next_leader_epoch, "C2", "LeaderEpoch of no counter", partition)
             check(partition.epoch < image.counters.next_epoch, "C2", "Epoch of no counter", partition)
-            for node_id in partition.replicas:
+            for node_id in partition.holders:
                 hosted.setdefault(node_id, {}).setdefault(name, []).append(number)
             if partition.leader:
                 led[partition.leader] = led.get(partition.leader, 0) + 1

@@ -14,7 +14,7 @@ from immutables import Map
 from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _STATUS = {
@@ -22,6 +22,13 @@ _STATUS = {
     PartitionStatus.ONLINE: pb.ONLINE,
     PartitionStatus.ELECTION: pb.ELECTION,
     PartitionStatus.CANDIDATE_FOUND: pb.CANDIDATE_FOUND,
+}
+_REASON = {
+    MoveReason.BY_HAND: pb.BY_HAND,
+    MoveReason.REBALANCED: pb.REBALANCED,
+    MoveReason.REPLACED: pb.REPLACED,
+    MoveReason.DRAINED: pb.DRAINED,
+    MoveReason.FACTOR: pb.FACTOR,
 }
 _STATUS_OF = {int(number): status for status, number in _STATUS.items()}
 
@@ -94,6 +101,11 @@ def node_from_pb(message: pb.Node) -> NodeImage:
     )
 
 
+def reason_to_pb(reason: MoveReason) -> pb.MoveReason:
+    """MoveReason -> its protobuf."""
+    return _REASON[reason]
+
+
 def partition_to_pb(partition: PartitionState) -> pb.Partition:
     """PartitionState -> Partition."""
     return pb.Partition(
@@ -114,6 +126,7 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         complete=partition.complete,
         target=partition.target,
         joining=partition.joining,
+        movedFor=_REASON[partition.moved_for],
     )
 
 
@@ -138,6 +151,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         complete=names.strings(message.complete),
         target=names.strings(message.target),
         joining=names.string(message.joining),
+        moved_for=MoveReason.of(message.movedFor),
     )
 
 

@@ -1,5 +1,5 @@
 """What the metadata leader does besides ordering the log, behind one door: sessions, election clocks, accused leaders, preferred
-leaders, streams that wait for nodes. Pure.
+leaders, streams that wait for nodes, replicas that move. Pure.
 
 The shell tells it when this node gains and loses the leadership of the group, feeds it every new image, asks ``answer``
 about each request before it goes into the log, proposes what ``due`` returns, and puts ``questions`` on the bus. Nothing here
@@ -18,6 +18,7 @@ from liftpy.cluster.draft import Rules
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.forecast import without_log
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.moving import MovingReplicas
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
@@ -28,7 +29,15 @@ from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 
 Proposable = (
-    pb.FenceNode | pb.UnfenceNode | pb.ConcludeElection | pb.PassOver | pb.ElectLeader | pb.ReportLeader | pb.PlaceStream
+    pb.FenceNode
+    | pb.UnfenceNode
+    | pb.ConcludeElection
+    | pb.PassOver
+    | pb.ElectLeader
+    | pb.ReportLeader
+    | pb.PlaceStream
+    | pb.Reassign
+    | pb.BeginCopy
 )
 
 
@@ -49,6 +58,10 @@ def control_request(message: Proposable) -> pb.ControlRequest:
             return pb.ControlRequest(reportLeader=message)
         case pb.PlaceStream():
             return pb.ControlRequest(placeStream=message)
+        case pb.Reassign():
+            return pb.ControlRequest(reassign=message)
+        case pb.BeginCopy():
+            return pb.ControlRequest(beginCopy=message)
     assert_never(message)
 
 
@@ -75,13 +88,14 @@ class MetadataDuties:
         self._accusations = Accusations()
         self._preferred = PreferredLeaders(config.preferred_leaders_every)
         self._waiting = WaitingStreams()
+        self._moving = MovingReplicas(config)
         self._image = ClusterImage()
         self._leading = False
 
     @property
     def counters(self) -> dict[str, int]:
         """What came of the questions to accused leaders, and what was answered before anything was logged."""
-        return {**self._accusations.counters, **self._answered}
+        return {**self._accusations.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
         """This controller leads the group in ``term``, and ``image`` holds everything that was committed before."""
@@ -91,6 +105,7 @@ class MetadataDuties:
         self._accusations.lead(term)
         self._preferred.lead(now_ns)
         self._waiting.lead(image, now_ns)
+        self._moving.lead(image, now_ns)
         self._sessions.lead(image, now_ns)
         self._timers.lead(image, now_ns)
 
@@ -100,6 +115,7 @@ class MetadataDuties:
         self._accusations.resign()
         self._preferred.resign()
         self._waiting.resign()
+        self._moving.resign()
         self._sessions.resign()
         self._timers.resign()
 
@@ -110,6 +126,7 @@ class MetadataDuties:
         self._sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
         self._waiting.image_changed(image, now_ns)
+        self._moving.image_changed(image, now_ns)
 
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
@@ -238,13 +255,13 @@ class MetadataDuties:
         """What to propose now; what concerns single partitions in batches, however many there are."""
         preferred, waiting = self._preferred.due(self._image, now_ns), self._waiting.due(now_ns)
         alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting)
-        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns))
+        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns), *self._moving.due(now_ns))
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None: not before something else happens."""
-        machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting)
+        machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -27,6 +27,7 @@ def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
         and partition.replicas[0] in partition.isr
         and partition.replicas[0] not in partition.incomplete
         and image.is_live(partition.replicas[0])
+        and not image.nodes[partition.replicas[0]].leaving
     ]
 
 

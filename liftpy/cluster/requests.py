@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import elections, isr, moving, nodes, streams
+from liftpy.cluster.decisions import altering, elections, isr, moving, nodes, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -77,6 +77,7 @@ REQUESTS: dict[str, RequestKind] = {
     "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
+    "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
@@ -109,7 +110,8 @@ def kind_of(request: pb.ControlRequest) -> RequestKind:
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
     """Whether it only looks, wherever it is answered: it needs no deduplication."""
-    return kind_of(request).read_only or request.createStream.dryRun or request.addPartitions.dryRun
+    dry_runs = (request.createStream.dryRun, request.addPartitions.dryRun, request.alterStream.dryRun)
+    return kind_of(request).read_only or any(dry_runs)
 
 
 def may_be_logged(request: pb.ControlRequest) -> bool:

@@ -13,6 +13,7 @@ from liftpy.cluster.decisions.nodes import why_it_stays
 from liftpy.cluster.image import NodeImage
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
+from sidecar.cli.drain import drain
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -23,7 +24,10 @@ AUTO = "auto"
 
 @click.group()
 def node() -> None:
-    """Remove a node that is gone for good; say a node's weight and rack."""
+    """Drain a node, remove one that is gone for good; say a node's weight and rack."""
+
+
+node.add_command(drain)
 
 
 @node.command()

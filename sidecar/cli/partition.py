@@ -16,6 +16,7 @@ from liftpy.cluster.image import StreamImage
 from liftpy.cluster.preferred import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.partition import PartitionState, PartitionStatus
+from sidecar.cli.move import move
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -30,7 +31,10 @@ timeout_option = click.option(
 
 @click.group()
 def partition() -> None:
-    """Move leaderships, and elect a leader where there is none."""
+    """Move replicas and leaderships, and elect a leader where there is none."""
+
+
+partition.add_command(move)
 
 
 @partition.command()

@@ -1,53 +1,270 @@
-"""``liftpy rebalance``: which replicas would have to move so that the nodes hold their shares."""
+"""``liftpy rebalance``: nodes come to hold their shares, of replicas, of bytes, or of leaderships: shown first, then done."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import click
 from rich.console import Console
 
-from liftpy.client import Client, ClusterState
+from liftpy.client import Client
+from liftpy.client.admin import MoveWish
 from liftpy.cluster.decisions.placing import facts_of
-from liftpy.cluster.placement.moves import MovePlan, plan_moves
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.movements import movements
+from liftpy.cluster.placement.facts import Replicas
+from liftpy.cluster.placement.leaderships import plan_leaderships
+from liftpy.cluster.placement.moves import Key, plan_moves
+from liftpy.cluster.placement.sizes import plan_sizes
 from liftpy.errors import NotFoundError
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
+from sidecar.cli.asking import NodeReports, ask_nodes
+from sidecar.cli.movement import follow, timeout_option, wait_option
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
 from sidecar.settings import Target
 
+TRANSFERS_AT_ONCE = 16
+"""Leaderships; each partition is without a leader for some milliseconds."""
+_SHOWN = 1000
+"""Rows of moves for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalancePlan:
+    """What is to be done, whatever is evened out."""
+
+    by: str
+    unit: str
+    """Of what nodes hold."""
+    moves: Sequence[Mapping[str, Any]]
+    """As ``--json`` shows them."""
+    targets: Mapping[Key, Replicas]
+    fewest: int
+    """At the least: moves, transfers, or bytes that move."""
+    moved: int
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    stuck: Sequence[Key] = field(default=())
+
 
 @click.command()
-@click.option("--dry-run", is_flag=True, required=True, help="Show the moves. (This version moves no replicas.)")
-@click.option("--leaving", multiple=True, metavar="NODE", help="As if this node were to leave; may be given several times.")
+@click.option("--dry-run", is_flag=True, help="Show the moves, and do nothing.")
+@click.option(
+    "--by",
+    type=click.Choice(["replicas", "bytes", "leaders"]),
+    default="replicas",
+    show_default=True,
+    help="What is evened out, by the nodes' weights. Bytes: as the nodes say. Leaders: no log is copied.",
+)
+@click.option(
+    "--leaving", multiple=True, metavar="NODE", help="With --dry-run: as if it were drained; several times, if you like."
+)
+@click.option("--cancel", is_flag=True, help="What an earlier rebalance has not begun to move stays where it is.")
+@wait_option
+@timeout_option
 @json_option
 @connection_options
-def rebalance(dry_run: bool, leaving: tuple[str, ...], as_json: bool, target: Target) -> None:
-    """Show which replicas would move so that every node holds its share, and how few it could be."""
+def rebalance(
+    dry_run: bool,
+    by: str,
+    leaving: tuple[str, ...],
+    cancel: bool,
+    wait: bool,
+    timeout_s: float,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Move replicas so that every node holds its share. It goes on whatever is killed, this command as well."""
+    if leaving and not dry_run:
+        raise click.UsageError("--leaving goes with --dry-run: liftpy node drain NODE moves everything away")
+    if cancel and dry_run:
+        raise click.UsageError("--cancel and --dry-run exclude each other")
 
-    async def work(client: Client) -> ClusterState:
-        return await client.describe_cluster()
+    async def work(client: Client) -> None:
+        image = (await client.describe_cluster()).image
+        if cancel:
+            await _cancel(client, image, as_json)
+            return
+        unknown = sorted(set(leaving) - set(image.nodes))
+        if unknown:
+            known = ", ".join(sorted(image.nodes)) or "none"
+            raise NotFoundError(f"there is no node {', '.join(unknown)}; there are: {known}")
+        reports = await ask_nodes(client, sorted(image.nodes)) if by == "bytes" else {}
+        plan = plan_of(image, by, leaving, reports)
+        if not as_json:
+            _show(plan, dry_run)
+        refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
+        if as_json:
+            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused}))
+            return
+        for line in refused:
+            click.echo(f"refused: {line}", err=True)
+        if plan.targets and not dry_run:
+            click.echo("done" if wait else "it goes on: liftpy status shows how far, liftpy rebalance --cancel ends it")
 
-    image = with_client(target, work).image
-    unknown = sorted(set(leaving) - set(image.nodes))
-    if unknown:
-        raise NotFoundError(f"there is no node {', '.join(unknown)}; there are: {', '.join(sorted(image.nodes)) or 'none'}")
-    held = {(stream.name, p.partition): p.replicas for stream in image.streams.values() for p in stream.partitions}
-    plan = plan_moves(facts_of(image), held, leaving)
+    with_client(target, work)
+
+
+def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeReports) -> RebalancePlan:
+    """The moves. What moves already is taken as if it were there."""
+    facts = facts_of(image)
+    if by == "leaders":
+        return _by_leaders(image)
+    held = {(stream.name, p.partition): p.target or p.replicas for stream in image.streams.values() for p in stream.partitions}
+    if by == "bytes":
+        sizes = dict(_sizes(image, reports))
+        sized = plan_sizes(facts, held, sizes)
+        return RebalancePlan(
+            by=by,
+            unit="bytes",
+            moves=[asdict(move) | {"bytes": sizes[move.stream, move.partition]} for move in sized.moves],
+            targets=sized.targets,
+            fewest=sized.fewest_bytes,
+            moved=sized.moved_bytes,
+            before=_held_bytes(facts_ids(image), held, sizes),
+            after=sized.held_bytes,
+        )
+    plan = plan_moves(facts, held, leaving)
+    return RebalancePlan(
+        by=by,
+        unit="replicas",
+        moves=[asdict(move) for move in plan.moves],
+        targets=plan.targets(held),
+        fewest=plan.fewest,
+        moved=len(plan.moves),
+        before=_held_bytes(facts_ids(image), held, dict.fromkeys(held, 1)),
+        after=plan.held,
+        stuck=plan.stuck,
+    )
+
+
+def facts_ids(image: ClusterImage) -> list[str]:
+    """Nodes, in the order in which plans name them."""
+    return [node.node_id for node in facts_of(image)]
+
+
+def _by_leaders(image: ClusterImage) -> RebalancePlan:
+    """Who leads now is what counts; a partition without a leader, and one that moves, stays as it is. Only who is in sync may lead."""
+    held = {
+        (stream.name, p.partition): _led(p)
+        for stream in image.streams.values()
+        for p in stream.partitions
+        if p.status is PartitionStatus.ONLINE and not p.target and not p.joining
+    }
+    plan = plan_leaderships(facts_of(image), held)
+    first = {(t.stream, t.partition): t.into for t in plan.transfers}
+    return RebalancePlan(
+        by="leaders",
+        unit="leaderships",
+        moves=[asdict(transfer) for transfer in plan.transfers],
+        targets={key: _first(image, key, node_id) for key, node_id in first.items()},
+        fewest=plan.fewest,
+        moved=len(plan.transfers),
+        before={node_id: sum(replicas[0] == node_id for replicas in held.values()) for node_id in facts_ids(image)},
+        after=plan.led,
+    )
+
+
+def _led(partition: PartitionState) -> Replicas:
+    in_sync = [n for n in partition.isr if n != partition.leader and n not in partition.incomplete]
+    return (partition.leader, *in_sync)
+
+
+def _first(image: ClusterImage, key: Key, node_id: str) -> Replicas:
+    replicas = image.streams[key[0]].partitions[key[1]].replicas
+    return (node_id, *(other for other in replicas if other != node_id))
+
+
+def _sizes(image: ClusterImage, reports: NodeReports) -> Iterator[tuple[Key, int]]:
+    """What the leader's log holds; the largest replica where the leader does not say."""
+    for stream in image.streams.values():
+        for p in stream.partitions:
+            said = {n: reports.get(n, {}).get((stream.uid, p.partition)) for n in p.replicas}
+            sizes = {n: int(report.get("log_bytes", 0)) for n, report in said.items() if report is not None}
+            if sizes:
+                yield (stream.name, p.partition), sizes.get(p.leader, max(sizes.values()))
+
+
+def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mapping[Key, int]) -> dict[str, int]:
+    on = dict.fromkeys(nodes, 0)
+    for key, replicas in held.items():
+        for node_id in replicas:
+            on[node_id] = on.get(node_id, 0) + sizes.get(key, 0)
+    return on
+
+
+async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
+    """Have it decided, all of it at once; then wait. Leaderships go some at a time, each after those before it are there."""
+    wishes = [
+        MoveWish(stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED)
+        for key, target in sorted(plan.targets.items())
+    ]
+    if plan.by != "leaders":
+        refused = await client.reassign_all(wishes)
+        if wait and wishes:
+            await _until_done(client, wishes, timeout_s, quiet)
+        return refused
+    refused = []
+    for start in range(0, len(wishes), TRANSFERS_AT_ONCE):
+        some = wishes[start : start + TRANSFERS_AT_ONCE]
+        refused += await client.reassign_all(some)
+        await _until_done(client, some, timeout_s, True)
+    return refused
+
+
+async def _until_done(client: Client, wishes: Sequence[MoveWish], timeout_s: float, quiet: bool) -> None:
+    keys = {(wish.uid, wish.partition) for wish in wishes}
+
+    def is_done(image: ClusterImage) -> bool:
+        places = (image.find(wish.stream, wish.uid, wish.partition) for wish in wishes)
+        states = [place[1] for place in places if place is not None]
+        return not any(p.target or p.joining or p.status is PartitionStatus.CANDIDATE_FOUND for p in states)
+
+    await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
+
+
+async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
+    of_ours = [movement for movement in movements(image) if movement.why == MoveReason.REBALANCED.words]
+    wishes = [MoveWish(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
+    refused = await client.reassign_all(wishes)
     if as_json:
-        click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
+        click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
         return
-    _show(plan, {node: image.replica_counts.get(node, 0) for node in plan.held})
+    click.echo(f"{len(wishes) - len(refused)} moves are cancelled; what had copied its log already is finished")
 
 
-def _show(plan: MovePlan, before: dict[str, int]) -> None:
+def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "by": plan.by,
+        "moves": list(plan.moves),
+        "fewest": plan.fewest,
+        "moved": plan.moved,
+        "stuck": [list(key) for key in plan.stuck],
+        "before": dict(plan.before),
+        "held": dict(plan.after),
+    }
+
+
+def _show(plan: RebalancePlan, dry_run: bool) -> None:
     console = Console()
     if plan.moves:
-        rows = [(f"{m.stream}/{m.partition}", m.out, m.into, "yes" if m.leads else "") for m in plan.moves]
-        console.print(table(("partition", "from", "to", "leads"), rows, folds=("partition",), title="moves"))
-    held = [(node, str(before[node]), str(count)) for node, count in plan.held.items()]
-    console.print(table(("node", "replicas", "then"), held, title="nodes"))
+        leads = [("yes" if move.get("leads") else "",) if plan.by != "leaders" else () for move in plan.moves]
+        heads = ("partition", "from", "to", *(("leads",) if plan.by != "leaders" else ()))
+        rows = [
+            (f"{m['stream']}/{m['partition']}", m["out"], m["into"], *more) for m, more in zip(plan.moves, leads, strict=True)
+        ]
+        console.print(table(heads, rows[:_SHOWN], folds=("partition",), title="moves"))
+        if len(rows) > _SHOWN:
+            console.print(f"and {len(rows) - _SHOWN} more: --json shows all", highlight=False)
+    held = [(node, f"{plan.before.get(node, 0):,}", f"{count:,}") for node, count in plan.after.items()]
+    console.print(table(("node", plan.unit, "then"), held, title="nodes"))
     for stream, partition in plan.stuck:
         console.print(f"{stream}/{partition} stays where it is: no other node may take it", highlight=False)
-    console.print(f"{len(plan.moves)} moves, {plan.fewest} at the least; nothing was done", highlight=False)
+    what = f"{plan.moved:,} bytes in {len(plan.moves)} moves" if plan.by == "bytes" else f"{len(plan.moves)} moves"
+    console.print(f"{what}, {plan.fewest:,} at the least" + ("; nothing was done" if dry_run else ""), highlight=False)

@@ -6,7 +6,6 @@ shown as ``?`` (null in JSON), not a failure.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,17 +14,14 @@ from rich.console import Console
 
 from liftpy.client import Client, ClusterState
 from liftpy.cluster.image import INSUFFICIENT_NODES
+from liftpy.cluster.movements import movements
 from liftpy.cluster.waiting import why_it_waits
-from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
+from sidecar.cli.asking import NodeReports, ask_nodes
+from sidecar.cli.movement import movement_json
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
 from sidecar.settings import Target
-
-_NODE_TIMEOUT_S = 2.0
-
-NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
-"""Node id -> (stream uid, partition) -> what that node says of its replica; nodes that did not answer are absent."""
 
 
 @click.command()
@@ -54,28 +50,12 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
             if only in (None, stream.name)
             for partition in stream.partitions
         ],
+        "moves": [movement_json(found, reports) for found in movements(state.image) if only in (None, found.stream)],
         "waiting": [
             {"stream": stream.name, "uid": stream.uid, "partitions": stream.waiting, "why": why_it_waits(state.image, stream)}
             for stream in state.streams()
             if only in (None, stream.name) and stream.waiting
         ],
-    }
-
-
-async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
-    """What the nodes say of their partitions, all asked at once."""
-
-    async def ask(node_id: str) -> dict[str, Any] | None:
-        try:
-            return await client.node_status(node_id, _NODE_TIMEOUT_S)
-        except (UnavailableError, OutcomeUnknownError, ProtocolError):
-            return None
-
-    answers = await asyncio.gather(*map(ask, node_ids))
-    return {
-        node_id: {(p["uid"], p["partition"]): p for p in answer.get("partitions", [])}
-        for node_id, answer in zip(node_ids, answers, strict=True)
-        if answer is not None
     }
 
 
@@ -85,6 +65,8 @@ def _node(state: ClusterState, node_id: str, answers: bool) -> dict[str, Any]:
     return {
         "node_id": node_id,
         "fenced": node.fenced,
+        "leaving": node.leaving,
+        "replicas": state.image.replica_counts.get(node_id, 0),
         "answers": answers,
         "incarnation": node.incarnation,
         "rack": node.rack,
@@ -126,6 +108,7 @@ def _show(found: dict[str, Any]) -> None:
     rows = []
     for n in found["nodes"]:
         state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"
+        state += ", drained" if n["leaving"] else ""
         role = "leader" if n["metadata_leader"] else "member" if n["controller"] else ""
         rows.append((n["node_id"], state, str(n["incarnation"]), n["rack"], str(n["leads"]), role, n["version"]))
     columns = ("node", "state", "incarnation", "rack", "leads", "metadata", "version")
@@ -141,6 +124,7 @@ def _show(found: dict[str, Any]) -> None:
     heads = ("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag")
     partitions = map(_partition_row, found["partitions"])
     console.print(table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions", width=console.width))
+    _show_moves(console, found["moves"])
     _show_services(console, found["partitions"])
 
 
@@ -157,6 +141,25 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
         _known(p["newest_offset"]),
         lag,
     )
+
+
+def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:
+    """Nothing where nothing moves."""
+    rows = [
+        (
+            f"{m['stream']}/{m['partition']}",
+            m["phase"],
+            m["out"],
+            m["into"],
+            " ".join(m["target"]),
+            f"{m['left_bytes']:,}",
+            m["why"],
+        )
+        for m in moves
+    ]
+    if rows:
+        columns = ("partition", "phase", "from", "to", "target", "bytes left", "why")
+        console.print(table(columns, rows, folds=("target", "why"), title="moves", width=console.width))
 
 
 def _version(service: dict[str, Any]) -> str:

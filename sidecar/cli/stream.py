@@ -16,6 +16,7 @@ from liftpy.cluster.placement import DEFAULT_POLICY
 from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
+from sidecar.cli.alter import alter
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.session import with_client
@@ -29,6 +30,9 @@ DEFAULT_REPLICAS = 3
 @click.group()
 def stream() -> None:
     """Create, list, show, enlarge and delete streams."""
+
+
+stream.add_command(alter)
 
 
 @stream.command()

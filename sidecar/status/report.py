@@ -132,6 +132,7 @@ class Reporter:
             "uid": worker.key.uid,
             "partition": worker.key.partition,
             **_replica(snapshot),
+            "log_bytes": worker.log.size_bytes,
             "waiting_acks": worker.acks.count,
             "waiting_readers": worker.reads.waiting_count,
             "waiting_readers_bytes": worker.reads.waiting_bytes,

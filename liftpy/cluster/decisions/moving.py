@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from liftpy.cluster import election
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import StreamImage
-from liftpy.partition import PartitionState
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_REPLICAS = 32
@@ -32,14 +33,28 @@ def reassign(draft: Draft, request: pb.Reassign) -> Decision:
     if found is None:
         return _unknown(request)
     stream, partition = found
+    if request.epoch not in (0, partition.epoch):
+        return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.cancel:
         return _changed(draft, stream, partition, settled(stream, where_it_stays(partition)))
     wanted = tuple(request.replicas)
     wrong = _why_not(draft, partition, wanted)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong, partition)
+    reason = MoveReason.of(request.movedFor)
     joining = partition.joining if partition.joining in wanted else ""
-    return _changed(draft, stream, partition, settled(stream, replace(partition, target=wanted, joining=joining)))
+    changed = settled(stream, replace(partition, target=wanted, joining=joining, moved_for=reason))
+    if reason is MoveReason.REBALANCED and not changed.target:
+        changed = _led_by_the_first(draft, stream, changed)
+    return _changed(draft, stream, partition, changed)
+
+
+def _led_by_the_first(draft: Draft, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    """Where only the order is another one, leaderships are what is evened out: it goes to the first replica, if that can be."""
+    first = partition.replicas[0]
+    if not draft.rules.elections or partition.status is not PartitionStatus.ONLINE or first == partition.leader:
+        return partition
+    return election.transfer(draft, stream, partition, first) or partition
 
 
 def begin_copy(draft: Draft, request: pb.BeginCopy) -> Decision:
@@ -94,6 +109,8 @@ def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
     stands still: with as many in the ISR as are needed now it does not."""
     if partition.target and set(partition.target) == set(partition.replicas):
         partition = replace(partition, replicas=partition.target, target=())
+    if not partition.target:
+        partition = replace(partition, moved_for=MoveReason.BY_HAND)
     moves = len(partition.isr) >= partition.min_isr(stream.config)
 
     def ordered(nodes: tuple[str, ...]) -> tuple[str, ...]:

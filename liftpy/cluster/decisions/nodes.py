@@ -163,15 +163,22 @@ def why_it_stays(image: ClusterImage, node_id: str) -> str:
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
-    if not node.fenced:
-        return f"node {node_id!r} is alive: stop it first"
     hosted = image.hosted.get(node_id)
     if not hosted:
-        return ""
+        return "" if node.fenced else f"node {node_id!r} is alive: stop it first"
     names = sorted(hosted)
     count = image.replica_counts.get(node_id, 0)
     some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"node {node_id!r} holds {count} replicas of {some}: move them, or delete those streams, first"
+    holds = f"node {node_id!r} {'' if node.fenced else 'is alive and '}holds {count} replicas of {some}"
+    if node.leaving:
+        return f"{holds}: they are on their way to others; liftpy node drain {node_id} --wait waits for that"
+    if not node.fenced:
+        return f"{holds}: drain it first: liftpy node drain {node_id}"
+    moving = sum(node_id not in p.target for _, p in image.partitions_of(node_id) if p.target)
+    return (
+        f"{holds}: {moving} are on their way to others, {count - moving} wait until it has been down for replacement_grace_s; "
+        f"or drain it first, then they move at once: liftpy node drain {node_id}"
+    )
 
 
 def _unknown(image: ClusterImage, node_id: str) -> str:

@@ -22,10 +22,11 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
                 node_id=node.node_id,
                 rack=node.rack,
                 weight=node.weight,
-                live=not node.fenced and not node.leaving,
+                live=not node.fenced,
                 replicas=image.replica_counts.get(node.node_id, 0),
                 leaders=image.leader_counts.get(node.node_id, 0),
                 budget=node.partition_budget,
+                leaving=node.leaving,
             )
             for node in image.nodes.values()
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from liftpy.cluster.codec import stream_to_pb
-from liftpy.cluster.decisions.placing import assigned, new_partitions, placed_now, plan_of
+from liftpy.cluster.decisions.placing import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
 from liftpy.cluster.placement import MANUAL
@@ -174,7 +174,7 @@ def _wanted(draft: Draft, request: pb.CreateStream) -> Wanted:
         raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
     factor = request.replicationFactor
     if not assignment and request.placement != MANUAL:
-        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, len(draft.image.live_nodes())))
+        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
     _check_factor(factor or max((len(entry.replicas) for entry in assignment), default=1))
     return Wanted(
         policy=MANUAL if assignment else request.placement,

@@ -104,7 +104,7 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
         raise PlacementError("partitions must be greater than 0")
     if wanted.replication_factor <= 0:
         raise PlacementError("replication factor must be greater than 0")
-    live = [node for node in ordered(nodes) if node.live]
+    live = [node for node in ordered(nodes) if node.takes]
     if row.weighs:
         wrong = [f"{node.node_id} ({node.weight:g})" for node in live if not (isfinite(node.weight) and node.weight >= 0)]
         if wrong:

@@ -28,6 +28,13 @@ class NodeFacts:
     """Partitions that it leads."""
     budget: int = 0
     """Replicas that it takes, those that it holds included; 0: any number."""
+    leaving: bool = False
+    """An operator drains it: nobody gives it anything."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given something."""
+        return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
         """Replicas that it still takes; ``unlimited`` where it takes any number."""

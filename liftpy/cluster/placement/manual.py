@@ -57,6 +57,8 @@ def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
                 continue
             if not node.live and not wanted.allow_offline:
                 yield Defect(number, f"node id: {node_id} is not live, in {_at(entry)}: --allow-offline takes it all the same")
+            if node.leaving:
+                yield Defect(number, f"node id: {node_id} is being drained, in {_at(entry)}: give it to another one")
             given[node_id] += 1
             if given[node_id] > node.room(given[node_id]):
                 yield Defect(number, f"no room on node id: {node_id} in {_at(entry)}: it takes {node.budget} partitions")

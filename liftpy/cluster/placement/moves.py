@@ -54,13 +54,43 @@ class MovePlan:
     held: Mapping[str, int]
     """Replicas of each node afterwards, in order."""
 
+    def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
+        """What the partitions that change are to lie on; ``held``: as it was given to the plan."""
+        targets: dict[Key, Replicas] = {}
+        for move in self.moves:
+            key = (move.stream, move.partition)
+            targets[key] = tuple(move.into if n == move.out else n for n in targets.get(key, held[key]))
+        return {key: target for key, target in targets.items() if target != held[key]}
+
+
+def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
+    """What each of ``takers`` is to hold of ``total``, by weight; who can't hold its share (``most``) holds what it can, and the others
+    share the rest."""
+    shares: dict[str, float] = {}
+    open_, left = {node.node_id: node.weight for node in takers}, float(total)
+    while open_:
+        weights = sum(open_.values())
+        full = {n: most[n] for n, weight in open_.items() if left * weight / weights > most[n]}
+        if not full:
+            return shares | {n: left * weight / weights for n, weight in open_.items()}
+        shares |= full
+        left -= sum(full.values())
+        open_ = {n: weight for n, weight in open_.items() if n not in full}
+    return shares
+
+
+def bounds_of(share: float) -> tuple[int, int]:
+    """A share, rounded down and up."""
+    return floor(share + _ROUNDING), ceil(share - _ROUNDING)
+
 
 def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
     """The moves that even out what ``nodes`` hold (``held``: partition -> replicas, preferred leader first).
 
     Nodes that are not live neither give nor take, but for those in ``leaving``, which give everything.
     """
-    return _Mover(ordered(nodes), held, frozenset(leaving)).plan()
+    gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
+    return _Mover(ordered(nodes), held, gone).plan()
 
 
 class _Mover:
@@ -68,7 +98,7 @@ class _Mover:
         self._nodes = {node.node_id: node for node in nodes}
         self._replicas = dict(held)
         self._leaving = leaving
-        self._takers = [n for n in nodes if n.live and n.weight > 0 and n.node_id not in leaving]
+        self._takers = [n for n in nodes if n.takes and n.weight > 0 and n.node_id not in leaving]
         self._on: dict[str, list[Key]] = {node.node_id: [] for node in nodes}
         for key in sorted(held):
             for node_id in held[key]:
@@ -99,17 +129,7 @@ class _Mover:
     def _shares(self) -> dict[str, float]:
         """Of those that take."""
         total = sum(self._count[n] for n, node in self._nodes.items() if node.live or n in self._leaving)
-        shares: dict[str, float] = {}
-        open_, left = {node.node_id: node.weight for node in self._takers}, float(total)
-        while open_:  # who can't hold its share holds what it can, the others share the rest
-            weights = sum(open_.values())
-            full = {n: self._most(n) for n, weight in open_.items() if left * weight / weights > self._most(n)}
-            if not full:
-                return shares | {n: left * weight / weights for n, weight in open_.items()}
-            shares |= full
-            left -= sum(full.values())
-            open_ = {n: weight for n, weight in open_.items() if n not in full}
-        return shares
+        return shares_of(total, self._takers, {node.node_id: self._most(node.node_id) for node in self._takers})
 
     def _most(self, node_id: str) -> int:
         budget = self._nodes[node_id].budget
@@ -119,7 +139,7 @@ class _Mover:
         for node_id in givers:
             self._high[node_id] = 0
         for node_id, share in self._shares().items():
-            self._low[node_id], self._high[node_id] = floor(share + _ROUNDING), ceil(share - _ROUNDING)
+            self._low[node_id], self._high[node_id] = bounds_of(share)
 
     def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
         """Move replicas away until ``keep`` are left; ``to_poor``: only to nodes below their share."""

@@ -13,10 +13,23 @@ class PartitionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ONLINE: _ClassVar[PartitionStatus]
     ELECTION: _ClassVar[PartitionStatus]
     CANDIDATE_FOUND: _ClassVar[PartitionStatus]
+
+class MoveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BY_HAND: _ClassVar[MoveReason]
+    REBALANCED: _ClassVar[MoveReason]
+    REPLACED: _ClassVar[MoveReason]
+    DRAINED: _ClassVar[MoveReason]
+    FACTOR: _ClassVar[MoveReason]
 OFFLINE: PartitionStatus
 ONLINE: PartitionStatus
 ELECTION: PartitionStatus
 CANDIDATE_FOUND: PartitionStatus
+BY_HAND: MoveReason
+REBALANCED: MoveReason
+REPLACED: MoveReason
+DRAINED: MoveReason
+FACTOR: MoveReason
 
 class StreamConfig(_message.Message):
     __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS")
@@ -89,7 +102,7 @@ class Node(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., weightByHand: _Optional[bool] = ..., rackByHand: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete", "target", "joining")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete", "target", "joining", "movedFor")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +120,7 @@ class Partition(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    MOVEDFOR_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -124,7 +138,8 @@ class Partition(_message.Message):
     complete: _containers.RepeatedScalarFieldContainer[str]
     target: _containers.RepeatedScalarFieldContainer[str]
     joining: str
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ...) -> None: ...
+    movedFor: MoveReason
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting")
@@ -221,18 +236,34 @@ class SetNode(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., weight: _Optional[float] = ..., rack: _Optional[str] = ..., leaving: _Optional[bool] = ..., weightAsItSays: _Optional[bool] = ..., rackAsItSays: _Optional[bool] = ...) -> None: ...
 
 class Reassign(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "replicas", "cancel")
+    __slots__ = ("stream", "uid", "partition", "replicas", "cancel", "movedFor", "epoch")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    MOVEDFOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     cancel: bool
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ...) -> None: ...
+    movedFor: MoveReason
+    epoch: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class AlterStream(_message.Message):
+    __slots__ = ("name", "uid", "replicationFactor", "dryRun")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    DRYRUN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    uid: str
+    replicationFactor: int
+    dryRun: bool
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., dryRun: _Optional[bool] = ...) -> None: ...
 
 class BeginCopy(_message.Message):
     __slots__ = ("stream", "uid", "partition", "epoch", "node")
@@ -552,7 +583,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +613,7 @@ class ControlRequest(_message.Message):
     SETNODE_FIELD_NUMBER: _ClassVar[int]
     REASSIGN_FIELD_NUMBER: _ClassVar[int]
     BEGINCOPY_FIELD_NUMBER: _ClassVar[int]
+    ALTERSTREAM_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -611,7 +643,8 @@ class ControlRequest(_message.Message):
     setNode: SetNode
     reassign: Reassign
     beginCopy: BeginCopy
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ...) -> None: ...
+    alterStream: AlterStream
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan")

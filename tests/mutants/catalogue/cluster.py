@@ -174,7 +174,7 @@ MUTANTS = [
         ("a node that holds data makes room", "if node.fenced and not draft.image.hosted.get(node.node_id)]", "if node.fenced]", "a node with data is forgotten by the cluster"),
         ("settings win over operators", "rack=known.rack if known is not None and known.rack_by_hand else request.rack,", "rack=request.rack,", "a rack that was set is gone after the node's next start"),
         ("weight 0 is 1", 'return request.weight if request.HasField("weight") else 1.0', "return request.weight or 1.0", "a node that is to get nothing gets its share"),
-        ("live nodes are removed", "    if not node.fenced:\n        return f\"node {node_id!r} is alive: stop it first\"\n", "", "a running node is taken out of the cluster"),
+        ("live nodes are removed", "        return \"\" if node.fenced else f\"node {node_id!r} is alive: stop it first\"\n", "        return \"\"\n", "a running node is taken out of the cluster"),
     ),
     *rows(
         "liftpy/cluster/waiting.py",
@@ -182,6 +182,24 @@ MUTANTS = [
         ("what came to nothing is forgotten", "if uid in uids and now_ns - at_ns < AGAIN_AFTER_NS", "if uid in uids", "a stream waits for ever although its nodes are there"),
         ("changes of nodes do not matter", 'for of in ("nodes", "waiting", "replica_counts")', 'for of in ("waiting", "replica_counts")', "nodes come, and the stream that waits for them stays as it is"),
         ("a look is never repeated", "= now_ns + LOOK_EVERY_NS, now_ns + AGAIN_AFTER_NS", "= now_ns + LOOK_EVERY_NS, None", "a proposal that was lost is not made again"),
+    ),
+    *rows(
+        "liftpy/cluster/moving.py",
+        ("nobody is waited for", "if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]", "if self._grace_ns]", "a node that restarts has all its replicas copied to others"),
+        ("a new metadata leader knows since when", "for kept in (self._down_since_ns, self._names,", "for kept in (self._names,", "the clock of another metadata leader says how long a node was down"),
+        ("a node that is back loses all the same", "bool(going) and not any(look.is_missed(node_id) for node_id in going)", "bool(going) and not going", "logs are copied away from a node that is there again"),
+        ("copies without a bound", "            if count >= self._at_once:\n                return\n", "", "a rebalance copies all logs of a cluster at the same time"),
+        ("copies without a bound of a node", "if into[node_id] >= self._per_node or out_of[leader] >= self._per_node or not", "if not", "one new node is given all copies at the same time"),
+        ("partitions that are not whole are moved", "            and all(node_id in partition.isr for node_id in staying)\n", "", "a partition that is short of replicas is burdened with a copy as well"),
+        ("leaderships of drained nodes stay", "            *self._leaderships(look),\n", "", "a drained node leads until its last replica goes"),
+        ("dead ends are waited for", "            elif look.is_gone(partition.joining) and self._propose(look, place):", "            elif look.is_gone(partition.joining) and not look.gone:", "a copy into a node that is gone stays for ever"),
+        ("what was asked is asked again at once", "        if key in self._proposed:\n            return False\n", "", "the metadata leader fills its log with one move"),
+    ),
+    *rows(
+        "liftpy/cluster/placement/takers.py",
+        ("racks do not matter", "            if not self._has_racks or node.rack not in racks:", "            if node.node_id:", "two replicas lie in one rack though there is another one"),
+        ("the leader may go", "for node_id in replicas if node_id != leader)", "for node_id in replicas)", "fewer replicas cost a partition its leader"),
+        ("what was given out does not count", "        if found:\n            self._count(found, 1)\n", "", "everything that a drained node held goes to one other node"),
     ),
     *rows(
         "liftpy/cluster/decisions/placing.py",
@@ -203,7 +221,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/placement/__init__.py",
-        ("dead nodes are chosen", "for node in ordered(nodes) if node.live]", "for node in ordered(nodes)]", "a new stream has leaders that are down"),
+        ("dead nodes are chosen", "for node in ordered(nodes) if node.takes]", "for node in ordered(nodes) if not node.leaving]", "a new stream has leaders that are down"),
         ("policies that weigh move the start", "wanted.partitions * row.uses_start", "wanted.partitions", "a rendezvous stream shifts the leaders of the next one"),
         ("weight 0 counts as a node", "        live = [node for node in live if node.weight > 0]\n", "", "a node that is to get nothing is counted on"),
         ("racks on some nodes will do", "    if without and len(without) < len(nodes):", "    if without and len(without) > len(nodes):", "nodes without a rack are taken for one rack, unasked"),

@@ -1,0 +1,62 @@
+"""AlterStream: another replication factor. What is wanted is stored, and a target for every partition; the moves follow one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from liftpy.cluster.codec import stream_to_pb
+from liftpy.cluster.decisions.moving import MAX_REPLICAS, settled
+from liftpy.cluster.decisions.placing import facts_of
+from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.image import StreamImage
+from liftpy.cluster.placement.takers import Takers, resized
+from liftpy.cluster.records import StreamAltered
+from liftpy.cluster.steps import PER_STEP, Steps
+from liftpy.partition import MoveReason, PartitionState
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
+    """So many replicas of every partition: more go where least is, on other racks if there are; of fewer, those that serve least go."""
+    held = draft.image.streams.get(request.name)
+    if held is None or request.uid not in ("", held.uid):
+        detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    factor = request.replicationFactor
+    if not 1 <= factor <= MAX_REPLICAS:
+        return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
+    facts = facts_of(draft.image)
+    takers = Takers(facts, Counter({node.node_id: node.replicas for node in facts}))
+    partitions: list[PartitionState] = []
+    for partition in held.partitions:
+        wanted = partition.target or partition.replicas
+        target = resized(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
+        if target is None:
+            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _nobody(held, partition, factor, takers))
+        changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
+        partitions.append(partition if target == wanted else settled(held, changed))
+        if len(partitions) % PER_STEP == 0:
+            yield
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(stream=stream_to_pb(_with(held, factor, partitions))))
+    if factor != held.replication_factor:
+        draft.add(StreamAltered(held.name, held.uid, factor))
+    for number, changed in enumerate(partitions):
+        if changed != held.partitions[number]:
+            partitions[number] = draft.change(held, changed)
+        if number % PER_STEP == PER_STEP - 1:
+            yield
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(_with(held, factor, partitions))))
+
+
+def _with(stream: StreamImage, factor: int, partitions: list[PartitionState]) -> StreamImage:
+    return replace(stream, replication_factor=factor, partitions=tuple(partitions))
+
+
+def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers: Takers) -> str:
+    where = f"{stream.name}/{partition.partition}"
+    if takers.count < factor:
+        who = "that are live, weigh something and are not drained"
+        return f"not enough nodes: {factor} replicas need as many {who}; there are {takers.count}"
+    return f"{where} finds no node for replica {factor}: those that are left are full, or in racks that it has already"

@@ -1,0 +1,75 @@
+"""What moves, as people are shown it, and as placement counts it. Pure, from the image alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.partition import PartitionState
+
+
+class Phase(Enum):
+    """Where a swap is."""
+
+    WAITS = "waits"
+    """For its turn, or for its partition to be whole, or for its node to be there."""
+    COPIES = "copies"
+    """A replica is made."""
+    DROPS = "drops"
+    """The new replica is in the ISR, or nobody is to join: another one is to leave, its leadership first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """One partition that moves."""
+
+    stream: str
+    uid: str
+    partition: int
+    replicas: tuple[str, ...]
+    target: tuple[str, ...]
+    phase: Phase
+    into: str
+    """Who joins now, or will next; '' when nobody does."""
+    out: str
+    """Who goes for it; '' when nobody does."""
+    why: str
+
+
+def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
+    """How ``partition`` moves; None: it does not."""
+    if not partition.target and not partition.joining:
+        return None
+    into = partition.joining or partition.wants_next
+    going = [node_id for node_id in partition.replicas if node_id not in partition.target]
+    return Movement(
+        stream=stream.name,
+        uid=stream.uid,
+        partition=partition.partition,
+        replicas=partition.replicas,
+        target=partition.target,
+        phase=Phase.COPIES if partition.joining else Phase.WAITS if into else Phase.DROPS,
+        into=into,
+        out=partition.leaving or (going[0] if going else ""),
+        why=partition.moved_for.words,
+    )
+
+
+def movements(image: ClusterImage) -> list[Movement]:
+    """All of them, by stream and partition."""
+    places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
+    return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
+
+
+def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:
+    """(node, how many more it will hold): 1 for who is to get a replica and has none yet, -1 for who is to lose its own."""
+    if not partition.target:
+        return
+    for node_id in partition.target:
+        if node_id not in partition.holders:
+            yield node_id, 1
+    for node_id in partition.holders:
+        if node_id not in partition.target:
+            yield node_id, -1

@@ -1,0 +1,124 @@
+"""Replicas that move, on the command line: what moves, how far it is, how long it may still take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from liftpy.client import Client
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.movements import Movement, Phase, movements
+from liftpy.errors import UnavailableError
+from sidecar.cli.asking import NodeReports, ask_nodes
+
+POLL_S = 1.0
+_MEGABYTE = 1_000_000.0
+Concerns = Callable[[Movement], bool]
+
+wait_option = click.option("--wait/--no-wait", default=True, show_default=True, help="Show how far it is until it is done.")
+timeout_option = click.option(
+    "--timeout-s",
+    type=click.FloatRange(0.1, 30 * 86_400.0),
+    default=86_400.0,
+    show_default=True,
+    help="Wait no longer than this; what moves goes on.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far moves are."""
+
+    partitions: int
+    """That move still."""
+    copying: int
+    left_bytes: int
+    """Of logs that are to be copied, as far as nodes have said how large they are."""
+
+
+class Estimate:
+    """How long it takes at the rate that was seen so far."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def seconds(self, now_s: float, left_bytes: int) -> float | None:
+        """None: nothing can be said yet."""
+        if self._first is None or left_bytes > self._first[1]:
+            self._first = (now_s, left_bytes)  # more than there was: it has only begun, or something was added
+        began_s, first_bytes = self._first
+        done_bytes = first_bytes - left_bytes
+        return left_bytes * (now_s - began_s) / done_bytes if done_bytes > 0 else None
+
+
+def left_bytes(movement: Movement, reports: NodeReports) -> int:
+    """What is to be copied for it still, as nodes say; 0 where they did not."""
+
+    def held(node_id: str) -> int:
+        said = reports.get(node_id, {}).get((movement.uid, movement.partition)) or {}
+        return int(said.get("log_bytes", 0))
+
+    whole = max((held(node_id) for node_id in movement.replicas), default=0)
+    to_come = [n for n in movement.target if n not in movement.replicas]
+    return sum(max(0, whole - held(node_id)) if node_id == movement.into else whole for node_id in to_come)
+
+
+def standing(found: Iterable[Movement], reports: NodeReports) -> Standing:
+    """How far these are."""
+    moving = list(found)
+    return Standing(
+        partitions=len(moving),
+        copying=sum(movement.phase is Phase.COPIES for movement in moving),
+        left_bytes=sum(left_bytes(movement, reports) for movement in moving),
+    )
+
+
+def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
+    """One of them, for machines."""
+    return {
+        "stream": movement.stream,
+        "uid": movement.uid,
+        "partition": movement.partition,
+        "replicas": list(movement.replicas),
+        "target": list(movement.target),
+        "phase": movement.phase.value,
+        "into": movement.into,
+        "out": movement.out,
+        "why": movement.why,
+        "left_bytes": left_bytes(movement, reports),
+    }
+
+
+async def follow(
+    client: Client, concerns: Concerns, is_done: Callable[[ClusterImage], bool], timeout_s: float, *, quiet: bool
+) -> None:
+    """Return when it is done; say how far it is when that has changed. Raises UnavailableError when the time is over: it goes on."""
+    give_up_at, said, estimate = time.monotonic() + timeout_s, "", Estimate()
+    while True:
+        image = (await client.describe_cluster()).image
+        if is_done(image):
+            return
+        found = [movement for movement in movements(image) if concerns(movement)]
+        nodes = {node_id for movement in found for node_id in (*movement.replicas, movement.into)}
+        now = standing(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
+        line = sentence(now, estimate.seconds(time.monotonic(), now.left_bytes))
+        if line != said and not quiet:
+            click.echo(line)
+        said = line
+        if time.monotonic() >= give_up_at:
+            raise UnavailableError(f"not done after {timeout_s:g} s: {line}; it goes on, liftpy status shows how far")
+        await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
+
+
+def sentence(now: Standing, left_s: float | None) -> str:
+    """For people."""
+    if not now.partitions:
+        return "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+    size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"
+    time_left = "" if left_s is None else f", about {left_s:.0f} s"
+    return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"

@@ -1,0 +1,213 @@
+"""Draining, rebalancing, another factor, moves by hand: from the words to the state machine, which moves a step with every look."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client
+from liftpy.cluster.movements import movements
+from liftpy.errors import UnavailableError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.cli import alter, drain, move, movement, node, rebalance, status, stream
+from sidecar.cli.main import main
+from sidecar.cli.movement import Estimate, Standing, sentence
+from tests.unit.cluster.moving_driver import Moved
+
+GB = 1_000_000_000
+
+
+class Wire:
+    """A transport whose other end is the state machine, and whose cluster moves a step with every description."""
+
+    def __init__(self, moved: Moved) -> None:
+        self.moved = moved
+        self.counters: Counter[str] = Counter()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        request = frames.decode(payload, pb.ControlRequest)
+        if request.HasField("describeCluster"):
+            self.moved.step()
+        self.moved.driver.now_ns += 1
+        request.timeNs = self.moved.driver.now_ns
+        return frames.sealed(self.moved.driver.apply(request.SerializeToString()))
+
+
+class Cli:
+    def __init__(self, moved: Moved, capsys: pytest.CaptureFixture[str]) -> None:
+        self.moved = moved
+        self.sizes: dict[int, int] = {}
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        said = self._capsys.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    def json(self, *words: str) -> Any:
+        code, said = self(*words, "--json")
+        assert code == 0, said
+        return json.loads(said)
+
+    async def node_status(self, node_id: str, _timeout_s: float = 0) -> dict[str, Any]:
+        if not self.sizes:
+            raise UnavailableError("nobody is there")
+        said = [
+            {"uid": s.uid, "partition": p.partition, "log_bytes": self.sizes.get(p.partition, 0), "newest_offset": 1}
+            for s, p in self.moved.partitions()
+            if node_id in p.replicas
+        ]
+        return {"partitions": said}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    moved = Moved("abcde")
+    made = Cli(moved, capsys)
+    client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(client, "node_status", made.node_status)
+    monkeypatch.setattr(movement, "POLL_S", 0.0)
+    for module in (alter, drain, move, node, rebalance, status, stream):
+        monkeypatch.setattr(module, "with_client", lambda _target, work: asyncio.run(work(client)))
+    monkeypatch.setenv("COLUMNS", "160")
+    return made
+
+
+def test_a_drain_is_waited_for_and_the_node_is_removed(run: Cli) -> None:
+    run.moved.driver.create(partitions=10, replicationFactor=3)
+    code, said = run("node", "drain", "b", "--wait")
+    assert code == 0
+    assert "b is drained of 6 replicas" in said
+    assert "partitions move" in said
+    assert said.endswith("b holds nothing: stop it, then liftpy node remove b\n")
+    assert run.moved.held("b") == 0
+    run.moved.driver.fence("b")
+    assert run.json("node", "remove", "b")["removed"]
+
+
+def test_a_drain_goes_on_by_itself_is_shown_and_taken_back(run: Cli) -> None:
+    run.moved.copies = False
+    run.moved.driver.create(partitions=10, replicationFactor=3)
+    assert run.json("node", "drain", "b") == {"node": "b", "leaving": True, "replicas": 6}
+    code, said = run("node", "drain", "b", "--wait", "--timeout-s", "0.2")
+    assert (code, "it goes on" in said) == (3, True)
+    run.sizes = dict.fromkeys(range(10), GB)
+    found = run.json("status")
+    assert {m["why"] for m in found["moves"]} == {"drain"}
+    assert {m["out"] for m in found["moves"]} == {"b"}
+    assert {m["left_bytes"] for m in found["moves"]} == {GB}
+    assert next(n for n in found["nodes"] if n["node_id"] == "b")["leaving"]
+    code, said = run("status")
+    assert "drained" in said
+    assert "copies" in said
+    assert run("node", "drain", "b", "--cancel")[0] == 0
+    assert run.json("status")["moves"] == []
+    assert run("node", "drain", "b", "--cancel", "--wait")[0] == 2
+    assert run("node", "drain", "zz")[0] != 0
+
+
+def test_a_drain_says_what_has_no_other_place(run: Cli) -> None:
+    run.moved.driver.create(partitions=1, replicationFactor=5)
+    code, said = run("node", "drain", "b")
+    assert code == 0
+    assert "orders: more replicas than the 4 other nodes that may take them" in said
+
+
+def test_another_factor(run: Cli) -> None:
+    run.moved.driver.create(partitions=4, replicationFactor=2)
+    planned = run.json("stream", "alter", "orders", "--replication-factor", "3", "--dry-run")
+    assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
+    assert not movements(run.moved.image)
+    code, said = run("stream", "alter", "orders", "--replication-factor", "3")
+    assert code == 0
+    assert "every partition of orders has 3 replicas" in said
+    assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
+    assert run.json("stream", "alter", "orders", "--replication-factor", "1")["replication_factor"] == 1
+    assert all(len(p.replicas) == 1 for _, p in run.moved.partitions())
+    code, said = run("stream", "alter", "orders", "--replication-factor", "9")
+    assert (code, "there are 5" in said) == (2, True)
+
+
+def test_a_move_by_hand(run: Cli) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    assert run.json("partition", "move", "orders", "--to", "d,e,a")["replicas"] == ["d", "e", "a"]
+    run.moved.copies = False
+    assert run.json("partition", "move", "orders", "0", "--to", "b,c,a", "--no-wait")["target"] == ["b", "c", "a"]
+    assert run.json("status")["moves"][0]["why"] == "by hand"
+    assert run.json("partition", "move", "orders", "--cancel")["target"] == []
+    assert run("partition", "move", "orders")[0] == 2
+    assert run("partition", "move", "orders", "7", "--to", "a")[0] == 1
+    assert run("partition", "move", "orders", "--to", "zz")[0] == 2
+
+
+def test_a_rebalance_moves_what_it_showed(run: Cli) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
+    planned = run.json("rebalance", "--dry-run")
+    assert (planned["moved"], planned["fewest"], len(planned["moves"])) == (12, 12, 12)
+    assert planned["before"] == {"a": 10, "b": 10, "c": 10, "d": 0, "e": 0}
+    assert run.moved.held("d") == 0
+    code, said = run("rebalance")
+    assert code == 0
+    assert "12 moves, 12 at the least" in said
+    assert said.endswith("done\n")
+    assert {node_id: run.moved.held(node_id) for node_id in "abcde"} == planned["held"]
+    assert run.json("rebalance")["moves"] == []
+
+
+def test_a_rebalance_is_cancelled_and_nobody_elses_moves_are(run: Cli) -> None:
+    run.moved.copies = False
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
+    run("node", "drain", "e")
+    run("partition", "move", "orders", "0", "--to", "a,b,d", "--no-wait")
+    code, said = run("rebalance", "--no-wait")
+    assert (code, "it goes on" in said) == (0, True)
+    ours = sum(m["why"] == "rebalance" for m in run.json("status")["moves"])
+    assert ours
+    assert run.json("rebalance", "--cancel") == {"cancelled": ours, "refused": []}
+    assert [m["why"] for m in run.json("status")["moves"]] == ["by hand"]
+    assert run("rebalance", "--cancel", "--dry-run")[0] == 2
+    assert run("rebalance", "--leaving", "a")[0] == 2
+
+
+def test_leaderships_alone(run: Cli) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c", "d", "e"]) for n in range(20)])
+    held = dict(run.moved.image.replica_counts)
+    made = run.json("rebalance", "--by", "leaders")
+    assert (made["moved"], made["fewest"]) == (16, 16)
+    assert dict(run.moved.image.leader_counts) == dict.fromkeys("abcde", 4)
+    assert dict(run.moved.image.replica_counts) == held
+    assert all(p.leader == p.replicas[0] for _, p in run.moved.partitions())
+    assert run.json("rebalance", "--by", "leaders")["moves"] == []
+
+
+def test_bytes_as_the_nodes_say(run: Cli) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(5)])
+    run.sizes = {0: 8 * GB, 1: 4 * GB, 2: 4 * GB, 3: 4 * GB, 4: 4 * GB}
+    made = run.json("rebalance", "--by", "bytes")
+    assert made["before"]["a"] == 24 * GB
+    assert sorted(made["held"].values()) == [4 * GB] * 4 + [8 * GB]
+    assert {p.partition: p.replicas for _, p in run.moved.partitions()}.keys() == set(range(5))
+    assert {n: run.moved.held(n) for n in "abcde"} == dict.fromkeys("abcde", 1)
+    run.sizes = {}
+    assert run.json("rebalance", "--by", "bytes", "--dry-run")["moves"] == []
+    code, said = run("rebalance", "--by", "bytes", "--dry-run")
+    assert (code, "0 bytes in 0 moves" in said) == (0, True)
+
+
+def test_an_estimate_needs_something_that_was_done() -> None:
+    estimate = Estimate()
+    assert estimate.seconds(0.0, 1000) is None
+    assert estimate.seconds(1.0, 1000) is None
+    assert estimate.seconds(2.0, 500) == 2.0
+    assert estimate.seconds(3.0, 2000) is None
+    assert sentence(Standing(partitions=3, copying=1, left_bytes=2_500_000), 7.4) == (
+        "3 partitions move, 1 are being copied, 2.5 MB left, about 7 s"
+    )
+    assert "nothing moves yet" in sentence(Standing(partitions=0, copying=0, left_bytes=0), None)

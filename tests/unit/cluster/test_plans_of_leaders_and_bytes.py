@@ -1,0 +1,138 @@
+"""Plans that even out leaderships and bytes: what they may never do, how even it becomes, and how little they move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.cluster.placement.facts import NodeFacts, Replicas
+from liftpy.cluster.placement.leaderships import plan_leaderships
+from liftpy.cluster.placement.moves import Key
+from liftpy.cluster.placement.sizes import plan_sizes
+
+Held = dict[Key, Replicas]
+GB = 1 << 30
+
+
+def cluster(ids: str, **more: Any) -> list[NodeFacts]:
+    return [NodeFacts(node_id=node, **more) for node in ids]
+
+
+def held_by(*replicas: str) -> Held:
+    return {("s", number): tuple(nodes) for number, nodes in enumerate(replicas)}
+
+
+def test_the_worked_example_of_leaderships() -> None:
+    held = held_by("ab", "ab", "ab", "ab", "bc")
+    plan = plan_leaderships(cluster("abc"), held)
+    assert (dict(plan.led), plan.fewest) == ({"a": 2, "b": 2, "c": 1}, 2)
+    assert len(plan.transfers) == 3
+    assert plan.targets(held)["s", 4] == ("c", "b")
+
+
+def test_leaderships_that_are_even_stay() -> None:
+    assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
+    assert plan_leaderships([], {}).transfers == ()
+
+
+def test_who_leaves_or_is_down_leads_nothing_and_weights_count() -> None:
+    nodes = [
+        NodeFacts(node_id="a", leaving=True),
+        NodeFacts(node_id="b", weight=3),
+        NodeFacts(node_id="c"),
+        NodeFacts(node_id="d", live=False),
+    ]
+    plan = plan_leaderships(nodes, held_by(*["abcd"] * 4, *["dcba"] * 4))
+    assert dict(plan.led) == {"a": 0, "b": 6, "c": 2, "d": 0}
+    assert len(plan.transfers) == plan.fewest == 8
+
+
+@given(st.data())
+def test_leaderships_end_even_where_they_can(data: st.DataObject) -> None:
+    ids = "abcdef"[: data.draw(st.integers(1, 6))]
+    nodes = [
+        NodeFacts(node_id=n, weight=data.draw(st.sampled_from([1.0, 1.0, 2.0])), live=data.draw(st.integers(0, 9)) > 0)
+        for n in ids
+    ]
+    held = {
+        ("s", n): tuple(data.draw(st.permutations(ids)))[: data.draw(st.integers(1, len(ids)))]
+        for n in range(data.draw(st.integers(0, 14)))
+    }
+    plan = plan_leaderships(nodes, held)
+    led = Counter(replicas[0] for replicas in (held | plan.targets(held)).values())
+    assert {n: led[n] for n in ids} == dict(plan.led)
+    for transfer in plan.transfers:
+        replicas = held[transfer.stream, transfer.partition]
+        assert (replicas[0], transfer.out in replicas, transfer.into in replicas) == (transfer.out, True, True)
+        assert nodes[ids.index(transfer.into)].live
+    equal = all(node.live and node.weight == 1 for node in nodes) and all(
+        len(replicas) == len(ids) for replicas in held.values()
+    )
+    if equal:
+        assert max(led.values(), default=0) - min((led[n] for n in ids), default=0) <= 1
+        assert len(plan.transfers) == plan.fewest
+
+
+def test_the_worked_example_of_bytes() -> None:
+    held = held_by("a", "a", "a", "b")
+    plan = plan_sizes(cluster("ab"), held, dict(zip(held, (10 * GB, 6 * GB, 2 * GB, 4 * GB), strict=True)))
+    assert [(move.partition, move.out, move.into) for move in plan.moves] == [(1, "a", "b")]
+    assert (plan.moved_bytes, dict(plan.held_bytes)) == (6 * GB, {"a": 12 * GB, "b": 10 * GB})
+    assert dict(plan.targets) == {("s", 1): ("b",)}
+    assert 6 * GB < plan.fewest_bytes < 7 * GB
+
+
+def test_what_has_no_size_stays_and_small_differences_are_not_worth_a_copy() -> None:
+    held = held_by("a", "a", "a", "b", "b", "b")
+    even = dict.fromkeys(held, 100)
+    assert plan_sizes(cluster("ab"), held, even | {("s", 0): 101}).moves == ()
+    assert plan_sizes(cluster("ab"), held, {}).moves == ()
+    moves = plan_sizes(cluster("abc"), held, even).moves
+    assert len(moves) == 2
+    assert {move.into for move in moves} == {"c"}
+
+
+@given(st.data())
+def test_bytes_never_end_further_apart(data: st.DataObject) -> None:
+    ids = "abcde"
+    nodes = [
+        NodeFacts(
+            node_id=n,
+            rack=data.draw(st.sampled_from("xy")),
+            leaving=data.draw(st.integers(0, 9)) == 0,
+            budget=data.draw(st.sampled_from([0, 8])),
+        )
+        for n in ids
+    ]
+    rack_of = {node.node_id: node.rack for node in nodes}
+    held = {
+        ("s", n): tuple(data.draw(st.permutations(ids)))[: data.draw(st.integers(1, 3))]
+        for n in range(data.draw(st.integers(0, 20)))
+    }
+    sizes = {key: data.draw(st.integers(0, 1000)) for key in held}
+    plan = plan_sizes(nodes, held, sizes)
+    now = dict(held)
+    moved = 0
+    for move in plan.moves:
+        before = now[move.stream, move.partition]
+        assert (move.out in before, move.into in before) == (True, False)
+        assert not any(node.leaving for node in nodes if node.node_id in (move.into, move.out))
+        after = tuple(move.into if n == move.out else n for n in before)
+        assert len({rack_of[n] for n in after}) >= len({rack_of[n] for n in before})
+        assert move.leads == (held[move.stream, move.partition][0] == move.out) or before != held[move.stream, move.partition]
+        now[move.stream, move.partition] = after
+        moved += sizes[move.stream, move.partition]
+    assert (moved, now) == (plan.moved_bytes, {**held, **plan.targets})
+
+    def spread(of: Held) -> float:
+        takers = [node.node_id for node in nodes if not node.leaving]
+        on = Counter(dict.fromkeys(takers, 0))
+        for key, replicas in of.items():
+            on.update({n: sizes[key] for n in replicas if n in takers})
+        mean = sum(on.values()) / max(1, len(takers))
+        return max((abs(count - mean) for count in on.values()), default=0.0)
+
+    assert spread(now) <= spread(held) + 1e-6

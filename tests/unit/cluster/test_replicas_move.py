@@ -1,0 +1,333 @@
+"""The metadata leader's planner: who is gone or drained is replaced, in its own time, within bounds, and nothing else moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import Phase as Phase_
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moving_driver import GRACE_S, Moved
+
+from liftpy.cluster.movements import Phase, movements
+from liftpy.cluster.moving import AGAIN_AFTER_NS
+from liftpy.config import NS_PER_S
+from liftpy.partition import MoveReason, PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def drain(moved: Moved, node: str, leaving: bool = True) -> None:
+    assert moved.driver.ask(setNode=pb.SetNode(nodeId=node, leaving=leaving)).error == pb.ControlResponse.OK
+
+
+def settled(moved: Moved) -> bool:
+    return not any(p.target or p.joining for _, p in moved.partitions())
+
+
+def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveReason = pb.BY_HAND) -> None:
+    wish = pb.Reassign(stream="orders", partition=partition, replicas=replicas, movedFor=reason)
+    assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
+
+
+def test_nothing_is_asked_where_nothing_is_to_move() -> None:
+    moved = Moved()
+    moved.driver.create(partitions=8, replicationFactor=3)
+    assert [moved.look() for _ in range(3)] == [[], [], []]
+    assert moved.moving.next_deadline_ns() is None
+
+
+def test_a_drained_node_loses_its_leaderships_first_then_everything_and_nothing_else_moves() -> None:
+    moved = Moved("abcde")
+    moved.driver.create(partitions=20, replicationFactor=3)
+    before = {p.partition: p.replicas for _, p in moved.partitions()}
+    drain(moved, "b")
+    first = moved.look()
+    assert first.count("electLeader") == 4
+    assert all(p.target == () for _, p in moved.partitions() if p.last_leader == "b")
+    moved.until(lambda: not moved.held("b") and settled(moved))
+    for _, p in moved.partitions():
+        assert set(before[p.partition]) - {"b"} <= set(p.replicas), "who stays stays"
+        assert len(p.replicas) == 3
+        assert p.leader in p.isr
+    assert {moved.held(n) for n in "acde"} == {15}
+    assert moved.look() == []
+    drain(moved, "b", leaving=False)
+    assert moved.look() == []
+
+
+def test_a_drained_leader_alone_hands_over_to_its_copy() -> None:
+    moved = Moved("ab")
+    moved.driver.create(replicationFactor=1)
+    drain(moved, "a")
+    moved.until(lambda: settled(moved) and moved.held("a") == 0)
+    partition = moved.driver.partition()
+    assert (partition.replicas, partition.leader) == (("b",), "b")
+
+
+def test_a_node_that_is_down_is_replaced_after_the_grace_and_not_before() -> None:
+    moved = Moved("abcde")
+    moved.driver.create(partitions=10, replicationFactor=3)
+    moved.down("c")
+    moved.look()
+    assert moved.moving.next_deadline_ns() == pytest.approx(GRACE_S * NS_PER_S, rel=0.01)
+    moved.pass_time(GRACE_S - 2)
+    assert moved.look() == []
+    moved.pass_time(2)
+    assert "reassign" in moved.look()
+    assert all(p.moved_for is MoveReason.REPLACED for _, p in moved.partitions() if p.target)
+    moved.until(lambda: not moved.held("c") and settled(moved))
+    assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
+
+
+def test_a_new_metadata_leader_counts_the_grace_anew_and_goes_on_with_what_was_begun() -> None:
+    moved = Moved("abcd", copies_at_once=1)
+    moved.driver.create(partitions=8, replicationFactor=3)
+    moved.down("c")
+    moved.look()
+    moved.pass_time(GRACE_S - 2)
+    moved.elect_a_new_metadata_leader()
+    moved.look()
+    moved.pass_time(4)
+    assert moved.look() == []
+    moved.pass_time(GRACE_S)
+    moved.step()
+    begun = len(moved.targets())
+    assert begun
+    moved.elect_a_new_metadata_leader()
+    held = moved.held("c")
+    moved.until(lambda: settled(moved))
+    assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
+
+
+def test_a_node_that_comes_back_within_the_grace_keeps_everything() -> None:
+    moved = Moved()
+    moved.driver.create(partitions=8, replicationFactor=3)
+    held = moved.held("c")
+    for _ in range(3):
+        moved.down("c")
+        moved.look()
+        moved.pass_time(GRACE_S - 5)
+        moved.driver.unfence("c")
+        moved.step()
+    moved.pass_time(GRACE_S * 2)
+    assert (moved.step(), moved.held("c")) == ([], held)
+
+
+def test_one_that_comes_back_in_the_middle_keeps_what_nobody_has_joined_for() -> None:
+    moved = Moved("abcd", copies_at_once=2)
+    moved.driver.create(partitions=8, replicationFactor=3)
+    moved.down("c")
+    moved.look()
+    moved.pass_time(GRACE_S)
+    moved.until(lambda: moved.held("c") == 4)
+    moved.copies = False
+    moved.step()
+    assert any(p.joining for _, p in moved.partitions())
+    moved.driver.unfence("c")
+    moved.copies = True
+    held = moved.held("c")
+    moved.look()
+    assert settled(moved)
+    assert moved.held("c") == held
+    moved.until(lambda: moved.step() == [])
+    assert all("c" in p.isr for _, p in moved.partitions() if "c" in p.replicas)
+
+
+def test_a_drain_that_is_taken_back_ends_what_has_not_begun() -> None:
+    moved = Moved("abcd", copies_at_once=1)
+    moved.driver.create(partitions=8, replicationFactor=3)
+    drain(moved, "b")
+    moved.until(lambda: moved.held("b") == 3)
+    drain(moved, "b", leaving=False)
+    moved.until(lambda: settled(moved))
+    assert moved.held("b") in (2, 3)
+
+
+def test_a_copy_into_a_node_that_dies_is_given_up_and_another_one_is_picked() -> None:
+    moved = Moved("abcde")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    moved.copies = False
+    drain(moved, "c")
+    moved.until(lambda: moved.driver.partition().joining != "")
+    chosen = moved.driver.partition().joining
+    moved.driver.fence(chosen)
+    moved.look()
+    moved.pass_time(GRACE_S - 5)
+    assert moved.look() == [], "it may come back"
+    moved.pass_time(10)
+    moved.look()
+    assert moved.driver.partition().joining == ""
+    moved.copies = True
+    moved.until(lambda: settled(moved))
+    assert set(moved.driver.partition().replicas) == {"a", "b", "d", "e"} - {chosen}
+    assert moved.moving.counters["copies given up, their node is down or drained"] == 1
+
+
+@pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
+def test_what_an_operator_had_chosen_is_cancelled_and_what_was_chosen_for_him_is_chosen_anew(
+    reason: pb.MoveReason, goes_on: bool
+) -> None:
+    moved = Moved("abcde")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    reassign(moved, "a", "b", "c", "d", reason=reason)
+    drain(moved, "d")
+    moved.until(lambda: settled(moved))
+    assert moved.driver.partition().replicas == (("a", "b", "c", "e") if goes_on else ("a", "b", "c"))
+
+
+def test_copies_have_bounds_and_the_oldest_come_first() -> None:
+    moved = Moved("abcdef", copies_at_once=3, copies_per_node=2)
+    moved.driver.create(partitions=12, replicationFactor=1)
+    for number in reversed(range(12)):
+        reassign(moved, "f" if moved.driver.partition(number=number).leader == "e" else "e", partition=number)
+    moved.copies = False
+    for _ in range(5):
+        moved.step()
+    joining = [p for _, p in moved.partitions() if p.joining]
+    assert len(joining) == 3
+    assert max(Counter(p.joining for p in joining).values()) == 2
+    assert max(Counter(p.leader for p in joining).values()) <= 2
+    assert {p.partition for p in joining} <= set(range(8, 12)), "the oldest wishes"
+    moved.copies = True
+    moved.until(lambda: settled(moved))
+    assert moved.most_copies == 3
+
+
+def test_a_partition_that_is_not_whole_waits() -> None:
+    moved = Moved("abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    moved.driver.change_isr(["a", "b"])
+    reassign(moved, "a", "c", "d")
+    assert moved.look() == [], "c is there, and not in the ISR"
+    moved.driver.change_isr(["a", "b", "c"])
+    assert moved.look() == ["beginCopy"]
+    moved.until(lambda: settled(moved))
+    moved.driver.change_isr(["a", "d"])
+    reassign(moved, "a", "b", "d")
+    assert moved.look() == ["beginCopy"], "c is there, and is to go"
+
+
+def test_a_partition_in_an_election_waits() -> None:
+    moved = Moved("abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    reassign(moved, "a", "b", "d")
+    moved.driver.ask(electLeader=pb.ElectLeader(stream="orders", partition=0, node="b"))
+    assert moved.driver.partition().status is PartitionStatus.CANDIDATE_FOUND
+    assert moved.look() == []
+    moved.promote()
+    assert moved.look() == ["beginCopy"]
+
+
+def test_racks_are_kept_and_rack_strict_waits() -> None:
+    moved = Moved("abcdef", racks="xxyyzz")
+    moved.driver.create(partitions=6, replicationFactor=3, placement="rack-strict")
+    moved.driver.create("loose", partitions=6, replicationFactor=3, placement="rack")
+    drain(moved, "e")
+    drain(moved, "f")
+    for _ in range(60):
+        moved.step()
+    rack = dict(zip("abcdef", "xxyyzz", strict=True))
+    for stream, p in moved.partitions():
+        racks = {rack[n] for n in p.replicas}
+        assert racks == ({"x", "y", "z"} if stream.name == "orders" else {"x", "y"})
+    drain(moved, "e", leaving=False)
+    moved.until(lambda: not moved.held("f") and settled(moved))
+    assert all({rack[n] for n in p.replicas} == {"x", "y", "z"} for stream, p in moved.partitions() if stream.name == "orders")
+
+
+def test_who_is_drained_though_nobody_may_take_it_keeps_it() -> None:
+    moved = Moved("abc")
+    moved.driver.create(partitions=2, replicationFactor=3)
+    drain(moved, "c")
+    for _ in range(4):
+        moved.step()
+    assert moved.held("c") == 2
+    moved.driver.register("d")
+    moved.until(lambda: not moved.held("c"))
+
+
+def test_what_was_lost_on_its_way_is_asked_again_and_not_before() -> None:
+    moved = Moved("abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    reassign(moved, "a", "b", "d")
+    moved.moving.image_changed(moved.image, 0)
+    assert len(moved.moving.due(0)) == 1
+    moved.driver.create("other", replicationFactor=1)
+    moved.moving.image_changed(moved.image, 1)
+    assert moved.moving.due(NS_PER_S) == []
+    assert len(moved.moving.due(AGAIN_AFTER_NS + NS_PER_S)) == 1
+
+
+def test_a_stream_that_is_deleted_in_the_middle_is_forgotten() -> None:
+    moved = Moved("abcd", copies_at_once=2)
+    moved.copies = False
+    moved.driver.create(partitions=8, replicationFactor=2)
+    drain(moved, "b")
+    moved.step()
+    moved.step()
+    moved.driver.delete("orders")
+    moved.driver.create(partitions=4, replicationFactor=3, placement="least-loaded")
+    assert moved.look() == []
+    assert moved.moving.next_deadline_ns() is None
+
+
+def test_what_people_are_shown() -> None:
+    moved = Moved("abcd")
+    moved.copies = False
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    drain(moved, "c")
+    moved.look()
+    [waits] = movements(moved.image)
+    assert (waits.phase, waits.into, waits.out, waits.why) == (Phase.WAITS, "d", "c", "drain")
+    moved.look()
+    assert movements(moved.image)[0].phase is Phase.COPIES
+    moved.driver.change_isr(["a", "b", "c", "d"])
+    [drops] = movements(moved.image)
+    assert (drops.phase, drops.into, drops.out, drops.target) == (Phase.DROPS, "", "c", ("a", "b", "d"))
+    moved.until(lambda: movements(moved.image) == [])
+    assert moved.driver.partition().moved_for is MoveReason.BY_HAND
+
+
+@settings(max_examples=40, phases=[Phase_.generate])
+@given(st.data())
+def test_whatever_happens_meanwhile_it_ends_with_whole_partitions_on_nodes_that_stay(data: st.DataObject) -> None:
+    moved = Moved("abcdef", copies_at_once=data.draw(st.integers(1, 8)), copies_per_node=data.draw(st.integers(1, 4)))
+    moved.driver.create(partitions=data.draw(st.integers(1, 9)), replicationFactor=data.draw(st.integers(2, 3)))
+    away: set[str] = set()
+    for _ in range(data.draw(st.integers(3, 25))):
+        node = data.draw(st.sampled_from("abcdef"))
+        match data.draw(st.sampled_from(["step", "step", "down", "back", "drain", "stay", "time", "leader"])):
+            case "down" if not away:
+                moved.down(node)
+                away.add(node)
+            case "back" if away:
+                moved.driver.unfence(away.pop())
+            case "drain":
+                drain(moved, node)
+            case "stay":
+                drain(moved, node, leaving=False)
+            case "time":
+                moved.pass_time(GRACE_S)
+            case "leader":
+                moved.elect_a_new_metadata_leader()
+        moved.copies = data.draw(st.booleans())
+        moved.step()
+    for node in away:
+        moved.driver.unfence(node)
+    for node in data.draw(st.permutations("abcdef"))[2:]:
+        drain(moved, node, leaving=False)
+    moved.copies = True
+    factor = moved.image.streams["orders"].replication_factor
+    leaving = [node for node, facts in moved.image.nodes.items() if facts.leaving]
+
+    def at_rest() -> bool:
+        return settled(moved) and all(p.status is PartitionStatus.ONLINE for _, p in moved.partitions())
+
+    moved.until(lambda: at_rest() and not any(moved.held(node) for node in leaving))
+    for _ in range(3):
+        moved.step()
+    for _, p in moved.partitions():
+        assert len(set(p.replicas)) == factor
+        assert set(p.isr) == set(p.replicas)
+    assert moved.step() == []

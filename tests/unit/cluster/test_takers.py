@@ -1,0 +1,108 @@
+"""Who takes a replica more and who gives one up: where least is, on as many racks as can be, never twice, never beyond a budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.cluster.placement.facts import NodeFacts, Replicas
+from liftpy.cluster.placement.takers import RACK_STRICT, Takers, resized
+
+
+def cluster(ids: str, **more: Any) -> list[NodeFacts]:
+    return [NodeFacts(node_id=node, **more) for node in ids]
+
+
+def test_the_worked_example() -> None:
+    nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
+    held = {"d": 3, "e": 5}
+    assert Takers(nodes, held).take("ab", "c") == "e"
+    assert Takers(nodes[:4], held).take("ab", "c") == "d"
+    assert Takers(nodes[:4], held).take("ab", "c", strictly=True) is None
+
+
+def test_what_was_given_out_counts_for_the_next_one() -> None:
+    takers = Takers(cluster("abc"), {"a": 2, "b": 1})
+    assert [takers.take(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
+def test_who_may_take_nothing(more: dict[str, Any]) -> None:
+    takers = Takers([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
+    assert takers.take(()) == "b"
+    assert takers.take("b") is None
+    assert takers.take((), "b") is None
+
+
+def test_weights_count() -> None:
+    takers = Takers([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
+    assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
+
+
+def test_who_goes_first() -> None:
+    takers = Takers(
+        [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
+    )
+    assert takers.give_up(("a", "b", "c", "d"), "a", "abc") == "d", "outside the ISR"
+    assert takers.give_up(("a", "b", "c", "d"), "a", "abcd") == "c", "its rack has another"
+    assert takers.give_up(("a", "b", "d"), "a", "abd") == "b", "it holds most"
+    assert takers.give_up(("a", "b"), "b", "b") == "a"
+    assert takers.give_up(("a", "b"), "a", "a") == "b", "never the leader"
+
+
+def test_a_node_that_gave_one_up_is_a_taker_again() -> None:
+    takers = Takers(cluster("ab", budget=2), {"a": 2, "b": 2})
+    assert takers.take(()) is None
+    takers.give_up(("a", "b"), "b", "ab")
+    assert takers.take(()) == "a"
+
+
+def test_another_factor() -> None:
+    nodes = cluster("abcde")
+    assert resized(("a", "b", "c"), 5, Takers(nodes, {}), "a", "abc", "") == ("a", "b", "c", "d", "e")
+    assert resized(("a", "b", "c"), 6, Takers(nodes, {}), "a", "abc", "") is None
+    assert resized(("a", "b", "c"), 1, Takers(nodes, {}), "c", "abc", "") == ("c",)
+    racks = [NodeFacts(node_id=n, rack=r) for n, r in zip("abc", "xyx", strict=True)]
+    assert resized(("a", "b"), 3, Takers(racks, {}), "a", "ab", RACK_STRICT) is None
+    assert resized(("a", "b"), 3, Takers(racks, {}), "a", "ab", "rack") == ("a", "b", "c")
+
+
+@given(st.data())
+def test_it_is_always_who_has_least_of_those_with_the_most_racks(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 9))
+    nodes = [
+        NodeFacts(
+            node_id=f"n{n}",
+            rack=data.draw(st.sampled_from(["", "x", "y"])),
+            weight=data.draw(st.sampled_from([0.0, 1.0, 2.0])),
+            live=data.draw(st.booleans()),
+            budget=data.draw(st.sampled_from([0, 3])),
+        )
+        for n in range(count)
+    ]
+    held = {node.node_id: data.draw(st.integers(0, 4)) for node in nodes}
+    takers = Takers(nodes, held)
+    rack_of = {node.node_id: node.rack for node in nodes}
+    for _ in range(12):
+        kept: Replicas = tuple(data.draw(st.lists(st.sampled_from(sorted(rack_of)), unique=True, max_size=3)))
+        if len(kept) > 1 and data.draw(st.booleans()):
+            held[takers.give_up(kept, kept[0], kept)] -= 1
+            continue
+        able = [
+            node
+            for node in nodes
+            if node.live and node.weight and node.node_id not in kept and not 0 < node.budget <= held[node.node_id]
+        ]
+        new = [node for node in able if node.rack not in {rack_of[n] for n in kept} or not any(rack_of.values())]
+        found = takers.take(kept)
+        if not able:
+            assert found is None
+            continue
+        assert found in {node.node_id for node in new or able}
+        loads = {node.node_id: held[node.node_id] / node.weight for node in new or able}
+        assert loads[found] == min(loads.values())
+        held[found] += 1
