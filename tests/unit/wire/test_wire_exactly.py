@@ -1,0 +1,187 @@
+"""Envelopes with every flag, addresses, names, pieces in reads, subjects and rights: the rest of what goes over the wire, exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import crc32c
+import pytest
+
+from liftpy.errors import ConfigError, InvalidNameError, ProtocolError
+from liftpy.wire import envelope, frames
+from liftpy.wire._pb import client_pb2, replication_pb2
+from liftpy.wire.addressee import MisdirectedError, address, must_be_at, must_be_for
+from liftpy.wire.envelope import ChecksumError, EnvelopeError, MessageType
+from liftpy.wire.headers import pairs_of
+from liftpy.wire.pieces import Assembly, Held, Piece, room_bytes
+from liftpy.wire.refusals import by_reason, refused
+from liftpy.wire.rights import USES, AccessRole, Scope, partition_subjects, rights_of
+from liftpy.wire.subjects import PARTITION_WORDS, Subjects
+
+ADDRESS = bytes(range(16))
+
+
+def frame(flags: int, body: bytes, *, size: int | None = None, crc: bytes | None = None) -> bytes:
+    """An envelope of type ACK whose header is as long as its flags need."""
+    with_crc = bool(flags & 1)
+    length = (12 if with_crc else 8) if size is None else size
+    head = envelope.MAGIC + bytes((0, length, flags, MessageType.ACK))
+    return head + ((crc32c.crc32c(body).to_bytes(4, "big") if crc is None else crc) if with_crc else b"") + body
+
+
+def test_an_envelope_with_each_flag() -> None:
+    assert envelope.decode_addressed(frame(0, b"body")) == (MessageType.ACK, b"", b"body")
+    assert envelope.decode_addressed(frame(1, b"body")) == (MessageType.ACK, b"", b"body")
+    assert envelope.decode_addressed(frame(3, ADDRESS + b"body")) == (MessageType.ACK, ADDRESS, b"body")
+    assert envelope.decode_addressed(frame(3, ADDRESS)) == (MessageType.ACK, ADDRESS, b"")
+    assert envelope.decode_addressed(frame(4, b"body")) == (MessageType.ACK, b"", b"body"), "a flag of a later version"
+    assert envelope.decode_addressed(frame(0, b"later" + b"body", size=13)) == (MessageType.ACK, b"", b"body")
+    assert envelope.checked_header(MessageType.ACK, b"he", (b"ad", b"er"), ADDRESS) + b"ader" == frame(3, ADDRESS + b"header")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "reason", "text"),
+    [
+        (frame(2, ADDRESS + b"body"), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
+        (frame(3, ADDRESS[:-1]), EnvelopeError, "envelope", "an address needs a CRC-32C and 16 bytes"),
+        (frame(1, b"body", crc=b"none"), ChecksumError, "checksum", "the CRC-32C does not match the payload"),
+        (frame(1, b"body", size=8), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 8"),
+        (frame(1, b"body", size=13), EnvelopeError, "envelope", "the CRC flag needs a header of 12 bytes, not 13"),
+        (frame(0, b"", size=9), EnvelopeError, "envelope", "header length 9 is outside 8..8"),
+        (frame(0, b"", size=7), EnvelopeError, "envelope", "header length 7 is outside 8..8"),
+        (frame(0, b"")[:7], EnvelopeError, "no envelope", "7 bytes are shorter than an envelope header"),
+        (b"x" + frame(0, b"")[1:], EnvelopeError, "no envelope", "the magic number is missing"),
+        (envelope.MAGIC + b"\1\x08\0\1", EnvelopeError, "version", "version 1 is unknown, this side speaks 0"),
+        (envelope.MAGIC + b"\0\x08\0\xff", EnvelopeError, "message type", "message type 255 is unknown"),
+    ],
+)
+def test_what_is_no_envelope_says_why(wrong: bytes, error: type[EnvelopeError], reason: str, text: str) -> None:
+    with pytest.raises(EnvelopeError) as raised:
+        envelope.decode_addressed(wrong)
+    assert (type(raised.value), raised.value.reason, str(raised.value)) == (error, reason, text)
+
+
+def test_a_payload_that_has_to_be_sealed() -> None:
+    assert envelope.sealed_payload(frame(1, b"body"), MessageType.ACK) == b"body"
+    for wrong, text in (
+        (frame(0, b"body"), "an envelope without a CRC-32C where one has to be"),
+        (frame(0, b"abcd" + b"body", size=12), "an envelope without a CRC-32C where one has to be"),
+        (frame(3, ADDRESS + b"body"), "an address where none belongs"),
+    ):
+        with pytest.raises(EnvelopeError, match=f"^{text}$"):
+            envelope.sealed_payload(wrong, MessageType.ACK)
+    with pytest.raises(EnvelopeError, match="message type ACK where PUBLISH was expected"):
+        envelope.sealed_payload(frame(1, b"body"), MessageType.PUBLISH)
+
+
+# ---- addresses -----------------------------------------------------------------------------------------------------------------
+def test_an_address_is_a_request_of_a_partition_of_a_stream() -> None:
+    assert address("u1", 3, 5) == (5).to_bytes(8, "big") + (3).to_bytes(4, "big") + crc32c.crc32c(b"u1").to_bytes(4, "big")
+    assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
+    must_be_at(b"", lambda: pytest.fail("it says none"))
+    must_be_at(ADDRESS, lambda: ADDRESS)
+    with pytest.raises(MisdirectedError, match="an answer to another fetch"):
+        must_be_at(ADDRESS, lambda: address("u1", 3, 5))
+
+
+def test_a_message_is_for_what_it_names() -> None:
+    request = replication_pb2.ReplicationRefusal(partition=3, streamUid="u1", requestId=5)
+    must_be_for(request, 3, streamUid="u1", requestId=5)
+    for partition, said, text in (
+        (4, {}, "a ReplicationRefusal for partition 3, not 4"),
+        (3, {"streamUid": "u2"}, "a ReplicationRefusal for streamUid 'u1', not 'u2'"),
+        (3, {"streamUid": "u1", "requestId": 6}, "a ReplicationRefusal for requestId 5, not 6"),
+    ):
+        with pytest.raises(MisdirectedError, match=f"^{text}$"):
+            must_be_for(request, partition, **said)
+    must_be_for(replication_pb2.ReplicationRefusal(requestId=5), 4, requestId=6)
+    must_be_for(replication_pb2.ReplicationRefusal(partition=0), 0)
+    with pytest.raises(MisdirectedError):
+        must_be_for(replication_pb2.ReplicationRefusal(partition=0), 1)
+
+
+# ---- pieces --------------------------------------------------------------------------------------------------------------------
+def test_a_piece_in_an_answer_to_a_reader() -> None:
+    data = memoryview(b"some bytes")
+    head = client_pb2.ReadResponse(pieceCrc=71, pieceTotal=72, piecePosition=3)
+    assert frames.piece_in(head, data) == Piece(71, 72, 3, data)
+    assert frames.piece_in(client_pb2.ReadResponse(pieceCrc=71), data) is None
+    with pytest.raises(ProtocolError, match="no piece of a batch: bytes 3 to 13 of 12"):
+        frames.piece_in(client_pb2.ReadResponse(pieceCrc=71, pieceTotal=12, piecePosition=3), data)
+
+
+def test_what_is_held_is_named_and_forgotten() -> None:
+    assembly = Assembly()
+    assert assembly.held == Held(0, 0)
+    assert assembly.take(Piece(5, 6, 0, memoryview(b"abc"))) is None
+    assert assembly.held == Held(3, 5)
+    assert bytes(assembly.take(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
+    assert assembly.held == Held(0, 0)
+    assembly.take(Piece(5, 6, 0, memoryview(b"abc")))
+    assembly.forget()
+    assert assembly.held == Held(0, 0)
+    assert assembly.take(Piece(5, 6, 3, memoryview(b"def"))) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "overhead", "asked", "room"),
+    [(1 << 20, 100, 1, (1 << 20) - 100), (8 << 20, 100, 1, 1 << 20), (8 << 20, 100, 2 << 20, 2 << 20), (120, 100, 5000, 64)],
+)
+def test_the_room_of_an_answer(payload: int, overhead: int, asked: int, room: int) -> None:
+    assert room_bytes(payload, overhead, asked) == room
+
+
+# ---- names, subjects, rights -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [[(7, b"x")], [(None, b"x")], [(b"name", b"x")], [("a",)], ["ab", "c"], 7])
+def test_a_header_has_a_name_of_text(given: Any) -> None:
+    with pytest.raises(ConfigError):
+        pairs_of(given)
+
+
+def test_headers_may_be_left_out_and_keep_their_order() -> None:
+    assert pairs_of(None) == pairs_of({}) == pairs_of([]) == ()
+    assert pairs_of({"b": "é", "a": b"\xff"}) == (("b", "é".encode()), ("a", b"\xff"))
+
+
+@pytest.mark.parametrize("word", [*sorted(PARTITION_WORDS), "two.tokens", "*", "a b"])
+def test_a_principal_is_called_like_no_word_of_the_protocol(word: str) -> None:
+    with pytest.raises(InvalidNameError):
+        Subjects(principal=word)
+    assert Subjects(principal="ops").control_admin() == "liftpy.control.admin.ops"
+    assert Subjects().control_admin() == "liftpy.control.admin"
+
+
+def test_each_row_of_rights_has_a_builder_of_that_name_and_a_pattern() -> None:
+    for use in USES:
+        assert not use.built_by or use.built_by == "data_subject" or hasattr(Subjects, use.built_by), use
+        assert "." in use.pattern or use.pattern in ("{data}",), use
+
+
+def test_a_services_own_user_and_a_node() -> None:
+    rights = rights_of(AccessRole.SERVICE, Scope("ns", ("s",), ("out",), "_INBOX_svc", "", ("sums",), ("_INBOX_app",)))
+    assert rights.publish == (
+        "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*", "ns.service.sums.snapshot.*", "out", "_INBOX_app.>",
+    )  # fmt: skip
+    assert rights.subscribe == (
+        "ns.service.sums.query", "ns.service.sums.query.*", "ns.service.sums.snapshot.*", "_INBOX_svc.>",
+    )  # fmt: skip
+    assert rights.responses == (1, 5)
+    node = rights_of(AccessRole.NODE, Scope("ns", data_subjects=("orders", "orders.*")))
+    assert node.publish == ("ns.>", "$SYS.REQ.ACCOUNT.PING.CONNZ", "_INBOX.>")
+    assert node.subscribe == ("ns.>", "orders", "orders.*")
+    assert node.responses == (1000, 30)
+    assert rights_of(AccessRole.READER, Scope("ns")).responses is None
+
+
+def test_a_publisher_has_a_subject_for_each_partition_up_to_a_bound() -> None:
+    assert partition_subjects("orders", 3) == ("orders", "orders.1", "orders.2")
+    assert len(partition_subjects("orders", 64)) == 64
+    assert partition_subjects("orders", 65) == ("orders", "orders.*")
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    assert refused(ChecksumError("x")) == "refused: checksum"
+    assert refused(MisdirectedError("x")) == "refused: addressee"
+    assert refused(ConfigError("x")) == f"refused: {ProtocolError.reason}"
+    counters = {"refused: a": 1, "metadata: refused: b": 2, "other: refused: c": 3, "refused": 4, "d": 5}
+    assert by_reason(counters) == {"a": 1, "metadata: b": 2}
