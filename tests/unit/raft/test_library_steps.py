@@ -323,3 +323,12 @@ def test_a_leader_whose_log_moved_sends_in_the_same_tick(moved: bool, leads: boo
     journal: Any = SimpleNamespace(sync=lambda: done.append("journal"))
     tick_once(core, transport, journal, [("b", b"f")])
     assert done == ["listens", "polls", "('b', b'f')", "ticks", *(["sends at once"] * at_once), "lineage", "journal"]
+
+
+async def test_a_frame_that_comes_has_a_tick_begin_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Ticking(monkeypatch)
+    assert not bench.driver._scheduled
+    bench.driver.frame_received("b", b"frame")
+    assert bench.driver._scheduled
+    bench.driver.tick()
+    assert (bench.frames, bench.driver.frames_lost, bench.driver.late_tick_count) == ([[("b", b"frame")]], 0, 0)

@@ -1,0 +1,131 @@
+"""Publishes at their edges: what was left out unread, what is refused for one reason and asks for another, and bounds of headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, Codec
+from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
+from liftpy.replica.effects import RejectReason
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch, parse_batch, seal
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from tests.unit.bus.test_ingest import Bench, turn
+
+HEADER = [client_pb2.Header(name="a", value=b"1")]
+
+
+def reader(policy: AckPolicy = AckPolicy.ALL) -> MessageReader:
+    return MessageReader(PartitionKey("s", "u1", 0), "ev", policy, InboxRule(DEFAULT_INBOX_PREFIXES))
+
+
+def enveloped(**fields: Any) -> bytes:
+    return frames.encode(client_pb2.Message(**{"offset": -1, **fields}))
+
+
+def unfit(payload: bytes, block: bytes = b"") -> Any:
+    columns = reader().read([(b"ev", b"_INBOX.1", payload, block)], 7)
+    return None if columns.unfit is None else columns.unfit.reason
+
+
+async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:
+    bench = Bench()
+    told: list[Any] = []
+    bench.ingest._on_drop = lambda *what: told.append(what)
+    bench.ingest._given_up(3)
+    bench.ingest._given_up(2)
+    assert bench.ingest.counters.dropped == {"ingest_overflow": 5}
+    assert told == [("ingest_overflow", 3), ("ingest_overflow", 2)]
+    assert (bench.ingest.counters.overloaded, bench.ingest.counters.rejected) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "block", "reason"),
+    [
+        ({"stream": "other"}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "other", "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "s", "streamUid": "u2", "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "s", "partition": 1, "headers": HEADER}, b"", RejectReason.WRONG_STREAM),
+        ({"stream": "other"}, b"NATS/1.0\r\nNats-Expected-Stream: s\r\n\r\n", RejectReason.WRONG_STREAM),
+        ({"tombstone": True, "value": b"x", "headers": HEADER}, b"", RejectReason.MALFORMED),
+        ({"headers": [client_pb2.Header(name="Lift-Key", value=b"k")]}, b"", RejectReason.MALFORMED),
+        ({"headers": [client_pb2.Header(name="", value=b"k")]}, b"", RejectReason.MALFORMED),
+        ({"headers": HEADER * 1025}, b"", RejectReason.TOO_LARGE),
+        ({"headers": HEADER * 1024}, b"", None),
+        ({"stream": "s", "streamUid": "u1", "headers": HEADER}, b"", None),
+        ({"partition": 5}, b"", None),
+    ],
+)
+def test_an_envelope_that_is_unfit_stays_so_whatever_else_it_asks(fields: dict[str, Any], block: bytes, reason: Any) -> None:
+    assert unfit(enveloped(**fields), block) is reason
+
+
+def test_of_an_unfit_envelope_nothing_is_taken() -> None:
+    columns = reader().read([(b"ev", b"_INBOX.1", enveloped(stream="other", value=b"v", key=b"k", offset=9), b"")], 7)
+    assert (columns.keys, columns.expected, columns.headers) == (None, {}, None)
+    envelopes = columns.publishers.envelopes
+    assert envelopes is not None
+    assert envelopes[0] is not None
+    assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 7)
+
+
+def test_a_stream_that_answers_nobody_keeps_who_asked_and_answers_none() -> None:
+    columns = reader(AckPolicy.NONE).read(
+        [(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"", b"b", b""), (b"ev", b"out.x", b"c", b"")], 7
+    )
+    assert columns.replies == ["_INBOX.1", None, None]
+    assert list(columns.publishers.replies) == [b"", b"", b""]
+    assert reader(AckPolicy.NONE).read([(b"ev", b"", b"a", b"")], 7).replies is None
+
+
+def test_a_reply_that_is_no_inbox_is_counted_and_nobody_is_answered_there() -> None:
+    ours = reader()
+    columns = ours.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"orders", b"b", b""), (b"ev", b"", b"c", b"")], 7)
+    assert (list(columns.publishers.replies), ours.refused_replies, columns.replies) == ([b"_INBOX.1", b"", b""], 1, None)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(64 * 1024, True), (64 * 1024 + 1, False)])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_headers_of_each_record_of_a_published_batch_have_a_bound_of_their_own(size: int, fits: bool, at: int) -> None:
+    headers: list[Any] = [[], [], []]
+    headers[at] = [("n" * 10, b"x" * (size - 10))]
+    batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
+    if fits:
+        stored = parse_batch(seal(body_to_store(batch, "ev", Codec.NONE), base_offset=0, leader_epoch=1))
+        assert [len(record.headers) for record in stored.records()] == [int(n == at) for n in range(3)]
+    else:
+        with pytest.raises(UnfitBatchError, match="65536 bytes of them in one record") as raised:
+            body_to_store(batch, "ev", Codec.NONE)
+        assert raised.value.reason is RejectReason.TOO_LARGE
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1024, True), (1025, False)])
+@pytest.mark.parametrize("at", [0, 2])
+def test_so_many_headers_may_be_on_each_record_of_a_published_batch(count: int, fits: bool, at: int) -> None:
+    headers: list[Any] = [[("h", b"1")] * 3] * 3
+    headers[at] = [("h", b"1")] * count
+    batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
+    if fits:
+        assert body_to_store(batch, "ev", Codec.NONE).record_count == 3
+    else:
+        with pytest.raises(UnfitBatchError, match="more than 1024 headers"):
+            body_to_store(batch, "ev", Codec.NONE)
+
+
+async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None:
+    bench = Bench()
+    assert (bench.ingest.open, bench.ingest.idle) == (True, True)
+    bench.publish(b"a", b"_INBOX.1")
+    assert not bench.ingest.idle
+    await turn()
+    assert bench.counts() == [1]
+    bench.publish(b"b")
+    bench.ingest.stop()
+    await turn()
+    assert (bench.counts(), bench.ingest.open, bench.ingest._raw_bytes, bench.ingest._tokens) == ([1], False, 0, {})
+    bench.ingest.stop()

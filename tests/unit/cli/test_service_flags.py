@@ -1,0 +1,384 @@
+"""``liftpy service`` and ``liftpy rights`` at their flags: what each of them says to what runs, asks, or is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.service import Service
+from liftpy.service.poison import Unit
+from liftpy.service.routing import Route
+from liftpy.service.rules import parameters_digest
+from liftpy.service.settings import ServiceSettings
+from liftpy.wire.batch import Record
+from sidecar.cli import service
+from tests.unit.cli.test_cli_with_a_cluster import run
+
+service_orders, service_call, service_query, rights = (
+    importlib.import_module(f"sidecar.cli.{name}") for name in ("service_orders", "service_call", "service_query", "rights")
+)
+
+
+class Told(Service):
+    """Takes a limit."""
+
+    def __init__(self, limit: int = 5, name: str = "x") -> None:
+        self.limit = limit
+
+    def on_record(self, record: Record) -> None: ...
+
+    def take_snapshot(self) -> bytes:
+        return b""
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    given: list[Any] = []
+
+    async def run_service(*what: Any) -> None:
+        given.extend(what)
+        if len(given) > 4:
+            raise given[4]
+
+    root, noisy = logging.getLogger(), logging.getLogger("nats")
+    before = root.level, noisy.level, list(root.handlers)
+    monkeypatch.setattr(service, "_run", run_service)
+    monkeypatch.setattr(service, "load_service", lambda name: Told)
+    yield given
+    root.setLevel(before[0])
+    noisy.setLevel(before[1])
+    root.handlers[:] = before[2]
+
+
+LEAST = ("service", "m:Told", "--stream", "s", "--node", "n1", "--data", "d")
+
+
+def test_each_flag_of_a_service_says_what_it_says(ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"limit": 7, "name": "from the file"}')
+    words = [
+        *LEAST, "--name", "bank", "--partition", "3", "--output", "out", "--route", "a=s1", "--route", "b=s2", "--dead-letter",
+        "dead", "--snapshot-every", "50", "--set", "limit=9", "--settings", str(file), "--reply-prefix", "_INBOX.", "--reply-prefix",
+        "_INBOX_mine.", "--tick-s", "1.5",
+    ]  # fmt: skip
+    assert run(capsys, *words)[0] == 0
+    factory, settings, wanted, target = ran
+    assert settings == ServiceSettings(
+        "bank", "s", "n1", Path("d"), partition=3, output_stream="out", dead_letter_stream="dead", snapshot_every=50, tick_s=1.5,
+        routes=(Route("a", "s1"), Route("b", "s2")), reply_prefixes=("_INBOX.", "_INBOX_mine."),
+        parameters_digest=parameters_digest(Told, {"limit": 9, "name": "from the file"}),
+    )  # fmt: skip
+    assert (wanted, factory.func, factory.keywords) == ((3,), Told, {"limit": 9, "name": "from the file"})
+    assert target.namespace == "liftpy"
+
+
+def test_what_is_not_said_of_a_service_is_its_default(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, *LEAST)[0] == 0
+    assert ran[1] == ServiceSettings("told", "s", "n1", Path("d"))
+    assert (ran[2], ran[0].keywords) == ((0,), {})
+    assert logging.getLogger().level == logging.INFO
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
+def test_which_partitions_are_meant(text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, *LEAST, "--partitions", text)[0] == 0
+    assert (ran[2], ran[1].partition) == (wanted, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--partitions", "1,x"), "--partitions 1,x is neither all nor numbers"),
+        (("--partitions", "1,"), "--partitions 1, is neither all nor numbers"),
+        (("--partitions", "1000000"), "is neither all nor numbers"),
+        (("--partitions", "-1"), "is neither all nor numbers"),
+        (("--partitions", "٣"), "is neither all nor numbers"),
+        (("--partitions", "1", "--partition", "1"), "--partition and --partitions say the same thing"),
+        (("--route", "a"), "--route a: it is NAME=STREAM"),
+        (("--route", "a=s1"), "name one (--output)"),
+        (("--set", "limit"), "--set 'limit' is not NAME=VALUE"),
+        (("--set", "nobody=1"), "unexpected keyword argument 'nobody'"),
+        (("--tick-s", "3601"), "3601"),
+    ],
+)
+def test_what_can_not_be_meant_is_wrong_usage(
+    words: tuple[str, ...], said: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *LEAST, *words)
+    assert (code, ran) == (2, [])
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UnavailableError("nobody"), 3, "Error: UNAVAILABLE: nobody (a new start may help)"),
+        (ConfigError("wrong"), 2, "Error: CONFIG: wrong (a new start does not help)"),
+        (NotFoundError("another stream"), 75, "(a new start may help)"),
+    ],
+)
+def test_how_a_service_ends_is_said(
+    error: Exception, code: int, said: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(service, "_run", fails)
+    ended, out, err = run(capsys, *LEAST)
+    assert (ended, out) == (code, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module:X", "no_such_module:X can't be loaded: No module named 'no_such_module'"),
+        ("json:Nobody", "json:Nobody can't be loaded: module 'json' has no attribute 'Nobody'"),
+        ("json:dumps", "json:dumps is not a class that extends liftpy.service.Service"),
+        ("json:JSONDecoder", "is not a class that extends"),
+        (":X", "can't be loaded"),
+    ],
+)
+def test_what_is_no_service_is_not_run(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        service.load_service(name)
+    assert said in str(raised.value)
+    assert service.load_service("tests.unit.cli.test_service_flags:Told").__name__ == "Told"
+
+
+# ---- one process, several partitions -----------------------------------------------------------------------------------------
+async def test_the_first_that_ends_for_good_ends_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    ran: dict[int, Any] = {}
+
+    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event) -> None:
+        ran[settings.partition] = "runs"
+        if settings.partition == 4:
+            while len(ran) < 3:
+                await asyncio.sleep(0)
+            raise ConfigError("wrong")
+        await stopping.wait()
+        ran[settings.partition] = "told to stop"
+
+    monkeypatch.setattr(service, "_run_one", one)
+    settings = ServiceSettings("s", "in", "n1", Path("d"))
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="wrong"):
+        await service._run(nothing, settings, (2, 4, 7), nothing)
+    assert ran == {2: "told to stop", 4: "runs", 7: "told to stop"}
+    assert [r.getMessage() for r in caplog.records] == ["in: partition 4 has ended, and so all end"]
+
+
+async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers: dict[int, Any] = {}
+    ran: list[str] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
+
+    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event) -> None:
+        ran.append(f"{settings.partition} begins")
+        if len(ran) == 2:
+            handlers[signal.SIGTERM]()
+        await stopping.wait()
+        ran.append(f"{settings.partition} ends")
+
+    monkeypatch.setattr(service, "_run_one", one)
+    nothing: Any = None
+    await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), (0, 1), nothing)
+    assert (sorted(handlers), sorted(ran)) == ([signal.SIGINT, signal.SIGTERM], ["0 begins", "0 ends", "1 begins", "1 ends"])
+    assert caplog.records == []
+
+
+async def test_a_signal_before_the_partitions_are_known_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    ran: list[str] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
+
+    async def never(*_: Any) -> Any:
+        handlers[signal.SIGINT]()
+        await asyncio.Event().wait()
+
+    async def one(*_: Any) -> None:
+        ran.append("one")
+
+    monkeypatch.setattr(service, "_all_partitions", never)
+    monkeypatch.setattr(service, "_run_one", one)
+    nothing: Any = None
+    await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), None, nothing)
+    assert ran == []
+
+
+async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append("closed")
+
+    async def connect(settings: Any, target: Any) -> Any:
+        return SimpleNamespace(close=close)
+
+    answers: list[Any] = [NotFoundError("no stream in"), UnavailableError("nobody"), [], [None] * 3]
+
+    class FakeClient:
+        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool) -> None:
+            assert (subjects.namespace, owns_connection) == ("ns", False)
+
+        async def stream(self, name: str) -> Any:
+            assert name == "in"
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(partitions=answer)
+
+    slept: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        slept.append(wait_s)
+
+    monkeypatch.setattr(service, "_connect", connect)
+    monkeypatch.setattr(service, "Client", FakeClient)
+    monkeypatch.setattr(service, "Transport", lambda connection: connection)
+    monkeypatch.setattr(service.asyncio, "sleep", sleep)
+    target: Any = SimpleNamespace(namespace="ns")
+    found = await service._all_partitions(ServiceSettings("s", "in", "n1", Path("d")), target)
+    assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
+    assert [r.getMessage() for r in caplog.records] == ["which partitions there are is not known: no stream in; trying on"]
+
+
+# ---- what an operator says -----------------------------------------------------------------------------------------------------
+def asked_by(module: Any, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+    monkeypatch.setattr(module, "with_client", lambda target, work: asyncio.run(work(client)))
+
+
+def test_a_record_is_passed_over_as_it_was_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    async def pass_over(*what: Any, **how: Any) -> int:
+        given.append((what, how))
+        return 44
+
+    asked_by(service_orders, monkeypatch, "client")
+    monkeypatch.setattr(service_orders, "pass_over", pass_over)
+    words = ("service", "skip", "bank", "--stream", "s", "--partition", "2", "--offset", "17")
+    code, out, _ = run(capsys, *words, "--timer", "t", "--dead-letter", "dead", "--force")
+    assert (code, out) == (0, "bank passes over offset 17, timer 't' of s/2: decided by the record at offset 44\n")
+    assert run(capsys, *words)[1] == "bank passes over offset 17 of s/2: decided by the record at offset 44\n"
+    assert given == [
+        (("client", "bank", "s", 2, Unit(17, "t")), {"dead_letter": "dead", "force": True}),
+        (("client", "bank", "s", 2, Unit(17)), {"dead_letter": "", "force": False}),
+    ]
+    assert run(capsys, "service", "skip", "../x", "--stream", "s", "--offset", "1")[0] == 2
+
+
+def test_a_snapshot_is_asked_for_as_it_was_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    async def store_now(*what: Any) -> dict[str, int]:
+        given.append(what)
+        return {"n1": 40, "n3": 41}
+
+    asked_by(service_orders, monkeypatch, "client")
+    monkeypatch.setattr(service_orders, "store_now", store_now)
+    words = ("service", "snapshot", "bank", "--stream", "s")
+    _, out, _ = run(capsys, *words, "--partition", "2", "--node", "n3", "--node", "n1", "--timeout", "5", "--namespace", "ns")
+    assert out == "bank beside n1: a snapshot at 40\nbank beside n3: a snapshot at 41\n"
+    run(capsys, *words)
+    assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", 0, (), 30.0, "liftpy")]
+    assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
+
+
+async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    positions = iter((6, 6, 8, 9))
+
+    class Client:
+        transport = SimpleNamespace()
+
+        async def stream(self, name: str) -> Any:
+            return SimpleNamespace(uid="u1", partitions=[SimpleNamespace(replicas=("n1",))])
+
+        async def node_status(self, node: str) -> Any:
+            found = {"service": "bank", "position": 8, "snapshot": next(positions)}
+            return {"partitions": [{"uid": "u1", "partition": 0, "services": [found]}]}
+
+    async def publish(subject: str, payload: bytes) -> None:
+        assert subject == "ns.service.n1"
+
+    async def sleep(wait_s: float) -> None:
+        slept.append(wait_s)
+
+    client: Any = Client()
+    client.transport.publish = publish
+    monkeypatch.setattr(service_orders.asyncio, "sleep", sleep)
+    assert await service_orders.store_now(client, "bank", "s", 0, (), 30.0, "ns") == {"n1": 8}
+    assert slept == [0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ((), {"partition": 0, "key": None, "message_id": "", "timeout_s": 5.0}),
+        (
+            ("--partition", "2", "--key", "é", "--id", "m1", "--offset", "--timeout", "3"),
+            {"partition": 2, "key": "é".encode(), "message_id": "m1", "timeout_s": 3.0},
+        ),
+    ],
+)
+def test_a_command_is_sent_as_it_was_said_and_its_answer_is_a_line(
+    words: tuple[str, ...], how: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Client:
+        async def call_service(self, *what: Any, **told: Any) -> Any:
+            given.append((what, told))
+            return SimpleNamespace(value=b"done\n" if words else b"done", offset=12, node="n2")
+
+    asked_by(service_call, monkeypatch, Client())
+    code, out, err = run(capsys, "service", "call", "bank", "open", "--stream", "s", *words)
+    assert (code, out) == (0, "done\n")
+    assert err == ("offset 12, answered by n2\n" if words else "")
+    ((what, told),) = given
+    assert what == ("bank", "s", b"open")
+    assert {name: told[name] for name in how} == how
+    assert run(capsys, "service", "call", "../x", "open", "--stream", "s")[0] == 2
+
+
+# ---- liftpy rights -----------------------------------------------------------------------------------------------------------
+def test_rights_are_for_the_inboxes_that_were_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = run(capsys, "rights", "--role", "reader", "--stream", "orders", "--inbox-prefix", "_INBOX_me")[1]
+    plain = run(capsys, "rights", "--role", "reader", "--stream", "orders")[1]
+    assert "_INBOX_me.>" in ours
+    assert "_INBOX.>" not in ours
+    assert ours.replace("_INBOX_me", "_INBOX") == plain
+    service_rights = run(capsys, "rights", "--role", "service", "--replies", "_INBOX_app")[1]
+    assert "_INBOX_app.>" in service_rights
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("service", "--replies", "_INBOX*"), "--replies _INBOX*: NATS's rights know no part of a token; name each prefix"),
+        (("service", "--replies", "a b"), ""),
+        (("reader", "--replies", "_INBOX"), "--replies is for the role service"),
+        (("publisher",), "name what it publishes on"),
+        (("publisher", "--subject", "a b"), ""),
+    ],
+)
+def test_rights_that_nats_can_not_give_are_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "rights", "--role", *words)
+    assert (code, out) == (2, "")
+    assert said in err

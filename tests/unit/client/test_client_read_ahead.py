@@ -1,0 +1,233 @@
+"""What is fetched ahead of an iteration: begun once, ended whatever it does, and never read through a client that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.calling import CommandAnswer, _once
+from liftpy.client.iteration import Iteration, ReadAhead
+from liftpy.client.outgoing import Address
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
+from tests.unit.client.test_client_calling import COMMAND, Wire, reply
+
+
+class Home:
+    """The client, as far as an iteration knows it."""
+
+    def __init__(self) -> None:
+        self.closed: ClientClosedError | None = None
+        self.callbacks: list[Callable[[], None]] = []
+
+    def must_be_usable(self) -> None:
+        if self.closed is not None:
+            raise self.closed
+
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+
+class Source:
+    """Answers in turn: a list, an error, None at the end, or a future to wait for."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.begun = self.fetched = 0
+
+    async def begin(self) -> Any:
+        self.begun += 1
+        return self.fetch
+
+    async def fetch(self) -> Any:
+        self.fetched += 1
+        await asyncio.sleep(0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+
+def piece(number: int) -> Any:
+    return SimpleNamespace(number=number)
+
+
+def ahead_of(source: Source, home: Home | None = None, depth: int = 2) -> Any:
+    return ReadAhead("s/0", home or Home(), depth, source.begin)
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_slices_come_in_order_and_the_end_is_the_end() -> None:
+    one, two, three = piece(1), piece(2), piece(3)
+    source, home = Source([one, two], [], [three], None), Home()
+    ahead = ahead_of(source, home)
+    assert [await ahead.next() for _ in range(3)] == [one, two, three]
+    assert len(home.callbacks) == 1
+    assert await ahead.next() is None
+    assert (ahead.ended, home.callbacks, ahead._fetching) == (True, [], None)
+    assert await ahead.next() is None
+    assert (source.begun, source.fetched) == (1, 4)
+
+
+async def test_no_more_is_fetched_ahead_than_was_said() -> None:
+    source = Source(*[[piece(n)] for n in range(9)])
+    ahead = ahead_of(source, depth=2)
+    await ahead.next()
+    await turns()
+    assert source.fetched == 4, "one was taken, two are ready, one waits for room"
+    await ahead.next()
+    await turns()
+    assert source.fetched == 5
+    await ahead.close()
+    assert ahead.ended
+
+
+async def test_after_an_error_it_goes_on_and_what_was_fetched_before_it_comes_first() -> None:
+    one, two = piece(1), piece(2)
+    source, home = Source([one], UnavailableError("nobody"), [two], None), Home()
+    ahead = ahead_of(source, home)
+    assert await ahead.next() is one
+    with pytest.raises(UnavailableError, match="nobody"):
+        await ahead.next()
+    assert (home.callbacks, ahead.ended) == ([], False)
+    assert await ahead.next() is two
+    assert len(home.callbacks) == 1
+    assert await ahead.next() is None
+    assert source.begun == 1
+
+
+async def test_a_bug_reaches_whoever_reads() -> None:
+    ahead = ahead_of(Source(KeyError("k")))
+    with pytest.raises(LiftError, match=r"reading s/0 failed: KeyError\('k'\)"):
+        await ahead.next()
+    await turns()
+
+
+async def test_a_client_that_is_closed_is_not_read_through() -> None:
+    source, home = Source([piece(1)], [piece(2)]), Home()
+    ahead = ahead_of(source, home)
+    home.closed = ClientClosedError("closed")
+    with pytest.raises(ClientClosedError):
+        await ahead.next()
+    assert (source.begun, source.fetched) == (0, 0)
+
+
+async def test_a_close_of_the_client_ends_the_fetching_and_wakes_who_waits() -> None:
+    never = asyncio.get_running_loop().create_future()
+    source, home = Source([piece(1)], never), Home()
+    ahead = ahead_of(source, home)
+    await ahead.next()
+    fetching = ahead._fetching
+    waiting = asyncio.ensure_future(ahead.next())
+    await turns()
+    home.callbacks[0]()
+    with pytest.raises(ClientClosedError, match="the client was closed while s/0 was read"):
+        await waiting
+    await asyncio.wait([fetching])
+    assert (fetching.cancelled(), home.callbacks) == (True, [])
+
+
+async def test_what_lies_ready_at_a_close_makes_room_for_it() -> None:
+    home = Home()
+    ahead = ahead_of(Source(*[[piece(n)] for n in range(9)]), home, depth=2)
+    await ahead.next()
+    await turns()
+    assert ahead._ready.full()
+    home.callbacks[0]()
+    with pytest.raises(ClientClosedError):
+        await ahead.next()
+
+
+async def test_a_fetching_that_swallows_its_cancellation_is_told_again() -> None:
+    """nats-py does, here and there."""
+    swallowed: list[str] = []
+    home = Home()
+
+    async def stubborn() -> Any:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed.append("once")
+                if len(swallowed) > 1:
+                    raise
+
+    async def begin() -> Any:
+        return stubborn
+
+    ahead: Any = ReadAhead("s/0", home, 2, begin)
+    waiting = asyncio.ensure_future(ahead.next())
+    await turns()
+    fetching = ahead._fetching
+    home.callbacks[0]()
+    with pytest.raises(ClientClosedError):
+        await waiting
+    async with asyncio.timeout(30):
+        await asyncio.wait([fetching])
+    assert (swallowed, fetching.done()) == (["once", "once"], True)
+
+
+async def test_who_can_not_wait_ends_it_all_the_same() -> None:
+    never = asyncio.get_running_loop().create_future()
+    home = Home()
+    ahead = ahead_of(Source([piece(1), piece(2)], never), home)
+    await ahead.next()
+    fetching = ahead._fetching
+    ahead.abandon()
+    assert (ahead.ended, home.callbacks, await ahead.next()) == (True, [], None)
+    async with asyncio.timeout(30):
+        await asyncio.wait([fetching])
+    assert fetching.cancelled()
+    ahead.abandon()
+    await ahead.close()
+
+
+async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced() -> None:
+    never = asyncio.get_running_loop().create_future()
+    ahead = ahead_of(Source([piece(1)], never))
+    handed: list[Any] = []
+    items: Any = Iteration(ahead, lambda found: iter([found.number, found.number + 10]), handed.append)
+    assert (await anext(items), await anext(items), handed) == (1, 11, [1, 11])
+    waiting = asyncio.ensure_future(anext(items))
+    await turns()
+    assert (items.alive, items.interrupted) == (True, True)
+    with pytest.raises(ConfigError, match="one at a time"):
+        await anext(items)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (items.alive, items.interrupted) == (False, True)
+    again = asyncio.ensure_future(anext(items))
+    await turns()
+    never.set_result([piece(2)])
+    assert (await again, items.alive, items.interrupted) == (2, True, False)
+    items.replace()
+    assert not items.alive
+    with pytest.raises(ConfigError, match="one at a time"):
+        await anext(items)
+
+
+async def test_an_end_in_the_middle_of_a_slice_hands_on_nothing_more() -> None:
+    items: Any = Iteration(ahead_of(Source([piece(1)], None)), lambda found: iter(range(5)), lambda _: None)
+    assert await anext(items) == 0
+    await items.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(items)
+    assert not items.alive
+
+
+# ---- the answer to an earlier attempt --------------------------------------------------------------------------------------------
+async def test_an_answer_that_came_meanwhile_is_the_answer_and_nothing_is_sent_again() -> None:
+    wire = Wire()
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answer.set_result(reply(b"late"))
+    transport: Any = wire
+    found = await _once(transport, Address("shop.commands", "u1"), COMMAND, "id-1", 2.0, ("inbox.0", answer))
+    assert (found, wire.sent, wire.expected) == (CommandAnswer(b"late", 17, "n2"), [], [])
