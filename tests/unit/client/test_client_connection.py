@@ -534,3 +534,14 @@ def test_what_a_connection_of_others_counts_is_nothing() -> None:
         ]
 
     assert asyncio.run(counts()) == [Counter(), Counter(), Counter(a=1)]
+
+
+async def test_an_inbox_that_is_opened_anew_takes_the_place_of_the_old_one() -> None:
+    connection = Nats()
+    transport = over(connection)
+    async with transport.expecting("s", 60):
+        pass
+    transport._answers.is_open = False
+    async with transport.expecting("s", 60) as (reply, _):
+        assert reply.startswith("_INBOX.2.")
+    assert connection.calls == [("subscribe", "_INBOX.0.*"), ("unsubscribe", "_INBOX.0.*"), ("subscribe", "_INBOX.2.*")]

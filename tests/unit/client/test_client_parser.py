@@ -112,3 +112,24 @@ def test_a_nats_py_without_a_parser_is_refused() -> None:
     connection._ps = None
     with pytest.raises(ConfigError, match="nats-py"):
         make_strict(connection)
+
+
+def test_a_parser_is_put_in_once_and_its_counters_are_the_same() -> None:
+    connection: Any = _Heard()
+    errors = make_strict(connection)
+    assert make_strict(connection) is errors is connection._ps.errors
+    assert not connection._ps._check_subjects
+
+
+async def test_with_a_new_connection_nothing_of_the_old_one_is_left() -> None:
+    connection: Any = _Heard()
+    connection._subs[1] = object()
+    make_strict(connection)
+    parser = connection._ps
+    parser._rest.buf.extend(b"PIN")
+    await parser.parse(b"MSG a 1 5\r\nhel")
+    assert parser._held_bytes == len(parser._chunks[0]) + sum(map(len, parser._chunks[1:])) > 0
+    parser.reset()
+    assert (parser._chunks, parser._held_bytes, parser._needed_bytes, bytes(parser._rest.buf)) == ([], 0, 0, b"")
+    await parser.parse(b"PING\r\nMSG a 1 2\r\nhi\r\n")
+    assert connection.got == [b"PING", b"hi"]

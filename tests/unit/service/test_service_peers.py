@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from liftpy.client.transport import NobodyListensError
-from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
-from liftpy.service import Identity, Outbox, Snapshot, fetching
+from liftpy.errors import CorruptionError, DataLossError, UnavailableError, UnknownFormatError
+from liftpy.service import Identity, Outbox, Snapshot, fetching, giving
 from liftpy.service.fetching import SnapshotFetcher
 from liftpy.service.giving import SnapshotGiver
 from liftpy.service.keeping import SnapshotKeeper
@@ -391,3 +391,61 @@ async def test_retention_that_overtakes_a_service_has_it_look_for_a_later_snapsh
     await behind.at(60)
     assert fetched == [6]
     await behind.close()
+
+
+async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(giving.time, "monotonic", lambda: now_s[0])
+    old = Peer(bus, "n2", tmp_path, snapshot_piece_bytes=4096)
+    await old.keeper.save(snapshot(30, b"x" * 9000))
+    (kept,) = old.keeper.offers()
+    giver: Any = old.giver
+    question = pb.PeerSnapshotRequest(position=30, digest=kept.digest, maxBytes=100)
+    data = old.store._path(30).read_bytes()
+    assert giver._read(question) == data[:100]
+    now_s[0] = 1050.0
+    question.start, question.maxBytes = kept.size_bytes - 7, 1 << 20
+    assert giver._read(question) == data[-7:]
+    assert giver._held[kept.digest].used_s == 1050.0
+    question.start = 10
+    assert giver._read(question) == data[10 : 10 + 4096], "no more than the settings say"
+    bus.max_payload_bytes = 2000
+    assert giver._read(question) == data[10 : 10 + 1000], "half a message"
+    question.start = kept.size_bytes
+    with pytest.raises(UnavailableError, match=f"has {kept.size_bytes} bytes"):
+        giver._read(question)
+    question.digest = b"other"
+    with pytest.raises(UnavailableError, match="no snapshot at 30 any more"):
+        giver._read(question)
+    slept: list[tuple[float, int]] = []
+
+    async def sleep(wait_s: float) -> None:
+        slept.append((now_s[0], len(giver._held)))
+        now_s[0] += 30.0
+        if len(slept) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(giving, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    with pytest.raises(asyncio.CancelledError):
+        await giver.run()
+    assert slept == [(1050.0, 1), (1080.0, 1), (1110.0, 0), (1140.0, 0)], "after a minute without a question"
+    assert giver._held == {}
+
+
+async def test_eight_snapshots_are_open_at_once_those_that_were_asked_for_last(bus: Bus, tmp_path: Path) -> None:
+    old = Peer(bus, "n2", tmp_path)
+    old.store._kept = 20
+    giver: Any = old.giver
+    for position in range(30, 40):
+        await old.keeper.save(snapshot(position))
+    every = list(old.keeper._stored)
+    for kept in every[:8]:
+        giver._hold(kept)
+    giver._hold(every[0])
+    giver._hold(every[8])
+    assert list(giver._held) == [kept.digest for kept in (*every[2:8], every[0], every[8])]
+    old.store._path(39).unlink()
+    assert giver._hold(every[9]) is None
+    assert len(giver._held) == 8

@@ -86,3 +86,39 @@ def test_what_others_tell_is_bounded() -> None:
         wellness.heard(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
     assert len(wellness.look({}, 0)) == 0
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
+
+
+def test_a_report_counts_for_four_seconds() -> None:
+    wellness = Wellness(seconds(GRACE_S))
+    assert not wellness.knows(0)
+    wellness.heard("n2", {}, 0)
+    assert not wellness.knows(0), "it has no services"
+    wellness.heard("n2", {"bank": WELL}, 0)
+    wellness.heard("n3", {"bank": WELL}, seconds(1))
+    assert wellness.knows(seconds(4))
+    assert list(wellness._reports) == ["n2", "n3"]
+    assert wellness.knows(seconds(4) + 1)
+    assert list(wellness._reports) == ["n3"]
+    assert not wellness.knows(seconds(5) + 1)
+    wellness.heard("n2", {"bank": WELL}, 0)
+    assert wellness.look({}, seconds(9)) == [], "what nobody says any more is no service"
+    assert wellness._ill_since_ns == {}
+
+
+def test_one_is_ill_for_as_long_as_it_is_without_a_break() -> None:
+    wellness = Wellness(seconds(GRACE_S))
+    assert wellness.look({"bank": DEAD}, seconds(1)) == []
+    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
+    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(6)) == ["bank"]
+    assert wellness.look({"bank": WELL, "till": DEAD}, seconds(8)) == []
+    assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
+
+
+def test_what_is_remembered_of_the_others_is_bounded() -> None:
+    wellness = Wellness(seconds(GRACE_S))
+    for number in range(20):
+        wellness.heard(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)
+    assert len(wellness._reports) == 16 == MAX_REPORTED
+    assert {len(report.services) for report in wellness._reports.values()} == {16}
+    wellness.heard("n3", {"s": WELL}, 1)
+    assert list(wellness._reports["n3"].services) == ["s"], "one that is known says more"

@@ -1,0 +1,181 @@
+"""What a service leaves on disks and in its output stream, byte for byte: the next version has to read it, and to make the same."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import crc32c
+import pytest
+
+from liftpy.errors import CorruptionError
+from liftpy.service.base import Service
+from liftpy.service.effects import Pending
+from liftpy.service.outbox import Outbox, Output, extended
+from liftpy.service.poison import Unit
+from liftpy.service.replies import Answer, AnswerTable, decode_answers
+from liftpy.service.rules import parameters_digest
+from liftpy.service.snapshot import Identity, Section, Snapshot, decode
+from liftpy.service.versions import VersionError, encoded, from_section
+from liftpy.wire.batch import Record
+
+WHO = Identity("bank", "in", "u1", 2)
+HEADERS = (("b", b"2"), ("a", b"1"))
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "headers", "digest"),
+    [
+        (b"", None, (), "4ced7d427b2aff4ae35858c1e74f8628"),
+        (b"", b"", (), "6d739131ec66381117f0164ff347432c"),
+        (b"d" * 16, b"k", HEADERS, "426b0b335d367c4377c3bba0502e778e"),
+        (b"d" * 16, b"k", HEADERS[::-1], "426b0b335d367c4377c3bba0502e778e"),
+    ],
+)
+def test_the_digest_of_outputs_is_the_same_in_every_version(
+    before: bytes, key: bytes | None, headers: tuple[tuple[str, bytes], ...], digest: str
+) -> None:
+    where = "u/0/7/1" if before else "u/0/7/0"
+    assert extended(before, where, key, b"v", headers).hex() == digest
+
+
+def test_no_two_outputs_have_one_digest_because_their_parts_touch() -> None:
+    outputs = [
+        ("u/0/7/0", b"", b"ab", ()),
+        ("u/0/7/0", b"a", b"b", ()),
+        ("u/0/7/0", b"ab", b"", ()),
+        ("u/0/7/0", None, b"ab", ()),
+        ("u/0/7/0", None, b"", (("a", b"b"),)),
+        ("u/0/7/0", None, b"", (("ab", b""),)),
+        ("u/0/7", b"/0", b"ab", ()),
+    ]
+    assert len({extended(b"", *output) for output in outputs}) == len(outputs)
+
+
+def test_an_outputs_record_carries_its_own_headers_and_ours_by_name() -> None:
+    outbox = Outbox("u/0", service="bank")
+    outbox.add(Output(0, 7, 3, b"v", b"k", (("z", b"1"), ("A", b"2"))))
+    (output,) = outbox.take(0, 1)
+    assert outbox.headers_of(output) == [
+        ("A", b"2"),
+        ("Lift-Output", b"u/0/7/3"),
+        ("Lift-Output-Digest", outbox.digest.hex().encode()),
+        ("Lift-Output-Number", b"0"),
+        ("Lift-Output-Service", b"bank"),
+        ("z", b"1"),
+    ]
+    assert outbox.digest == extended(b"", "u/0/7/3", b"k", b"v", (("A", b"2"), ("z", b"1")))
+    plain = Outbox("u/0")
+    plain.add(Output(0, 7, 3, b"v", b"k", ()))
+    assert [name for name, _ in plain.headers_of(plain.take(0, 1)[0])] == [
+        "Lift-Output",
+        "Lift-Output-Digest",
+        "Lift-Output-Number",
+    ]
+
+
+def entry(number: int, name: str) -> bytes:
+    return struct.pack("<qH", number, len(name.encode())) + name.encode()
+
+
+def file_of(version: int, fields: bytes, body: bytes) -> bytes:
+    whose = b"bank/in/u1/2"
+    data = fields + whose + body
+    return struct.pack("<8sHHI", b"LIFTSNAP", version, len(whose), crc32c.crc32c(data)) + data
+
+
+TIMERS, SKIPS = entry(-9, "é") + entry(7, "t"), entry(4, "") + entry(5, "t")
+SECTIONS = struct.pack("<HI", 1, 1) + b"p" + struct.pack("<HI", 4, 4) + b"\2\0\0\0"
+WHOLE = Snapshot(
+    WHO, 40, 3, -5, 6, ((-9, "é"), (7, "t")), b"state", b"D" * 16, (Unit(4), Unit(5, "t")),
+    ((Section.PARAMETERS, b"p"), (Section.VERSION, b"\2\0\0\0")),
+)  # fmt: skip
+FIELDS = struct.pack("<QQqQIIQ", 40, 3, -5, 6, 2, len(TIMERS), 5)
+
+
+def test_a_snapshots_file_is_the_same_in_every_version() -> None:
+    sizes = struct.pack("<III", 2, len(SKIPS), len(SECTIONS))
+    assert WHOLE.encode() == file_of(4, FIELDS + b"D" * 16 + sizes, TIMERS + SKIPS + SECTIONS + b"state")
+    plain = replace(WHOLE, sections=(), output_digest=b"")
+    assert plain.encode() == file_of(3, FIELDS + bytes(16) + sizes[:8], TIMERS + SKIPS + b"state")
+    for made in (WHOLE, plain):
+        assert decode(made.encode(), WHO) == made
+    oldest = file_of(2, FIELDS + b"D" * 16, TIMERS + b"state")
+    assert decode(oldest, WHO) == replace(WHOLE, sections=(), skips=())
+    assert replace(WHOLE, state=b"", make=lambda: b"state").encode() == WHOLE.encode()
+    assert [kind.value for kind in Section] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("change", [b"", b"x"])
+def test_a_snapshot_that_lacks_or_has_a_byte_more_is_none(change: bytes) -> None:
+    sizes = struct.pack("<III", 2, len(SKIPS), len(SECTIONS))
+    body = TIMERS + SKIPS + SECTIONS + (b"stat" if not change else b"statex")
+    with pytest.raises(CorruptionError, match="do not add up"):
+        decode(file_of(4, FIELDS + b"D" * 16 + sizes, body), WHO)
+
+
+def test_answers_in_a_snapshot_are_the_same_in_every_version() -> None:
+    table = AnswerTable([Answer(5, "é1", b"yes"), Answer(6, "b", b"")])
+    data = struct.pack("<QHI", 5, 3, 3) + "é1yes".encode() + struct.pack("<QHI", 6, 1, 0) + b"b"
+    assert table.encode() == data
+    again = decode_answers(data)
+    assert [again.get(name) for name in ("é1", "b", "c")] == [Answer(5, "é1", b"yes"), Answer(6, "b", b""), None]
+    assert len(decode_answers(b"")) == 0
+    for wrong in (data[:-1], data + b"x", data + data[:18], data[:14] + b"\xff" + data[15:]):
+        with pytest.raises(CorruptionError):
+            decode_answers(wrong)
+
+
+def test_effects_in_a_snapshot_are_the_same_in_every_version() -> None:
+    pending = Pending("u/0/s")
+    assert pending.encode() == b""
+    pending.add("charge", b"10", None, is_offer=False, output_count=3)
+    pending.add("é", b"x", b"k", is_offer=True, output_count=4)
+    pending.add("n", b"", b"", is_offer=False, output_count=0)
+    first = struct.pack("<QQBHIi", 0, 3, 0, 6, 2, -1) + b"charge10"
+    rest = struct.pack("<QQBHIi", 1, 4, 1, 2, 1, 1) + "éxk".encode() + struct.pack("<QQBHIi", 2, 0, 0, 1, 0, 0) + b"n"
+    assert pending.encode() == struct.pack("<Q", 3) + first + rest
+    pending.end(0)
+    assert pending.encode() == struct.pack("<Q", 3) + rest
+    again = Pending("u/0/s")
+    again.load(pending.encode())
+    assert list(again) == list(pending)
+    assert (again.count, again._size_bytes, [effect.id for effect in again]) == (3, pending._size_bytes, ["u/0/s/1", "u/0/s/2"])
+    empty = Pending("u/0/s")
+    empty.load(b"")
+    assert (empty.count, len(empty)) == (0, 0)
+    for wrong in (pending.encode()[:-1], pending.encode() + b"x", struct.pack("<Q", 2) + rest, struct.pack("<Q", 0), b"\1"):
+        with pytest.raises(CorruptionError):
+            Pending("u/0/s").load(wrong)
+
+
+def test_the_active_version_in_a_snapshot_is_the_same_in_every_version() -> None:
+    assert (encoded(1), encoded(2), from_section(b""), from_section(struct.pack("<I", 7))) == (b"", struct.pack("<I", 2), 1, 7)
+    for wrong in (b"x", struct.pack("<I", 1), struct.pack("<I", 0), bytes(8)):
+        with pytest.raises(VersionError):
+            from_section(wrong)
+
+
+def test_the_digest_of_parameters_is_the_same_in_every_version() -> None:
+    class Limited(Service):
+        def __init__(self, limit: int = 5, name: str = "x") -> None: ...
+
+        def on_record(self, record: Record) -> None: ...
+
+        def take_snapshot(self) -> bytes:
+            return b""
+
+    assert parameters_digest(Limited, {"limit": 5, "name": "x"}) == b""
+    assert parameters_digest(Limited, {"name": "é", "limit": 7}).hex() == "a1f1e3bdf194ef739b2baefba10ca928"
+    assert parameters_digest(Limited, {"limit": 7, "name": "é"}) == parameters_digest(Limited, {"name": "é", "limit": 7})
+
+
+def test_a_snapshots_file_is_named_by_its_position(tmp_path: Path) -> None:
+    from liftpy.service.store import SnapshotStore
+
+    found = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
+    found.save(WHOLE, 0)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.snapshot")] == [
+        "bank/in-u1/2/00000000000000000040.snapshot"
+    ]
