@@ -129,3 +129,61 @@ async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None
     await turn()
     assert (bench.counts(), bench.ingest.open, bench.ingest._raw_bytes, bench.ingest._tokens) == ([1], False, 0, {})
     bench.ingest.stop()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [[("xLi", b"1"), ("ft-Key", b"1")], [("x", b"1"), ("Lift-Key", b"1")]],
+        [[("x", b"1"), ("x", b"1")], [("x", b"1"), ("x", b"1")], [("Lift-Key", b"1")]],
+        [[("a", b"1")], [("Lift-Key", b"1")]],
+        [[("Lift-Key", b"1")], [("a", b"1")]],
+        [[], [("Lift-Key", b"1")]],
+    ],
+)
+def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> None:
+    """Also where all names of all records are the same bytes, cut elsewhere."""
+    batch = memoryview(build_batch([b"v"] * len(headers), headers=headers))
+    with pytest.raises(UnfitBatchError, match="a header 'Lift-Key' of a published batch"):
+        body_to_store(batch, "ev", Codec.NONE)
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\na: " + b"x" * 65_535 + b"\r\n\r\n", RejectReason.TOO_LARGE),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n" + b"a: 1\r\n" * 1024 + b"\r\n", RejectReason.TOO_LARGE),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n" + b"a: 1\r\n" * 1023 + b"\r\n", None),
+        (b"NATS/1.0\r\nNats-Msg-Id: 1\r\nLift-Tombstone: 1\r\n\r\n", RejectReason.MALFORMED),
+        (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
+    ],
+)
+def test_headers_that_are_too_many_or_wrong_stay_so_whatever_else_they_ask(block: bytes, reason: Any) -> None:
+    assert unfit(b"v", block) is reason
+
+
+def test_each_of_several_messages_is_answered_as_it_asks() -> None:
+    def asks(policy: bytes) -> bytes:
+        return b"NATS/1.0\r\nLift-Ack: " + policy + b"\r\n\r\n"
+
+    messages = [
+        (b"ev", b"_INBOX.1", b"v", block) for block in (asks(b"leader"), b"", asks(b"none"), asks(b"all"), asks(b"odd"))
+    ]
+    columns = reader().read(messages, 7)
+    assert columns.publishers.policies == [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE, AckPolicy.ALL, AckPolicy.ALL]
+
+
+async def test_who_waits_for_a_refused_batch_is_counted_apart_from_who_does_not() -> None:
+    bench = Bench(append=False)
+    for number in range(3):
+        bench.publish(b"v", b"_INBOX.%d" % number)
+    await turn()
+    bench.publish(b"v")
+    await turn()
+    for token in bench.tokens:
+        bench.ingest.reject(token, RejectReason.NOT_LEADER, "n2", 4)
+        bench.ingest.reject(token, RejectReason.NOT_LEADER, "n2", 4)
+    counters = bench.ingest.counters
+    assert (counters.rejected, counters.overloaded, counters.dropped) == (3, 0, {"not_leader": 1})
+    assert len(bench.bus.lines) == 3
+    assert bench.ingest.idle

@@ -39,10 +39,16 @@ def partition(stream: str, *nodes: str) -> dict[str, Any]:
 def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
-    node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True}
+    node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True, "leaving": False}
     node |= {"incarnation": 12, "rack": "a-rack-in-the-cellar", "leads": 1000, "version": "0.1.0"}
     status._show(
-        {"nodes": [node], "metadata_leader": "n1", "partitions": [partition("orders", "n1", "n2", "n3")], "waiting": []}
+        {
+            "nodes": [node],
+            "metadata_leader": "n1",
+            "partitions": [partition("orders", "n1", "n2", "n3")],
+            "waiting": [],
+            "moves": [],
+        }
     )
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80

@@ -249,3 +249,13 @@ def test_an_effect_without_a_handler_is_none() -> None:
     with pytest.raises(NotImplementedError):
         Service.on_effect(_emitting(), Effect(0, "id", "name", b""))
     assert issubclass(ServiceFailedError, LiftError)
+
+
+def test_a_service_without_what_it_needs_says_so_when_it_is_asked() -> None:
+    class Bare(Service):
+        """It has nothing of its own."""
+
+    for ask in (lambda: Bare().on_record(Record(0, 0, None, b"", (), "", None, 1)), Bare().take_snapshot):
+        with pytest.raises(NotImplementedError):
+            ask()
+    assert Bare().on_start(None) is None

@@ -397,3 +397,12 @@ async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any
     with pytest.raises(raised, match=f"^{text}$"):
         await sender.emitter._send()
     assert sender.outbox.emitted_end == 0, "what was acknowledged behind it counts when the stream was read"
+
+
+@pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("look_again", True)])
+async def test_whatever_is_new_wakes_the_emitter(tell: str, must_look: bool) -> None:
+    sender: Any = Sender(Partition())
+    sender.emitter._must_look = False
+    sender.emitter._wake.clear()
+    getattr(sender.emitter, tell)()
+    assert (sender.emitter._wake.is_set(), sender.emitter._must_look) == (True, must_look)
