@@ -5,24 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-PARTS_OF_THE_CLUSTER = frozenset(
-    f"liftpy.testing.{name}"
-    for name in (
-        "aimed",
-        "availability",
-        "checkers",
-        "clients",
-        "cluster",
-        "faults",
-        "process",
-        "sim_ingest",
-        "sim_replica",
-        "trace",
-        "twins",
-    )
-)
-"""They know the simulated cluster that they are parts of, by its type alone: it imports them, and they do not import it."""
-
 
 def _imported(node: ast.AST, modules: Mapping[str, ast.Module], *, types: bool) -> Iterator[str]:
     """``from a import b``: the module ``a.b`` where there is one, else ``a``."""

@@ -9,16 +9,13 @@ what is committed may die. Publishes cut off: of a leader's connections the one 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from liftpy.config import AckPolicy
 from liftpy.replica.data_path import INGEST
 from liftpy.testing.clock import MS, S
+from liftpy.testing.cluster import Cluster
 from liftpy.testing.plan import CUT_PUBLISHES, HW_STALLS, SESSION_ENDS, Fault
-
-if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
-    from liftpy.testing.sim_replica import SimReplica
+from liftpy.testing.sim_replica import SimReplica
 
 _LOOK_NS = 5 * MS
 _LOOKS_S = 3.0

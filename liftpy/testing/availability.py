@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.replica.data_path import INGEST, INGEST_GRACE_NS
 from liftpy.testing.clock import MS, S
+from liftpy.testing.cluster import Cluster
 from liftpy.testing.network import SILENT_NS
-
-if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
 
 WITHIN_S = 10.0
 _EVERY_NS = 250 * MS

@@ -1,13 +1,12 @@
 """One check per invariant of docs/invariants.md that a step can break, run after every step of a simulated cluster.
 
 They look at real logs and replicas and at ghost state; a broken one raises InvariantError with the invariant's name. What is looked
-at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``SimReplica`` and ``Group``.
+at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``Copy`` and ``Group``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S, AckPolicy
@@ -19,17 +18,14 @@ from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish
-from liftpy.testing.sim_replica import SimReplica
+from liftpy.testing.world import Copy, World
 from liftpy.wire.batch import parse_header, split_batches
-
-if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
 
 
 class Checkers:
     """All of them, with the ghost state of every partition."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: World) -> None:
         self.cluster = cluster
         self.ghosts: dict[PartitionKey, PartitionGhost] = {}
         self.rejected_ids: set[int] = set()
@@ -40,19 +36,19 @@ class Checkers:
         """The ghost of one partition."""
         return self.ghosts.setdefault(key, PartitionGhost())
 
-    def shadow(self, replica: SimReplica) -> Shadow:
+    def shadow(self, replica: Copy) -> Shadow:
         """The shadow of one replica's log."""
         return self.ghost(replica.key).shadows.setdefault(replica.host, Shadow())
 
-    def chain_at(self, replica: SimReplica, offset: int) -> int | None:
+    def chain_at(self, replica: Copy, offset: int) -> int | None:
         """The digest of a replica's log through ``offset``."""
         return self.shadow(replica).chain_at(offset)
 
-    def _where(self, replica: SimReplica) -> str:
+    def _where(self, replica: Copy) -> str:
         return f"{replica.host}[{replica.process.incarnation}] {replica.replica.role} e{replica.replica.leader_epoch}"
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def opened(self, replica: SimReplica) -> None:
+    def opened(self, replica: Copy) -> None:
         """A process opened its log: what was flushed is there [S1], and it is one that this node may have [D5]."""
         ghost, old, log = self.ghost(replica.key), self.shadow(replica), replica.log
         where = self._where(replica)
@@ -69,19 +65,19 @@ class Checkers:
         shadow.durable_end_offset = log.log_end_offset
         ghost.commit(shadow, log.log_start_offset - 1, ghost.known_through(shadow, log.high_watermark), where)
 
-    def _push_all(self, replica: SimReplica, from_offset: int, where: str) -> None:
+    def _push_all(self, replica: Copy, from_offset: int, where: str) -> None:
         log = replica.log
         data = b"".join(log.read(from_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
         self._push(replica, data, None, where)
 
-    def _push(self, replica: SimReplica, data: bytes | memoryview, ids: tuple[int, ...] | None, where: str) -> None:
+    def _push(self, replica: Copy, data: bytes | memoryview, ids: tuple[int, ...] | None, where: str) -> None:
         ghost, shadow, view, position = self.ghost(replica.key), self.shadow(replica), memoryview(data), 0
         while position < len(view):
             header = parse_header(view, position)
             ghost.push(shadow, header, ids, where)
             position += header.size_bytes
 
-    def appended(self, replica: SimReplica, data: bytes | memoryview, *, led: bool) -> None:
+    def appended(self, replica: Copy, data: bytes | memoryview, *, led: bool) -> None:
         """A batch of a leader's own (``led``), or fetched ones."""
         where, ids = self._where(replica), None
         if led:
@@ -90,7 +86,7 @@ class Checkers:
             ids = tuple(int(value or b"") for value in batch.values())
         self._push(replica, data, ids, where)
 
-    def cut(self, replica: SimReplica) -> None:
+    def cut(self, replica: Copy) -> None:
         """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]."""
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
         check(replica.replica.role is not RoleName.LEADER, "D25", where, "cut to", log.log_end_offset)
@@ -112,7 +108,7 @@ class Checkers:
         """Whether an operator has had the partition elected uncleanly, or has left it alone with a copy of a running folder."""
         return self._truth(key).unclean_elected or self.ghost(key).led_by_older
 
-    def prefix_dropped(self, replica: SimReplica) -> None:
+    def prefix_dropped(self, replica: Copy) -> None:
         """The log start moved: never above HW [D26]."""
         ghost, shadow, log = self.ghost(replica.key), self.shadow(replica), replica.log
         check(log.log_start_offset <= ghost.high_watermark + 1, "D26", self._where(replica), log.log_start_offset)
@@ -121,7 +117,7 @@ class Checkers:
         ghost.log_start_offset = max(ghost.log_start_offset, log.log_start_offset)
 
     # ---- after every step ------------------------------------------------------------------------------------------------
-    def before_effect(self, replica: SimReplica, effect: do.Effect) -> None:
+    def before_effect(self, replica: Copy, effect: do.Effect) -> None:
         """What must hold before an effect is carried out."""
         if isinstance(effect, do.RaiseHighWatermark):
             self._high_watermark_rises(replica, effect.high_watermark)
@@ -131,7 +127,7 @@ class Checkers:
             ghost = self.ghost(replica.key)
             ghost.opened_epoch = max(ghost.opened_epoch, replica.replica.leader_epoch)
 
-    def _high_watermark_rises(self, replica: SimReplica, high_watermark: int) -> None:
+    def _high_watermark_rises(self, replica: Copy, high_watermark: int) -> None:
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
         check(high_watermark <= log.newest_offset, "D7", where, "HW", high_watermark, "newest", log.newest_offset)
         check(high_watermark > log.high_watermark, "D8", where, "HW", log.high_watermark, "->", high_watermark)
@@ -160,7 +156,7 @@ class Checkers:
             check(newest < message_id, "A4", where, publisher, message_id, "after", newest)
             ghost.newest_ids[publisher] = message_id
 
-    def after_step(self, replica: SimReplica, event: ev.Event) -> None:
+    def after_step(self, replica: Copy, event: ev.Event) -> None:
         """The core's view of its log is the log's own; the epoch cache is a scan [D7, D13]."""
         if replica.failed or replica.is_busy:
             return
@@ -180,7 +176,7 @@ class Checkers:
             if isinstance(event, ev.FetchReceived | ev.PartitionChanged):
                 self._positions_are_true(replica, where)
 
-    def _positions_are_true(self, replica: SimReplica, where: str) -> None:
+    def _positions_are_true(self, replica: Copy, where: str) -> None:
         """The leader's view of a follower is nothing that this process of the follower has not flushed [D18, C12]."""
         for follower in replica.replica.snapshot(replica.now_ns()).followers:
             process = self.cluster.acting(follower.replica).process
@@ -194,7 +190,7 @@ class Checkers:
                 follower.position < durable, "D18", where, "has", follower.replica, "at", follower.position, "flushed", durable
             )
 
-    def _leader_speaks(self, replica: SimReplica, where: str) -> None:
+    def _leader_speaks(self, replica: Copy, where: str) -> None:
         """What is answered as latest never falls [D8, R4], but by an unclean election, which the operator has to command."""
         unseen = self.lost_by_command(replica.key) or replica.process.node.went_back
         if unseen or not replica.replica.may_answer_latest(replica.now_ns()):
@@ -204,7 +200,7 @@ class Checkers:
         ghost.latest = replica.log.high_watermark
 
     # ---- fetches -----------------------------------------------------------------------------------------------------------
-    def _fetch_leaves(self, replica: SimReplica, effect: do.SendFetch) -> None:
+    def _fetch_leaves(self, replica: Copy, effect: do.SendFetch) -> None:
         """A fetch acknowledges what is on disk, and follows the cut for its epoch [D11, D12, D18]."""
         log, where = replica.log, self._where(replica)
         check(effect.offset < log.flushed_end_offset, "D18", where, "acknowledges", effect.offset, log.flushed_end_offset)
@@ -216,10 +212,10 @@ class Checkers:
         if offset >= theirs.log_start_offset and self._agreed_once(replica, effect.leader_epoch):
             check(mine.chain_at(offset) == theirs.chain_at(offset), "D12", where, "fetches from", offset, "without the cut")
 
-    def _agreed_once(self, replica: SimReplica, leader_epoch: int) -> bool:
+    def _agreed_once(self, replica: Copy, leader_epoch: int) -> bool:
         return replica.replica.leader_epoch == leader_epoch and replica.replica.may_serve_committed()
 
-    def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> SimReplica | None:
+    def _acting_leader(self, key: PartitionKey, leader_epoch: int) -> Copy | None:
         for node in self.cluster.machines:
             replica = node.process.replicas.get(key) if node.process is not None else None
             if replica is None or replica.failed or replica.replica.leader_epoch != leader_epoch:
@@ -228,7 +224,7 @@ class Checkers:
                 return replica
         return None
 
-    def fetch_accepted(self, replica: SimReplica, request: FetchRequest) -> None:
+    def fetch_accepted(self, replica: Copy, request: FetchRequest) -> None:
         """A leader counts a fetch: the follower's log through that offset is a prefix of its own [D11, D16, D17]."""
         where = self._where(replica)
         check(
@@ -240,14 +236,14 @@ class Checkers:
         own = self.shadow(replica).chain_at(request.offset)
         check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
 
-    def quiet_fetch_confirmed(self, replica: SimReplica, follower: str, end_offset: int) -> None:
+    def quiet_fetch_confirmed(self, replica: Copy, follower: str, end_offset: int) -> None:
         """A leader counts a fetch that waits: the follower's log, flushed to ``end_offset`` when it asked, has all of its own [D16]."""
         self.cluster.counters["quiet fetch confirmed"] += 1
         core = replica.replica
         check(core.role is RoleName.LEADER, "D11", self._where(replica), "confirms a fetch of", follower)
         check(end_offset == core.log.log_end_offset, "D16", self._where(replica), "confirms", follower, "at", end_offset)
 
-    def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
+    def epoch_answered(self, replica: Copy, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers `.offset` as a scan of its log would [D12, D27]."""
         shadow = self.shadow(replica)
         known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.asked_epoch]
@@ -256,20 +252,20 @@ class Checkers:
         check(answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.asked_epoch, "not", last)
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------
-    def rejected(self, replica: SimReplica, message_id: int) -> None:
+    def rejected(self, replica: Copy, message_id: int) -> None:
         """A negative ack leaves: the message is nowhere, and nobody else may speak [A2, D22]."""
         where = self._where(replica)
         check(message_id not in self.committed_ids, "A2", where, "refuses what is committed", message_id)
         self._may_speak(replica, where)
         self.rejected_ids.add(message_id)
 
-    def answered(self, replica: SimReplica, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
+    def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
         """A positive ack says what its publisher asked for, in the epoch that has it [A1]."""
         where = self._where(replica)
         check(effect is not None and publish.policy is effect.policy, "A1", where, "answers", publish.policy, "for", effect)
         check(effect is not None and ack.leader_epoch in (0, effect.leader_epoch), "A1", where, "says", ack, "for", effect)
 
-    def acknowledged(self, replica: SimReplica, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
+    def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
         """Acks leave, (message id, offset) of each [A1, D1, D21, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
@@ -285,7 +281,7 @@ class Checkers:
                 seen.add(last_offset)
                 self._batch_acknowledged(replica, ghost, last_offset, effect)
 
-    def _batch_acknowledged(self, replica: SimReplica, ghost: PartitionGhost, last_offset: int, effect: do.SendAcks) -> None:
+    def _batch_acknowledged(self, replica: Copy, ghost: PartitionGhost, last_offset: int, effect: do.SendAcks) -> None:
         where, key = self._where(replica), (effect.leader_epoch, last_offset)
         check(last_offset < replica.log.flushed_end_offset, "D21", where, "acknowledges unflushed", last_offset)
         self.cluster.counters[f"ack {effect.policy.name}"] += 1
@@ -307,7 +303,7 @@ class Checkers:
         ghost.acked_all[last_offset] = key
         ghost.acks_all += 1
 
-    def _may_speak(self, replica: SimReplica, where: str) -> None:
+    def _may_speak(self, replica: Copy, where: str) -> None:
         """A node whose session has ended, and that has not seen that yet or not come back, tells nobody anything [D22]."""
         group, process = self.cluster.group, replica.process
         node = group.image.nodes[replica.node_id]
@@ -325,7 +321,7 @@ class Checkers:
             ghost.disk_lost_in_epoch = self._truth(key).leader_epoch
 
     # ---- roles and the metadata ------------------------------------------------------------------------------------------
-    def role_changed(self, replica: SimReplica, effect: do.RoleChanged) -> None:
+    def role_changed(self, replica: Copy, effect: do.RoleChanged) -> None:
         """One leader per LeaderEpoch, the one that is recorded, and it has everything committed [C1, D2]."""
         if effect.role is not RoleName.LEADER or effect.phase != Leading.REPLAY:
             return
@@ -352,7 +348,7 @@ class Checkers:
                 self._led_by_older(replica, ghost)
         self.cluster.counters["leaderships"] += 1
 
-    def _led_by_older(self, replica: SimReplica, ghost: PartitionGhost) -> None:
+    def _led_by_older(self, replica: Copy, ghost: PartitionGhost) -> None:
         """Nobody could tell that its log is older, and those that have more did not live when it was elected, or did not answer."""
         self.cluster.counters["led by a log that went back"] += 1
         ghost.led_by_older = ghost.may_be_gone = True
@@ -452,7 +448,7 @@ class Checkers:
 
     def _others_hold(self, key: PartitionKey, node_id: str) -> bool:
         truth, ghost = self._truth(key), self.ghost(key)
-        left_out = {node_id, *truth.incomplete, *self.cluster.twins.of}  # a twin may take its node's place at any time
+        left_out = {node_id, *truth.incomplete, *self.cluster.twin_ids}  # a twin may take its node's place at any time
         return any(
             not self.cluster.nodes[member].lost_data and member in ghost.shadows and self._holds_committed(ghost, member)
             for member in truth.isr
@@ -492,7 +488,7 @@ class Checkers:
             if leader.log.config.compaction:
                 self._compaction_kept_the_newest(leader, ghost)
 
-    def _compaction_kept_the_newest(self, replica: SimReplica, ghost: PartitionGhost) -> None:
+    def _compaction_kept_the_newest(self, replica: Copy, ghost: PartitionGhost) -> None:
         """Of every key the newest committed record is there, and records keep their order [D5]."""
         newest: dict[int, tuple[int, int]] = {}
         for last_offset in ghost.lasts:

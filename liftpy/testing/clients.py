@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from liftpy.client.slices import BatchSlice
     from liftpy.ids import PartitionKey
-    from liftpy.testing.cluster import Cluster
+    from liftpy.testing.world import World
 
 PUBLISH_TIMEOUT_NS = 3 * S
 _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL}
@@ -34,7 +34,7 @@ class SimPublisher:
     plain_every = 3
     """Every so many publishes are plain NATS messages with headers, the others are enveloped; 0: none."""
 
-    def __init__(self, cluster: Cluster, name: str, interval_ns: int, key: PartitionKey) -> None:
+    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self.cluster = cluster
         self.name = name
         self.key = key
@@ -123,7 +123,7 @@ class SimReader:
     """The client library's ``ReadProgress``, each time over any node that answers; what it hands on is compared with the one true log
     [R1-R4, R6]. It waits at the end now and then, and gives up waiting as now and then."""
 
-    def __init__(self, cluster: Cluster, name: str, key: PartitionKey, interval_ns: int) -> None:
+    def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster
         self.name = name
         self.key = key

@@ -7,7 +7,7 @@ whole again in bounded virtual time (liveness). Scripts use the same class with 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,19 +18,18 @@ from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.partition import PartitionStatus
 from liftpy.replica.phases import Leading
-from liftpy.testing.availability import Availability
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.disk import Disk
-from liftpy.testing.faults import Nemesis
 from liftpy.testing.group import SimGroup
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.plan import Plan
-from liftpy.testing.process import Process, SimNode
+from liftpy.testing.process import SimNode
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
 from liftpy.testing.twins import AskingFirst, Twins
+from liftpy.testing.world import Life, Machine
 from liftpy.wire._pb import cluster_pb2 as pb
 
 STREAM = "orders"
@@ -94,19 +93,24 @@ class Cluster:
         node = self.nodes.get(host)
         return node if node is not None else next((twin for twin in self.twins.of.values() if twin.host == host), None)
 
+    @property
+    def twin_ids(self) -> Collection[str]:
+        """Nodes of which there are two."""
+        return self.twins.of
+
     def acting(self, node_id: str) -> SimNode:
         """The machine whose process is the one that the metadata group knows as ``node_id``."""
         twin, known = self.twins.of.get(node_id), self.group.image.nodes.get(node_id)
         return twin if twin is not None and known is not None and known.nonce in twin.nonces else self.nodes[node_id]
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: Life) -> None:
         """A process has been started."""
         if process.node.asks_first:
             AskingFirst(process)
         else:
             process.begin()
 
-    def about_to_register(self, machine: SimNode) -> None:
+    def about_to_register(self, machine: Machine) -> None:
         """The twin of a node whose process has not started anew since the copy was made says all that this one would say."""
         known = self.group.image.nodes.get(machine.node_id)
         if machine.node_id in self.twins.of and known is not None and known.nonce in machine.disk.starts.earlier:
@@ -242,18 +246,7 @@ class Cluster:
         """Let virtual time pass."""
         self.clock.run_until(self.clock.now_ns + round(seconds * S))
 
-    # ---- a whole run ---------------------------------------------------------------------------------------------------
-    def run(self, events: int) -> None:
-        """Chaos for about ``events`` events, then heal and check that the cluster becomes whole."""
-        self.boot()
-        self.start_clients()
-        nemesis, availability = Nemesis(self, self.plan.faults), Availability(self)
-        while self.clock.events < events:
-            self.clock.step()
-        nemesis.stopped = availability.stopped = True
-        self.heal()
-        self.become_whole()
-
+    # ---- after the chaos -------------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """No more faults: every node runs, every path is open."""
         network, group, self.healed = self.network, self.group, True

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.replica.events import NoticeReceived
 from liftpy.replica.phases import RoleName
 from liftpy.testing import aimed
 from liftpy.testing.clock import MS, S
+from liftpy.testing.cluster import Cluster
 from liftpy.testing.network import SILENT_NS
 from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, TWIN_DISK, Fault
+from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
-
-if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
-    from liftpy.testing.sim_replica import SimReplica
 
 _YEAR_NS = 365 * 86_400 * S
 _COLD = 0.3

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from liftpy.cluster import accusations
 from liftpy.cluster.accusations import Said
@@ -33,10 +33,8 @@ from liftpy.testing.disk import Disk, DiskCopy
 from liftpy.testing.messages import QuietQuestion
 from liftpy.testing.network import NO_RESPONDERS
 from liftpy.testing.sim_replica import SimReplica
+from liftpy.testing.world import World
 from liftpy.wire._pb import cluster_pb2 as pb
-
-if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
 
 _REGISTER_RETRY_NS = 100 * MS
 _RESTART_NS = 500 * MS
@@ -54,7 +52,7 @@ def folder_of(key: PartitionKey) -> str:
 class SimNode:
     """A machine: its disk, its wall clock, and the process that runs on it now (None: down)."""
 
-    def __init__(self, cluster: Cluster, node_id: str, host: str = "") -> None:
+    def __init__(self, cluster: World, node_id: str, host: str = "") -> None:
         self.cluster = cluster
         self.node_id = node_id
         self.host = host or node_id

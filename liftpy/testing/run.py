@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from liftpy.errors import InvariantError
+from liftpy.testing.availability import Availability
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.disk import Disk
+from liftpy.testing.faults import Nemesis
 from liftpy.testing.plan import Fault, Plan, draw_plan
 from liftpy.testing.trace import Trace
 
@@ -52,7 +54,7 @@ def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callabl
     start_ns = cluster.clock.now_ns
     violation, details = None, ""
     try:
-        cluster.run(events)
+        _run(cluster, events)
     except InvariantError as error:
         violation, details = str(error), cluster.describe()
     except Exception as error:  # a bug is a finding too
@@ -61,6 +63,18 @@ def run_plan(plan: Plan, events: int, *, trace: bool = False, make_disk: Callabl
     seconds = (cluster.clock.now_ns - start_ns) / 1e9
     happened = cluster.clock.events
     return Outcome(plan, happened, violation, counters, kept, seconds, details, min(events, happened))
+
+
+def _run(cluster: Cluster, events: int) -> None:
+    """Chaos for about ``events`` events, then heal and check that the cluster becomes whole."""
+    cluster.boot()
+    cluster.start_clients()
+    nemesis, availability = Nemesis(cluster, cluster.plan.faults), Availability(cluster)
+    while cluster.clock.events < events:
+        cluster.clock.step()
+    nemesis.stopped = availability.stopped = True
+    cluster.heal()
+    cluster.become_whole()
 
 
 def run_seed(seed: int, events: int = 20_000, *, trace: bool = False, profile: str | None = None) -> Outcome:

@@ -6,7 +6,6 @@ Bytes of messages go in, bytes of acks come out; the checkers look at each answe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from liftpy.config import AckPolicy, Codec
 from liftpy.ingest.acks import PendingAcks
@@ -14,10 +13,8 @@ from liftpy.ingest.ingest import Ingest, Sink
 from liftpy.replica import effects as do
 from liftpy.testing.messages import AckFrame, Publish
 from liftpy.testing.network import Reply
+from liftpy.testing.world import Copy
 from liftpy.wire.inboxes import InboxRule
-
-if TYPE_CHECKING:
-    from liftpy.testing.sim_replica import SimReplica
 
 _INBOXES = InboxRule(("_INBOX.",))
 
@@ -25,7 +22,7 @@ _INBOXES = InboxRule(("_INBOX.",))
 class SimIngest:
     """The ``IngestShell`` of one replica, and what it is the shell of."""
 
-    def __init__(self, replica: SimReplica) -> None:
+    def __init__(self, replica: Copy) -> None:
         self._replica = replica
         self._cluster = replica.cluster
         self._sink: Sink | None = None

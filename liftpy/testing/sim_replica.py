@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
@@ -31,12 +31,10 @@ from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, R
 from liftpy.testing.network import NO_RESPONDERS, Reply
 from liftpy.testing.sim_flusher import SimFlusher
 from liftpy.testing.sim_ingest import SimIngest
+from liftpy.testing.world import Life
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
 from liftpy.wire.pieces import room_bytes
-
-if TYPE_CHECKING:
-    from liftpy.testing.process import Process
 
 _OVERHEAD_BYTES = 64
 """Of a message that carries batches."""
@@ -47,7 +45,7 @@ _DIRTY_RATIO = 0.5
 class SimReplica:
     """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
 
-    def __init__(self, process: Process, stream: StreamImage, partition: PartitionState, log: Log) -> None:
+    def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
         self.process = process
         self.node_id = process.node_id
         self.host = process.host

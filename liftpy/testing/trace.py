@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from liftpy.cluster.image import ClusterImage
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.clock import START_NS, Clock
-
-if TYPE_CHECKING:
-    from liftpy.testing.sim_replica import SimReplica
+from liftpy.testing.world import Copy
 
 _QUIET = (ev.MetadataHeard,)
 _SILENT = (do.SetDeadline,)
@@ -31,7 +27,7 @@ class Trace:
         if len(self.lines) > 2 * self.limit:
             del self.lines[: self.limit]
 
-    def step(self, replica: SimReplica, event: ev.Event, effects: list[do.Effect]) -> None:
+    def step(self, replica: Copy, event: ev.Event, effects: list[do.Effect]) -> None:
         """An event of a replica and what came of it."""
         shown = [_short(effect) for effect in effects if not isinstance(effect, _SILENT)]
         if isinstance(event, _QUIET) and not shown:

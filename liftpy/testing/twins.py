@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from liftpy.cluster.predecessor import Predecessor, Sign, Verdict
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import NO_RESPONDERS
-from liftpy.testing.process import Process, SimNode
+from liftpy.testing.process import SimNode
 
 if TYPE_CHECKING:
-    from liftpy.testing.cluster import Cluster
     from liftpy.testing.plan import Fault
+    from liftpy.testing.world import Life, Machine, World
 
 _ANSWER_TIMEOUT_NS = S // 2
 _ASK_EVERY_NS = 100 * MS
@@ -32,7 +32,7 @@ _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is 
 class Twins:
     """Those of one cluster, at most one of a node."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: World) -> None:
         self._cluster = cluster
         self.of: dict[str, SimNode] = {}
         """Node id -> the other machine."""
@@ -91,7 +91,7 @@ class Twins:
             twin.crash(power=False)
             twin.start()
 
-    def _befalls(self, node: SimNode, what: str, fault: Fault) -> None:
+    def _befalls(self, node: Machine, what: str, fault: Fault) -> None:
         cluster, process = self._cluster, node.process
         assert process is not None
         if what in ("is killed", "restarts"):
@@ -142,7 +142,7 @@ class Twins:
 class AskingFirst:
     """A process asks the bus for the one before it; then it begins, or ends."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Life) -> None:
         self._process = process
         self._inquiry = Predecessor(process.now_ns())
         self._asked = 0
