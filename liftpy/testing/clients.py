@@ -45,6 +45,8 @@ class SimPublisher:
         """Number -> indexes of its messages that are not answered, of the publishes that are neither answered nor timed out [L4]."""
         self.acked_all = 0
         """Publishes that were acknowledged with policy ALL."""
+        self.asked_all = 0
+        """Those that asked for it."""
         self.asked_ns: int | None = None
         """When it asked for ALL first since it was told that last; None: it has not since. Chance may ask for little for long."""
         self._number = 0
@@ -69,8 +71,8 @@ class SimPublisher:
         if policy is AckPolicy.NONE:
             self.cluster.network.publish(self.name, self.subject, message)
             return number
-        if policy is AckPolicy.ALL and self.asked_ns is None:
-            self.asked_ns = self.cluster.clock.now_ns
+        if policy is AckPolicy.ALL:
+            self.asked_all, self.asked_ns = self.asked_all + 1, self.asked_ns or self.cluster.clock.now_ns
         self.waiting[number] = set(range(count))
         self.cluster.network.request(self.name, self.subject, message, lambda answer: self._answered(number, policy, answer))
         self.cluster.clock.after(PUBLISH_TIMEOUT_NS, lambda: self._timed_out(number))
