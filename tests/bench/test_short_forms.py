@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench.peer import __main__ as peer
+from tests.bench.placement.__main__ import plans as placement_plans
 from tests.bench.placement.__main__ import rows as placement_rows
 from tests.bench.raft.__main__ import rows as raft_rows
 
@@ -37,6 +38,15 @@ def test_placement_of_every_policy_is_even() -> None:
     assert len(found) == 5
     assert all(row["on fewer racks"] == 0 for row in found if row["policy"] != "round-robin")
     assert all(low <= 30 <= high for row in found for low, high in (row["replicas of a node"],))
+
+
+def test_plans_move_little_more_than_they_must_and_end_even() -> None:
+    replicas, sizes, leaders = placement_plans(40, 400)
+    assert (replicas["moved"], replicas["after"]) == (replicas["fewest"], [30, 30])
+    assert sizes["moved"] <= 1.3 * sizes["fewest"]
+    assert sizes["after"][1] <= 1.1 * sizes["after"][0]
+    assert leaders["fewest"] <= leaders["moved"] <= 1.5 * leaders["fewest"]
+    assert leaders["after"][1] - leaders["after"][0] <= 1 < leaders["before"][1] - leaders["before"][0]
 
 
 @pytest.mark.processes

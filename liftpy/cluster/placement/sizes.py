@@ -7,6 +7,8 @@ Algorithm: the node that is furthest above its share gives to the one that is fu
 two distances smaller: the largest replica that is no more than either distance, or the smallest one if all are more. Nobody gives when
 it is within ``TOLERANCE`` of the mean share: small differences are not worth a copy. Of equal replicas those that do not lead go first.
 
+Then who is further below its share than that is given some, in the same way, by those that hold most.
+
 ``fewest_bytes``: what is too much on some nodes, beyond the tolerance: no plan that brings them there copies less.
 
 Worked example: a holds 10, 6 and 2 GB, b 4 GB, weights equal: the shares are 11. a is 7 above, b 7 below: the largest replica of at
@@ -86,6 +88,7 @@ class _Weigher:
                 continue  # nothing of it helps
             for node_id in (giver, taker):
                 heappush(givers, (-self._above(node_id), node_id))
+        self._fill()
         changed = {key: replicas for key, replicas in self._replicas.items() if replicas != self._before[key]}
         return SizePlan(
             moves=tuple(self._moves),
@@ -95,19 +98,32 @@ class _Weigher:
             targets=changed,
         )
 
+    def _fill(self) -> None:
+        """Nobody holds much too much any more; who holds much too little still is given some by those that hold most."""
+        given_up: set[str] = set()
+        while True:
+            poor = next((n for above, n in self._poorest if n not in given_up), "")
+            if not poor or -self._above(poor) <= self._slack:
+                return
+            rich = (n for above, n in self._poorest[: -_TAKERS_TRIED - 1 : -1] if above > self._above(poor))
+            if not any(self._gives(n, poor) for n in rich):
+                given_up.add(poor)
+
+    def _gives(self, giver: str, taker: str) -> bool:
+        entry = self._best(giver, taker, self._above(giver), -self._above(taker))
+        if entry is not None:
+            self._move(entry, giver, taker)
+        return entry is not None
+
     def _above(self, node_id: str) -> float:
         return self._bytes[node_id] - self._share[node_id]
 
     def _give(self, giver: str) -> str | None:
         """Move one replica of ``giver`` to one of those that are furthest below their share; who it was."""
-        too_much = self._above(giver)
         for above, taker in self._poorest[:_TAKERS_TRIED]:
-            too_little = -above
-            if too_little <= 0:
+            if above >= 0:
                 break
-            entry = self._best(giver, taker, too_much, too_little)
-            if entry is not None:
-                self._move(entry, giver, taker)
+            if self._gives(giver, taker):
                 return taker
         return None
 

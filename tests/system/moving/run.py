@@ -1,0 +1,296 @@
+"""The run: a stream of many partitions under acknowledged load while nodes join, are drained and removed, and die.
+
+Each step is measured: the longest time for which any partition acknowledged nothing, and the time to an ack (p99) beside that of the
+quiet time before. At the end the logs of all replicas are read from their files: every ack is kept, all replicas are equal, nobody else
+holds anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from liftpy.client import Client, connect
+from liftpy.client.plans import PlacementWish
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import StreamConfig
+from liftpy.wire.subjects import data_subject
+from sidecar.dev.cluster import DevCluster
+from tests.system.faults.check import Verdict, check, partition_folder
+from tests.system.faults.load import Load
+
+STREAM, SUBJECT = "moved", "data.moved"
+FIRST, JOIN_LATER = ("n1", "n2", "n3"), ("n4", "n5")
+GRACE_S = 2.0
+_POLL_S = 0.1
+_LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything."""
+
+    partitions: int = 20
+    workers: int = 2
+    """Messages in flight, of each partition."""
+    pace_s: float = 0.05
+    quiet_s: float = 5.0
+    fill_bytes: int = 10_000_000
+    """In each partition, before anything moves."""
+    record_bytes: int = 10_000
+    deadline_s: float = 300.0
+    """Of each step."""
+    kills: bool = True
+    """The rebalance's command and the metadata leader are killed in the middle of their steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """What a step was like for those who publish."""
+
+    name: str
+    took_s: float
+    acks: int
+    longest_gap_s: float
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of a whole run."""
+
+    phases: list[Phase] = field(default_factory=list)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    """Anything that is not as it should be at the end."""
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong and bool(self.verdicts) and all(verdict.right for verdict in self.verdicts.values())
+
+
+class Run:
+    """``go`` does all of it."""
+
+    client: Client
+
+    def __init__(self, size: Size, show: Callable[[str], None], on_line: Callable[[str, str], None] | None = None) -> None:
+        self._size = size
+        self._show = show
+        settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": str(GRACE_S)}
+        self._cluster = DevCluster(len(FIRST) + len(JOIN_LATER), settings=settings, on_line=on_line)
+        self._loads: list[Load] = []
+        self._uid = ""
+        self.outcome = Outcome()
+
+    async def go(self) -> Outcome:
+        """The whole run."""
+        try:
+            await self._open()
+            await self._phase("quiet", self._wait_quietly)
+            await self._phase("two nodes join, a rebalance", self._join)
+            await self._phase("one is drained and removed", self._drain)
+            await self._phase("one is killed and replaced", self._die)
+            await self._close_logs()
+        finally:
+            for load in self._loads:
+                await load.close()
+            if "client" in self.__dict__:
+                await self.client.close()
+            await asyncio.to_thread(self._cluster.stop)
+        return self.outcome
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+    async def _open(self) -> None:
+        await asyncio.to_thread(self._cluster.start)
+        self.client = await connect(self._cluster.nats_url)
+        for node in JOIN_LATER:
+            assert await asyncio.to_thread(self._cluster.nodes[node].terminate) == 0
+            await self._liftpy("node", "remove", node, "--timeout", "30")
+        places = tuple((number, _turned(FIRST, number)) for number in range(self._size.partitions))
+        made = await self.client.create_stream(
+            STREAM,
+            SUBJECT,
+            partitions=self._size.partitions,
+            config=StreamConfig(min_isr=2),
+            placement=PlacementWish(policy="manual", assignment=places),
+        )
+        self._uid = made.uid
+        await asyncio.gather(*map(self._fill, range(self._size.partitions)))
+        for number in range(self._size.partitions):
+            load = Load(
+                self._cluster.nats_url,
+                STREAM,
+                data_subject(SUBJECT, number),
+                workers=self._size.workers,
+                pace_s=self._size.pace_s,
+                attempt_s=2.0,
+            )
+            self._loads.append(load)
+            await load.start()
+        await asyncio.gather(*(load.acked_more(3, self._size.deadline_s) for load in self._loads))
+
+    async def _fill(self, number: int) -> None:
+        size = self._size
+        async with await self.client.publisher(STREAM, number) as publisher:
+            for record in range(size.fill_bytes // size.record_bytes):
+                await publisher.publish((b"fill %d %d " % (number, record)).ljust(size.record_bytes, b"."))
+            await publisher.flush()
+
+    async def _wait_quietly(self) -> None:
+        await asyncio.sleep(self._size.quiet_s)  # what is measured is this time itself
+
+    async def _join(self) -> None:
+        for node in JOIN_LATER:
+            self._cluster.nodes[node].start()
+        for node in JOIN_LATER:
+            await asyncio.to_thread(self._cluster.nodes[node].wait_ready)
+        if self._size.kills:
+            command = subprocess.Popen(  # noqa: ASYNC220 - it is killed before it has said anything
+                [*_LIFTPY, "rebalance", "--nats", self._cluster.nats_url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            await self._until("a rebalance begins", lambda image: any(p.target for p in _partitions(image)))
+            command.send_signal(signal.SIGKILL)
+            command.wait()
+        said = await self._liftpy("rebalance", "--timeout-s", str(self._size.deadline_s))
+        self._expect(max(said["held"].values()) - min(said["held"].values()) <= 1, f"the plan is not even: {said['held']}")
+        await self._until("the rebalance is done", _rests)
+
+    async def _drain(self) -> None:
+        killed = ""
+        draining = asyncio.create_task(self._liftpy("node", "drain", "n4", "--wait", "--timeout-s", str(self._size.deadline_s)))
+        if self._size.kills:
+            await self._until("a drain begins", lambda image: any(p.joining for p in _partitions(image)))
+            killed = (await self.client.describe_cluster()).metadata_leader
+            self._cluster.nodes[killed].kill()
+            self._cluster.nodes[killed].start()
+        await draining
+        await self._until("the drain is done", _rests)
+        self._expect(not self._holds("n4"), "n4 is drained and has folders of partitions still")
+        assert await asyncio.to_thread(self._cluster.nodes["n4"].terminate) == 0
+        await self._liftpy("node", "remove", "n4", "--timeout", "30")
+
+    async def _die(self) -> None:
+        self._cluster.nodes["n5"].kill()
+        await self._until(
+            "n5 is replaced", lambda image: _rests(image) and not any("n5" in p.replicas for p in _partitions(image))
+        )
+        await self._liftpy("node", "remove", "n5", "--timeout", "30")
+
+    async def _close_logs(self) -> None:
+        """Stop publishing, wait until all replicas are whole and have committed all, stop, and compare their files."""
+        for load in self._loads:
+            await load.pause()
+        image = await self._until("all are in sync", lambda now: all(set(p.isr) == set(p.replicas) for p in _partitions(now)))
+        await self._equal(image)
+        partitions = _partitions(image)
+        data = Path(self._cluster.data)
+        for node in self._cluster.nodes.values():
+            node.interrupt()
+        for partition, load in zip(partitions, self._loads, strict=True):
+            folders = {
+                node: partition_folder(data, node, STREAM, self._uid).with_name(str(partition.partition))
+                for node in partition.replicas
+            }
+            self._expect(len(folders) == 3, f"partition {partition.partition} lies on {sorted(folders)}")
+            self.outcome.verdicts[partition.partition] = check(load.acked, folders)
+
+    # ---- helpers -----------------------------------------------------------------------------------------------------
+    async def _phase(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
+        began = time.monotonic()
+        async with asyncio.timeout(2 * self._size.deadline_s):
+            await step()
+        now = time.monotonic()
+        await asyncio.gather(*(load.acked_since(now, self._size.deadline_s) for load in self._loads))
+        took = sorted(a.acked_at - a.sent_at for load in self._loads for a in load.acked if began <= a.sent_at <= now)
+        phase = Phase(
+            name=name,
+            took_s=now - began,
+            acks=len(took),
+            longest_gap_s=max(load.longest_gap_s(began, now) for load in self._loads),
+            p50_s=_quantile(took, 0.5),
+            p99_s=_quantile(took, 0.99),
+        )
+        self.outcome.phases.append(phase)
+        self._show(
+            f"{phase.name}: {phase.took_s:.1f} s, {phase.acks} acks, longest gap {phase.longest_gap_s:.2f} s, "
+            f"p50 {1000 * phase.p50_s:.1f} ms, p99 {1000 * phase.p99_s:.1f} ms"
+        )
+
+    async def _liftpy(self, *words: str) -> Any:
+        command = [*_LIFTPY, *words, "--json", "--nats", self._cluster.nats_url]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        out, err = await process.communicate()
+        assert process.returncode == 0, f"liftpy {' '.join(words)}: {err.decode()[-800:]}"
+        return json.loads(out)
+
+    async def _until(self, what: str, holds: Callable[[ClusterImage], bool]) -> ClusterImage:
+        give_up_at = time.monotonic() + self._size.deadline_s
+        while True:
+            image = (await self.client.describe_cluster()).image
+            if holds(image):
+                return image
+            assert time.monotonic() < give_up_at, f"{what}: not after {self._size.deadline_s:g} s: {_short(image)}"
+            await asyncio.sleep(_POLL_S)
+
+    async def _equal(self, image: ClusterImage) -> None:
+        """Wait until every replica says the same newest offset and HW as its leader."""
+        give_up_at = time.monotonic() + self._size.deadline_s
+        while True:
+            said: dict[int, set[tuple[int, int]]] = {}
+            for node in sorted({n for p in _partitions(image) for n in p.replicas}):
+                for p in (await self.client.node_status(node))["partitions"]:
+                    if p["uid"] == self._uid:
+                        said.setdefault(p["partition"], set()).add((p["newest_offset"], p["high_watermark"]))
+            if said and all(len(ends) == 1 and all(new == hw for new, hw in ends) for ends in said.values()):
+                return
+            assert time.monotonic() < give_up_at, f"replicas differ: {said}"
+            await asyncio.sleep(_POLL_S)
+
+    def _holds(self, node: str) -> bool:
+        """Whether its disk has a partition of the stream: evicted replicas are deleted a moment after the record."""
+        give_up_at = time.monotonic() + 30
+        folder = partition_folder(Path(self._cluster.data), node, STREAM, self._uid).parent
+        while time.monotonic() < give_up_at:
+            if not folder.exists() or not any(folder.glob("*/*.log")):
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _expect(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.outcome.wrong.append(text)
+
+
+def _turned(nodes: Sequence[str], number: int) -> tuple[str, ...]:
+    start = number % len(nodes)
+    return (*nodes[start:], *nodes[:start])
+
+
+def _partitions(image: ClusterImage) -> Sequence[Any]:
+    return image.streams[STREAM].partitions
+
+
+def _rests(image: ClusterImage) -> bool:
+    return not any(p.target or p.joining for p in _partitions(image))
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
+
+def _short(image: ClusterImage) -> str:
+    return "; ".join(
+        f"{p.partition}: {p.status.name} {p.leader} {'/'.join(p.replicas)} isr {'/'.join(p.isr)} to {'/'.join(p.target)} +{p.joining}"
+        for p in _partitions(image)
+        if p.target or p.joining or set(p.isr) != set(p.replicas)
+    )[:1500]
