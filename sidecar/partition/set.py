@@ -151,7 +151,7 @@ class Partitions:
     # ---- one partition -------------------------------------------------------------------------------------------------
     def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
         found = self._image.find(key.stream, key.uid, key.partition)
-        if found is None or self._node_id not in found[1].replicas or self._stopping:
+        if found is None or self._node_id not in found[1].holders or self._stopping:
             return None
         return found
 

@@ -32,9 +32,10 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=20)
     parser.add_argument("--fill-mb", type=float, default=10.0, help="in each partition, before anything moves")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
+    parser.add_argument("--deadline-s", type=float, default=300.0, help="of each step")
     given = parser.parse_args()
     lines = given.log.open("a", encoding="utf-8") if given.log else None
-    size = Size(partitions=given.partitions, fill_bytes=round(given.fill_mb * 1_000_000))
+    size = Size(partitions=given.partitions, fill_bytes=round(given.fill_mb * 1_000_000), deadline_s=given.deadline_s)
     run = Run(size, lambda line: print(line, flush=True), lambda node, line: print(node, line, file=lines) if lines else None)
     outcome = asyncio.run(run.go())
     print(shown(outcome), flush=True)
