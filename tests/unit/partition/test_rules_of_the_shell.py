@@ -1,0 +1,217 @@
+"""Small rules of the partitions' shell, each by itself: retention, deletions, timers, reads, services, the scrub's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
+from liftpy.replica import events
+from liftpy.service.wellness import REPORT_EVERY_S
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2, service_pb2
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar import clock
+from sidecar.partition import deletions as deletions_module
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.timers import Timer, Timers
+from sidecar.partition.worker import PartitionWorker
+from tests.scripts.desk import FakeBus
+from tests.unit.partition.shell_parts import KEY, Clocked, worker
+from tests.unit.partition.test_partition_set import Fed, partitions
+from tests.unit.partition.test_rounds_of_housekeeping import Keeping, Kept
+from tests.unit.partition.test_scrub import partition, scrub_of
+from tests.unit.replica.test_reads import Source
+from tests.unit.service.test_service_desk import World, hello
+
+
+# ---- partitions ----------------------------------------------------------------------------------------------------------------
+async def test_a_partition_that_the_image_has_no_more_is_told_nothing() -> None:
+    one = Fed(KEY, leads=True)
+    node = partitions(one)
+    node._tell(one)
+    assert (one.events, node._leading) == ([], {})
+
+
+async def test_a_worker_hears_the_last_heartbeat_when_it_leads_and_no_other_when_it_does_not() -> None:
+    one = Fed(KEY, leads=True)
+    node = partitions(one)
+    node._wanted = lambda key: (SimpleNamespace(held=lambda state: ("held", state)), "state")
+    node._tell(one)
+    assert (one.events, node._leading) == (["told"], {KEY: one})
+    node._heard = events.MetadataHeard(sent_ns=5)
+    node._tell(one)
+    assert one.events == ["told", "told", node._heard]
+    one.leads = False
+    node._tell(one)
+    assert (one.events[3:], node._leading) == (["told"], {})
+
+
+def test_retention_that_failed_tells_of_no_new_log_start() -> None:
+    log = SimpleNamespace(log_start_offset=3)
+
+    def fails(*_: Any) -> None:
+        log.log_start_offset = 7
+        raise StorageError("broken")
+
+    log.apply_retention = fails
+    node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=9)), counters=Counter[str]())
+    kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node)
+    PartitionWorker.apply_retention(kept, 1)
+    assert (kept.told, node.counters) == (["settled"], {})
+
+
+@pytest.mark.parametrize(
+    ("config", "does"),
+    [
+        ({"retention_age_s": 1.0}, ["retention"]), ({"retention_bytes": 1}, ["retention"]), ({"retention_records": 1}, ["retention"]),
+        ({"compaction": True}, ["run", "settle", "complete"]), ({}, []),
+    ],
+)  # fmt: skip
+async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str], tmp_path: Path) -> None:
+    one = Kept("a")
+    one.config, one.set_aside = StreamConfig(**config), ()
+    await Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert one.done == does
+
+
+# ---- deletions -----------------------------------------------------------------------------------------------------------------
+async def test_after_the_end_nobody_is_asked_and_nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions_module, "_PAUSE_S", 0)
+    asked: list[Any] = []
+
+    async def propose(request: Any, timeout_s: float) -> pb.ControlResponse:
+        asked.append(request)
+        if len(asked) == 3:
+            deletions.close()
+        return pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+
+    deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=False)  # type: ignore[arg-type]
+    assert not await deletions.allowed(KEY)
+    assert len(asked) == 3
+    assert not await deletions.allowed(KEY)
+    assert len(asked) == 3
+    assert deletions._asking == {}
+    controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=True)  # type: ignore[arg-type]
+    assert await controller.allowed(KEY)
+
+
+# ---- timers --------------------------------------------------------------------------------------------------------------------
+async def test_those_of_one_moment_fire_in_one_turn_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers, fired = Timers(), list[int]()
+    monkeypatch.setattr(clock, "now_ns", lambda: 5_000)
+    late = [Timer(lambda number=number: fired.append(number)) for number in range(4)]
+    moved, cancelled = Timer(lambda: fired.append(-1)), Timer(lambda: fired.append(-2))
+    for number, timer in enumerate([*late, moved, cancelled]):
+        timer._wanted_ns = 1_000 + number
+        timers._due.append(timer)
+    moved._wanted_ns, cancelled._wanted_ns = 5_001, None
+    timers._fire_due()
+    assert (fired, timers._due, timers._firing) == ([0, 1, 2, 3], type(timers._due)(), None)
+    assert [timer._wanted_ns for timer in late] == [None] * 4
+    assert moved._wanted_ns == 5_001
+    timers.close()
+
+
+# ---- reads ---------------------------------------------------------------------------------------------------------------------
+async def test_who_waits_is_told_when_the_partition_goes() -> None:
+    bus: Any = FakeBus()
+    source: Any = Source()
+    tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), Counter())
+    reads = ReadSubjects(tools, PartitionKey("s", "u1", 0), "n1", source)
+    bus.deliver("liftpy.s.0.read.n1", frames.encode(client_pb2.ReadRequest(waitMs=10_000, minHighWatermark=-1)), "_INBOX.a")
+    assert (reads.waiting_count, bus.sent) == (1, [])
+    assert reads.waiting_bytes > 1000
+    reads.close()
+    ((to, answer),) = bus.sent
+    head, _ = frames.decode_read_response(answer)
+    assert (to, head.error, head.detail) == ("_INBOX.a", head.NO_SUCH_PARTITION, "this node gives the partition up")
+    assert (reads.waiting_count, reads.waiting_bytes) == (0, 0)
+
+
+# ---- services ------------------------------------------------------------------------------------------------------------------
+def armed(world: World) -> list[Any]:
+    return [timer for _, timer in world.timers]
+
+
+def test_services_are_looked_after_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 100 * NS_PER_S
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
+    world, config = World(), ReplicationConfig()
+    services = world.services
+    world.say(hello(leaving=True))
+    assert armed(world) == [], "who leaves is no reason to look"
+    world.say(hello())
+    session_ns = round(max(2 * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
+    assert world.timers == [
+        (now_ns + session_ns // 4, services._check), (now_ns + round(REPORT_EVERY_S * NS_PER_S), services._report),
+    ]  # fmt: skip
+    world.say(hello())
+    assert armed(world) == [services._check, services._report, services._check], "one report is planned"
+    world.timers.clear()
+    services._expire()
+    assert armed(world) == [services._check]
+    now_ns += 2 * session_ns
+    world.timers.clear()
+    services._expire()
+    assert armed(world) == [], "the last one is forgotten"
+    assert services.report() == []
+    assert [gone["service"] for gone in services.gone()] == ["bank"]
+
+
+def test_each_other_replica_is_told_how_services_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.say(hello(position=4, version=6))
+    world.sent.clear()
+    world.services._tell_others()
+    assert [subject for subject, _ in world.sent] == ["liftpy.notify.n2", "liftpy.notify.n3"]
+    first, second = (frames.decode(frame, service_pb2.ServiceReport) for _, frame in world.sent)
+    assert first == second
+    assert (first.node, first.stream, first.partition, first.streamUid) == ("n1", "s", 0, "u1")
+    (told,) = first.services
+    assert (told.service, told.position, told.failing, told.version) == ("bank", 4, False, 6)
+    world.services.close()
+
+
+def test_what_is_said_of_another_partition_or_by_a_stranger_is_left() -> None:
+    world = World()
+    world.say(hello())
+    world.say(frames.encode(service_pb2.ServiceAck(service="bank", stream="s", partition=7)))
+    world.say(frames.encode(service_pb2.SnapshotRequest(service="bank", stream="s", partition=7)))
+    assert world.counters == {}
+    heard: list[Any] = []
+    world.services._wellness = SimpleNamespace(heard=lambda *told: heard.append(told))  # type: ignore[assignment]
+    told = [service_pb2.ServiceReport.State(service="bank", position=4)]
+    for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
+        world.services.reported(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
+    assert [node for node, *_ in heard] == ["n2"]
+
+
+# ---- the scrub -----------------------------------------------------------------------------------------------------------------
+async def test_a_scan_ends_with_its_log_and_with_its_segment(tmp_path: Path) -> None:
+    for ends in ("the log is closed", "the segment is gone", "neither"):
+        one = partition(tmp_path / ends, "a")
+        scrub, _ = scrub_of(tmp_path / ends, one)
+        segment = one.log.segments[0]
+        size_bytes = segment.size_bytes
+        storage = one.log.storage
+        if ends == "the log is closed":
+            one.log.closed = "closed"
+        elif ends == "the segment is gone":
+            one.log.segments = one.log.segments[1:]
+        await scrub._scan(one, segment, 0, 1 << 40, 0)
+        assert scrub.checked_bytes == (size_bytes if ends == "neither" else 0)
+        await scrub.close()
+        assert one.log.storage is storage
+        await asyncio.sleep(0)
