@@ -10,7 +10,7 @@ from liftpy.errors import LogClosedError, StorageError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryFile, MemoryStorage
 from liftpy.log.promises import _LEAST_BYTES, PROMISES_NAME, PromiseJournal
-from liftpy.wire.batch import parse_batch, split_batches
+from liftpy.wire.batch import build_batch, parse_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled
 from tests.unit.log.test_compaction_contract import keyed
 
@@ -140,3 +140,31 @@ def test_a_batch_that_loses_its_ends_keeps_its_extent_and_its_stamps() -> None:
     assert (found.offsets().tolist(), found.values(), found.keys()) == ([2], [b"stays"], [b"k"])
     assert (found.base_offset, found.next_offset, found.timestamp_ns, found.leader_epoch) == (1, 4, S, 1)
     assert (log.size_bytes, log.log_end_offset) == (sum(s.file.size_bytes for s in log.segments), 5)
+
+
+def test_what_compaction_leaves_of_a_batch_keeps_its_own_times_headers_and_replies() -> None:
+    log = a_log(compaction=True)
+    log.append(
+        build_batch(
+            [b"1", b"2", b"3"], keys=[b"a", b"k", b"a"], base_offset=0, leader_epoch=1, timestamp_ns=50, timestamps_ns=[7, 8, 9],
+            headers=[None, (("h", b"x"),), None], subjects=["s", "t", "s"], replies=[None, "_INBOX.r", None], producer_id=5,
+            producer_epoch=6, base_sequence=7,
+        )
+    )  # fmt: skip
+    log.roll()
+    add(log, 1, keys=[b"z"])
+    log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    compaction = log.begin_compaction(0)
+    assert compaction is not None
+    compaction.run()
+    assert log.complete_compaction(compaction) == 1
+    found = parse_batch(log.read(0, 1).chunks[0])
+    assert [tuple(record) for record in found.records()] == [
+        (1, 8, b"k", b"2", (("h", b"x"),), "t", "_INBOX.r", 1), (2, 9, b"a", b"3", (), "s", None, 1),
+    ]  # fmt: skip
+    header = found.header
+    assert (header.producer_id, header.producer_epoch, header.base_sequence, header.timestamp_ns) == (5, 6, 7, 50)
+    plain = parse_batch(log.read(3, 1).chunks[0])
+    assert plain.columns.timestamps_ns is None

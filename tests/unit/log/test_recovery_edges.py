@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.rechecks import EVERY_NS, MAX_ASKERS, Rechecks
 from liftpy.log.recovery import recover
 from liftpy.log.segment import Segment, index_name, log_name, walk
+from liftpy.log.set_aside import BEHIND, drop_set_aside, set_aside
 from liftpy.wire.batch import build_batch
 from tests.unit.log.small_logs import a_log, add, filled
 
@@ -104,3 +106,49 @@ def test_who_complains_again_is_remembered_and_who_did_long_ago_is_forgotten() -
     assert rechecks.is_due("one more", EVERY_NS)
     assert not rechecks.is_due("first", EVERY_NS + 1), "n0 was forgotten for the one more"
     assert rechecks.is_due("n0", 1)
+
+
+def test_what_lies_before_a_torn_segment_stays() -> None:
+    storage = MemoryStorage()
+    log = filled(storage=storage)
+    add(log, epoch=2)
+    log.roll()
+    torn = storage.files[log_name(12)]
+    del torn.data[-3:]
+    found = recover(storage, clean=False)
+    assert (found.report.damage, found.report.cut_bytes > 0) == ((), True)
+    assert [segment.base_offset for segment in found.segments][:3] == [0, 6, 12]
+    assert [name for name in storage.names() if name.endswith(".log")][:3] == [log_name(0), log_name(6), log_name(12)]
+    assert log_name(19) not in storage.names()
+
+
+def test_files_of_others_are_no_segments() -> None:
+    storage = MemoryStorage()
+    filled(storage=storage).close()
+    storage.create("notes.log").append([b"of an operator"])
+    storage.create("12.log.old")
+    again, report = Log.open(storage, StreamConfig(), clean=True)
+    assert ([segment.base_offset for segment in again.segments], report.damage) == ([0, 6, 12], ())
+    assert {"notes.log", "12.log.old"} <= set(storage.names())
+
+
+def test_what_was_set_aside_and_dropped_is_gone_for_good() -> None:
+    storage = MemoryStorage()
+    for number in range(2):
+        storage.create(log_name(number))
+        set_aside(storage, number, BEHIND)
+    assert len(drop_set_aside(storage)) == 2
+    assert storage.crash().names() == []
+    assert drop_set_aside(storage) == ()
+
+
+def test_a_time_in_damaged_bytes_is_an_error_and_told() -> None:
+    storage = MemoryStorage()
+    filled(storage=storage).close()
+    log, told = a_log(storage), list[CorruptionError]()
+    log.on_damage = told.append
+    storage.files[log_name(0)].data[-40] ^= 1
+    with pytest.raises(CorruptionError) as met:
+        log.offset_for_timestamp(2)
+    assert told == [met.value]
+    assert storage.load(index_name(0)) is None
