@@ -172,6 +172,9 @@ class ReplicationConfig:
     """A replicated service may be ill beside the leader for so long before the leadership goes to where it is well."""
     service_hold_bytes: int = 1024 * 1024 * 1024
     """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
+    copy_bytes_per_second: int = 32 * 1024 * 1024
+    """How fast the learners of a node copy, all together; what partitions grow meanwhile does not count (``copying.py``). 0: as fast as
+    they can."""
     preferred_leaders_every: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
     replacement_grace_s: float = 300.0
@@ -200,6 +203,7 @@ class ReplicationConfig:
                 "unreplicated_bytes": (512, 4 << 30),
                 "node_unreplicated_bytes": (512, 16 << 30),
                 "ingest_queue_records": (16, 1 << 26),
+                "copy_bytes_per_second": (0, 64 << 30),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

@@ -95,11 +95,18 @@ class PartitionState:
     """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
     moved_for: MoveReason = MoveReason.BY_HAND
     """Why there is a ``target``."""
+    copy_epoch: int = 0
+    """Of the learner: the Epoch on which it was named, so that what it had of an earlier copy, which it has deleted, is not taken for
+    what it has of this one [C12]. 0: there is none."""
 
     @property
     def holders(self) -> tuple[str, ...]:
         """Who holds a log of it: the replicas, and the learner."""
         return (*self.replicas, self.joining) if self.joining else self.replicas
+
+    def copy_of(self, node_id: str) -> int:
+        """The copy that ``node_id`` makes as the learner; 0: it is none."""
+        return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
     def wants_next(self) -> str:

@@ -25,6 +25,7 @@ from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
 from liftpy.ids import PartitionKey
 from liftpy.log.flush_place import FlushPlace
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
@@ -208,6 +209,7 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._intake,
+            copy_pace=CopyPace(settings.replication.copy_bytes_per_second),
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,

@@ -127,6 +127,7 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         target=partition.target,
         joining=partition.joining,
         movedFor=_REASON[partition.moved_for],
+        copyEpoch=partition.copy_epoch,
     )
 
 
@@ -152,6 +153,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         target=names.strings(message.target),
         joining=names.string(message.joining),
         moved_for=MoveReason.of(message.movedFor),
+        copy_epoch=message.copyEpoch,
     )
 
 

@@ -8,7 +8,8 @@ because they left fewer than ``min.isr`` behind: they hold all that was committe
 its own [C2]. The ISR is frozen until the end, but for a member that comes back incomplete [C7]. With the commit policy
 ``quorum`` any majority of the replica set may hold a committed record: every complete replica is eligible, a majority must
 have told its position in this very election, in which it follows nobody, and the best of them is taken; without a majority
-only the last leader itself will do.
+only the last leader itself will do. Who has been passed over, as the leader of a planned transfer is, tells like the others, if
+so many others have told that no majority is without one of them: so one of two replicas can hand over to the other.
 
 Algorithm::
 
@@ -96,7 +97,7 @@ def transfer(draft: Draft, stream: StreamImage, partition: PartitionState, node_
     if node_id and node_id not in others:
         return None
     if is_quorum(stream):
-        if len(others) < _needed(stream, partition):
+        if len(others) < _overlapping(stream, partition) or len(others) + 1 < _needed(stream, partition):
             return None
         return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
     if not others:
@@ -145,16 +146,18 @@ def _conclude_if_all_told(
     draft: Draft, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
-    waiting = [node_id for node_id in candidates if node_id not in told]
-    worth_waiting = len(candidates) >= _needed(stream, partition) and (len(candidates) > 1 or is_quorum(stream))
-    if waiting and worth_waiting:
+    tellers = _tellers(draft, stream, partition)
+    heard = sum(node_id in told for node_id in tellers)
+    waiting = any(node_id not in told for node_id in candidates) or heard < _needed(stream, partition)
+    enough = len(candidates) >= _overlapping(stream, partition) and len(tellers) >= _needed(stream, partition)
+    if waiting and enough and (len(candidates) > 1 or is_quorum(stream)):
         return partition
     return _choose(draft, stream, partition, told)
 
 
 def _choose(draft: Draft, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> PartitionState:
     candidates = eligible(draft, stream, partition)
-    if is_quorum(stream) and sum(node_id in told for node_id in candidates) < _needed(stream, partition):
+    if is_quorum(stream) and not _may_decide(draft, stream, partition, told):
         candidates = tuple(node_id for node_id in candidates if node_id == partition.last_leader)
     if not candidates:
         return offline(partition)
@@ -168,8 +171,27 @@ def _choose(draft: Draft, stream: StreamImage, partition: PartitionState, told: 
     return propose(draft, partition, min(candidates, key=rank))
 
 
+def _may_decide(draft: Draft, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> bool:
+    heard = [node_id for node_id in _tellers(draft, stream, partition) if node_id in told]
+    eligible_heard = [node_id for node_id in heard if node_id not in partition.passed_over]
+    return len(heard) >= _needed(stream, partition) and len(eligible_heard) >= _overlapping(stream, partition)
+
+
 def _needed(stream: StreamImage, partition: PartitionState) -> int:
+    """How many must tell their positions."""
     return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
+
+
+def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
+    """How many of them must be eligible: by quorum one at least of every majority, of two replicas one, of three and of four two."""
+    return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
+
+
+def _tellers(draft: Draft, stream: StreamImage, partition: PartitionState) -> list[str]:
+    """Whose positions count, if they tell them: the eligible, and by quorum who has been passed over."""
+    if not is_quorum(stream):
+        return list(eligible(draft, stream, partition))
+    return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
 
 
 def _answers(draft: Draft, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:

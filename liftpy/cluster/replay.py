@@ -108,6 +108,9 @@ def check_partition(partition: PartitionState) -> None:
     check(not partition.leader or partition.leader == partition.last_leader, "C1", "last leader", partition)
     check(not partition.candidate or partition.candidate in partition.replicas, "C5", "candidate", partition)
     check(not partition.joining or partition.joining not in partition.replicas, "C3", "a learner is no replica", partition)
+    check(bool(partition.joining) == bool(partition.copy_epoch), "C12", "a learner without its copy's number", partition)
+    counted = {*partition.complete, *partition.incomplete}
+    check(counted <= set(partition.replicas), "C3", "who is no replica counts", partition)
 
 
 def _with(reports: tuple[LeaderReport, ...], report: LeaderReport) -> tuple[LeaderReport, ...]:

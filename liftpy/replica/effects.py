@@ -182,6 +182,8 @@ class SendFetch:
     """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
     flush_ns: int = 0
     """What the last flush took, in ns; 0: not known."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +348,8 @@ class ProposeIsr:
     """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
     slow: tuple[tuple[str, int], ...] = ()
     """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
+    evicted: str = ""
+    """With this change it leaves the replica set, not the ISR alone; ``isr`` is without it. '': nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,8 @@ class FetchReceived:
     """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
     flush_ns: int = 0
     """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes; 0: it takes itself for a replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,8 @@ class FetchAnswered:
     """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
     spans: tuple[BatchSpan, ...]
     """In the order of the bytes kept under ``token``."""
+    size_bytes: int = 0
+    """Of what is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

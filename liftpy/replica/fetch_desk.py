@@ -47,6 +47,7 @@ class FetchDesk:
         for replica in others:
             progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
             progress.live_is(live.get(replica, 0), now_ns)
+            progress.copy_is(state.copy_of(replica))
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
@@ -56,9 +57,10 @@ class FetchDesk:
             return reason
         progress = self.followers[event.replica]
         live = self._shared.live.get(event.replica, 0)
-        if live == 0 or event.incarnation != live:
+        copy_epoch = self._shared.state.copy_of(event.replica)
+        if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
             self.waiters.forget(event.replica)
-            return None  # fenced, or a peer without incarnations: it may read, it does not count
+            return None  # fenced, a peer without incarnations, or a learner's earlier copy: it may read, it does not count
         if not progress.believes(event.request_id, now_ns):
             return RefusalReason.UNKNOWN
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)

@@ -6,6 +6,7 @@
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \\-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
         |  \\-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm that it has not
+        |  \\-> PACED -> FETCHING              a learner that is behind: when its node may copy more
         \\-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
     FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 
 from liftpy.partition import PartitionStatus
+from liftpy.replica.copying import backlog_part
 from liftpy.replica.effects import (
     AppendFetched,
     CutLog,
@@ -51,7 +53,7 @@ from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 
 _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
 """Where the last fetch was answered with nothing, and waits for more."""
-_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF}) | _ASLEEP
+_AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF, Following.PACED}) | _ASLEEP
 """Where the log is known to be a prefix of the leader's."""
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
@@ -76,7 +78,7 @@ class FollowerRole(ReplicaRole):
         self._heard_ns = now_ns  # monotonic: the leader was last known to be alive
         self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
         self._met = False  # there has been a sign of this leader in this epoch
-        self._leader_high_watermark = -1  # inclusive: of the answer that is being flushed
+        self._leader_high_watermark = -1  # inclusive: of the last answer
         self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
         self._asks_again = False  # while CUTTING: the logs may not agree yet
         self._asked_epoch = 0  # of the outstanding epoch query
@@ -121,6 +123,13 @@ class FollowerRole(ReplicaRole):
     def agrees(self) -> bool:
         """Whether the log is known to be a prefix of the leader's, in this epoch."""
         return self.phase in _AGREED
+
+    @property
+    def copy_lag_records(self) -> int | None:
+        """Of a learner: what it lacks of what its leader has committed; None: it is none, or has not been answered yet."""
+        if not self.shared.copy_epoch or self._leader_high_watermark < 0:
+            return None
+        return max(self._leader_high_watermark - self.log.newest_offset, 0)
 
     def _waits_for(self, following: Following) -> None:
         check_phase(self._way, following)
@@ -184,7 +193,7 @@ class FollowerRole(ReplicaRole):
             self._start_afresh(cut.start_offset, out)
             return
         if self._would_lose_committed(cut.end_offset):
-            if self.shared.state.status is PartitionStatus.ONLINE:
+            if self.shared.state.status is PartitionStatus.ONLINE and not self.shared.copy_epoch:
                 out.append(report_leader(self.shared, leader_lacks=True))
             self._failed(now_ns, out)
             return
@@ -227,7 +236,8 @@ class FollowerRole(ReplicaRole):
             return
         self._waits_for(Following.FETCHING)
         self._woken = False
-        log = self.log
+        log, most_bytes = self.log, self.shared.config.replication_max_bytes
+        copy_epoch = self.shared.copy_epoch
         out.append(
             SendFetch(
                 request_id=self._next_request(now_ns, out),
@@ -235,9 +245,10 @@ class FollowerRole(ReplicaRole):
                 offset=log.flushed_newest_offset,
                 offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
                 leader_epoch=self.leader_epoch,
-                max_bytes=self.shared.config.replication_max_bytes,
+                max_bytes=min(most_bytes, self.shared.copy_pace.fetch_bytes or most_bytes) if copy_epoch else most_bytes,
                 bad_offset=self._bad_offset,
                 flush_ns=self.shared.flush_ns,
+                copy_epoch=copy_epoch,
             )
         )
 
@@ -260,8 +271,10 @@ class FollowerRole(ReplicaRole):
         self._request_ended(out)
         self._heard(now_ns)
         self.shared.backoff.succeeded()
+        grown = event.high_watermark - self._leader_high_watermark if self._leader_high_watermark >= 0 else 0
         self._leader_high_watermark = event.high_watermark
         if event.spans:
+            self._count_copied(event, grown, now_ns)
             self._quiet_rounds, self._bad_offset = 0, None
             self._waits_for(Following.FLUSHING)
             self.log.append_spans(event.spans)
@@ -277,6 +290,24 @@ class FollowerRole(ReplicaRole):
             self._learn_high_watermark(event.high_watermark, out)
             self._idle_request_id = event.request_id
             self._sleep(now_ns, out)
+
+    def _count_copied(self, event: FetchAnswered, grown: int, now_ns: int) -> None:
+        """What a learner has copied counts for all learners of its node. ``grown``: by so much the leader's HW rose meanwhile."""
+        if self.shared.copy_epoch:
+            record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
+            part = backlog_part(event.size_bytes, record_count, max(grown, 0))
+            self.shared.copy_pace.copied(event.size_bytes, part, now_ns)
+
+    def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
+        """Fetch; a learner that is behind, when its node may copy more."""
+        pace = self.shared.copy_pace
+        behind = self.shared.copy_epoch and self.log.newest_offset < self._leader_high_watermark
+        if not behind or pace.free_ns() <= now_ns:
+            self._fetch(now_ns, out)
+            return
+        pace.waits(pace.free_ns() - now_ns)
+        self._waits_for(Following.PACED)
+        self.shared.deadlines.set(Deadline.FETCH, pace.free_ns(), out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""
@@ -329,7 +360,7 @@ class FollowerRole(ReplicaRole):
         """What was fetched is on disk: HW may rise, and the next fetch acknowledges it."""
         if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
-            self._fetch(now_ns, out)
+            self._fetch_in_turn(now_ns, out)
 
     def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
         """HW = min(the leader's, own newest flushed offset): never above what this log holds [D7]."""
@@ -467,7 +498,7 @@ class FollowerRole(ReplicaRole):
         elif kind is Deadline.FETCH:
             if self.phase is Following.RECONCILE_BACKOFF:
                 self._begin(now_ns, out)
-            elif self.phase in (Following.IDLE, Following.FETCH_BACKOFF):
+            elif self.phase in (Following.IDLE, Following.FETCH_BACKOFF, Following.PACED):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
@@ -480,7 +511,7 @@ class FollowerRole(ReplicaRole):
             self.shared.deadlines.set(Deadline.LEADER, self._heard_ns + timeout_ns, out)
             return
         state = self.shared.state
-        may_witness = self.shared.node_id in state.isr or len(state.isr) == 1
+        may_witness = self.shared.node_id in (state.isr if len(state.isr) > 1 else state.replicas)
         if state.status is PartitionStatus.ONLINE and may_witness:
             out.append(report_leader(self.shared))
         self.shared.deadlines.set(Deadline.LEADER, now_ns + timeout_ns // 2, out)

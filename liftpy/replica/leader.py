@@ -11,7 +11,7 @@ still speak, see ``succession``) -> LEADER_READY <-> LEADER_NO_LEASE.
 from __future__ import annotations
 
 from liftpy.config import AckPolicy, CommitPolicy
-from liftpy.replica import lag
+from liftpy.replica import lag, moving
 from liftpy.replica.commit import new_high_watermark
 from liftpy.replica.effects import (
     AppendBatch,
@@ -58,6 +58,8 @@ _ISR_RETRY_NS = 250_000_000
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
 """Between two attempts to hand the leadership over."""
+_HAND_OVER_AGAIN_NS = 3_000_000_000
+"""The same, where the replica moves away: longer than publishers are kept waiting by one."""
 _RELEASE_BYTES = 1024 * 1024
 """Of what is held, appended in one step: others have their turn in between."""
 
@@ -76,6 +78,7 @@ class LeaderRole(ReplicaRole):
         self.flushes = SlowFlushes(shared.config)
         rest_ns = nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0
         self._stays_until_ns = now_ns + rest_ns
+        self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = Intake(shared.intake, shared.config)
@@ -140,7 +143,7 @@ class LeaderRole(ReplicaRole):
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Another ISR, replica set or set of live nodes, under the same leadership."""
         self.desk.partition_changed(now_ns)
-        self.flushes.keep(self.shared.state.replicas)
+        self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
             self.isr_change.settled()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
@@ -222,17 +225,20 @@ class LeaderRole(ReplicaRole):
         """Move HW by the commit rule, then acknowledge what that allows."""
         if not self.desk.is_free_to_speak(now_ns):
             return
-        held, log = self.shared.held, self.log
-        offset = new_high_watermark(
-            held.config.commit_policy,
-            self.desk.positions(),
-            replicas=held.state.replicas,
-            isr=held.isr,
-            maximal_isr=self.isr_change.maximal(held.isr),
-            may_lead=held.may_lead,
-            min_isr=held.min_isr,
-            epoch_start_offset=self.epoch_start_offset,
-            high_watermark=log.high_watermark,
+        held, log, positions = self.shared.held, self.log, self.desk.positions()
+        offset = min(
+            new_high_watermark(
+                held.config.commit_policy,
+                positions,
+                replicas=replicas,
+                isr=held.isr,
+                maximal_isr=self.isr_change.maximal(held.isr),
+                may_lead=held.may_lead,
+                min_isr=held.min_isr,
+                epoch_start_offset=self.epoch_start_offset,
+                high_watermark=log.high_watermark,
+            )
+            for replicas in self.isr_change.replica_sets(held.state.replicas)
         )
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
@@ -385,11 +391,16 @@ class LeaderRole(ReplicaRole):
         followers, high_watermark = self.desk.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else held.isr | held.may_lead
         lost = lag.have_lost(followers, heirs, high_watermark)
-        if wanted == held.isr and not change.unsettled and not lost:
+        evicted = self._may_go(wanted, now_ns)
+        if evicted == self.shared.node_id:
+            self._hand_over(now_ns, out)
+            evicted = ""
+        wanted -= {evicted}
+        if wanted == held.isr and not change.unsettled and not lost and not evicted:
             return
         if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
             return
-        change.proposed(wanted)
+        change.proposed(wanted, self._replicas_after(wanted, evicted))
         live = self.shared.live
         incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
         left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
@@ -401,9 +412,41 @@ class LeaderRole(ReplicaRole):
                 incarnations=incarnations,
                 lost=lost,
                 slow=left,
+                evicted=evicted,
             )
         )
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
+
+    def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
+        """The replica that may leave the replica set, '': none. Not before this leader may speak: who led before, and may not know that
+        it leads no more, is not looked for among those that have gone."""
+        state = self.shared.state
+        leaving = moving.next_to_go(state, wanted, self.shared.held.min_isr)
+        if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):
+            return ""
+        if leaving == self.shared.node_id or not self._commits_by_quorum:
+            return leaving
+        start_offset, positions = self.epoch_start_offset, self.desk.positions()
+        return leaving if moving.majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
+
+    def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
+        """The replica set that a change leads to; None: the same."""
+        state = self.shared.state
+        joins = state.joining in wanted
+        return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
+
+    def _hand_over(self, now_ns: int, out: Effects) -> None:
+        """This replica is the next to go: toward one that stays, once in a while, for what is asked may be lost."""
+        if now_ns < self._asks_again_ns:
+            return
+        lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
+        followers, live = self.desk.followers, self.shared.live
+        toward = moving.heir(
+            self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns)
+        )
+        if toward:
+            self._asks_again_ns = now_ns + _HAND_OVER_AGAIN_NS
+            out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
         """Accepted: the image will show it, and until then old and new count. Refused: see IsrChange."""
@@ -454,7 +497,7 @@ class LeaderRole(ReplicaRole):
         """Before that nobody can have lagged for too long, nor all have been silent, if nothing happens: a node may lead a thousand
         idle partitions. 0: something is under way. What happens later has the next look come sooner (``_look_soon``)."""
         state, log, followers = self.shared.state, self.log, self.desk.followers.values()
-        everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas)
+        everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
             return 0
@@ -512,7 +555,8 @@ class LeaderRole(ReplicaRole):
 
     def _silent_ns(self, now_ns: int) -> int:
         """For how long none of two or more live followers has asked for anything; 0: one has, or there is one at most."""
-        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in self.shared.live]
+        counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
+        asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:

@@ -17,6 +17,8 @@ class RoleName(StrEnum):
     LEADER = "LEADER"
     CANDIDATE = "CANDIDATE"
     FOLLOWER = "FOLLOWER"
+    LEARNER = "LEARNER"
+    """As status shows a follower that is no replica yet."""
     WAITING = "WAITING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
@@ -47,6 +49,8 @@ class Following(StrEnum):
     IDLE = "FOLLOWER_IDLE"
     QUIET = "FOLLOWER_QUIET"
     FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
+    PACED = "FOLLOWER_PACED"
+    """A learner: it waits until its node may copy more."""
 
 
 class Waiting(StrEnum):
@@ -71,7 +75,8 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
     _F.CUTTING: frozenset({_F.RECONCILING, _F.FETCHING, _F.FLUSHING}),
     # After it. Back only by what the leader says: that they diverge, or that its log starts behind this log's end [D26].
     _F.FETCHING: frozenset({_F.FETCHING, _F.FLUSHING, _F.IDLE, _F.QUIET, _F.FETCH_BACKOFF, _F.RECONCILE_BACKOFF, _F.CUTTING}),
-    _F.FLUSHING: frozenset({_F.FETCHING}),
+    _F.FLUSHING: frozenset({_F.FETCHING, _F.PACED}),
+    _F.PACED: frozenset({_F.FETCHING}),
     _F.IDLE: frozenset({_F.FETCHING, _F.FLUSHING, _F.FETCH_BACKOFF}),
     _F.QUIET: frozenset({_F.IDLE}),
     _F.FETCH_BACKOFF: frozenset({_F.FETCHING}),

@@ -23,6 +23,8 @@ class FollowerProgress:
 
     caught_up_ns: int
     """When the follower last was at the leader's log end; at first: when the leader began."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes, as the metadata says; of a replica, the copy that it was."""
     incarnation: int = 0
     """Whose position this is; 0: none yet."""
     live: bool = False
@@ -66,11 +68,20 @@ class FollowerProgress:
         """Forget everything if the follower's process is another one."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
-            self.position = None
-            self.was_caught_up = False
             self.last_request_id, self.doubted_ns = 0, None
-            self.progressed_ns, self.mark_end_offset = 0, -1
-            self.told_high_watermark = -2
+            self._forget()
+
+    def copy_is(self, copy_epoch: int) -> None:
+        """It makes this copy, 0: it is a replica. What it had of another one it may have deleted, in the same process."""
+        if copy_epoch and copy_epoch != self.copy_epoch:
+            self.copy_epoch = copy_epoch
+            self._forget()
+
+    def _forget(self) -> None:
+        self.position = None
+        self.was_caught_up = False
+        self.progressed_ns, self.mark_end_offset = 0, -1
+        self.told_high_watermark = -2
 
     def believes(self, request_id: int, now_ns: int) -> bool:
         """Whether a request of this id can be the follower's next one: neither one that was overtaken on its way, nor one from the

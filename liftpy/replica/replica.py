@@ -30,6 +30,7 @@ from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.effects import Effect
 from liftpy.replica.follower import FollowerRole
 from liftpy.replica.intake import NodeIntake
@@ -56,6 +57,7 @@ class Replica:
         seed: int = 0,
         intake: NodeIntake | None = None,
         request_id_base: int = 0,
+        copy_pace: CopyPace | None = None,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
@@ -63,6 +65,7 @@ class Replica:
         self._shared = Shared(node_id, incarnation, config, Lease(lease_ns), backoff, succession)
         self._shared.request_id_base = request_id_base
         self._shared.intake = intake or self._shared.intake
+        self._shared.copy_pace = copy_pace or self._shared.copy_pace
         self._role: ReplicaRole = WaitingRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -141,9 +144,11 @@ class Replica:
         return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
 
     def may_serve_committed(self) -> bool:
-        """Whether reads up to HW may be answered [R7]: it leads, or its log agrees with its leader's in this epoch."""
+        """Whether reads up to HW may be answered [R7]: it leads, or is no learner and its log agrees with its leader's."""
         role = self._role
-        return role.agrees if isinstance(role, FollowerRole) else isinstance(role, LeaderRole)
+        if isinstance(role, FollowerRole):
+            return role.agrees and not self._shared.copy_epoch
+        return isinstance(role, LeaderRole)
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
@@ -164,7 +169,7 @@ class Replica:
         return ReplicaSnapshot(
             stream=shared.held.key.stream,
             partition=shared.held.key.partition,
-            role=self._role.name.value,
+            role=(RoleName.LEARNER if isinstance(self._role, FollowerRole) and shared.copy_epoch else self._role.name).value,
             phase=self._role.shown_phase,
             leader=state.leader,
             leader_epoch=state.leader_epoch,
@@ -177,6 +182,9 @@ class Replica:
             high_watermark=log.high_watermark,
             lease_is_current=shared.lease.is_current(now_ns),
             followers=self._followers(now_ns),
+            target=state.target,
+            joining=state.joining,
+            copy_lag_records=self._role.copy_lag_records if isinstance(self._role, FollowerRole) else None,
             has_slow_disk=isinstance(self._role, LeaderRole) and self._role.flushes.is_slow(shared.node_id, now_ns),
         )
 

@@ -13,6 +13,7 @@ from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica.backoff import Backoff
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.deadlines import Deadlines
 from liftpy.replica.effects import DropFetched, DropPublishes, Effect, RaiseHighWatermark, RoleChanged, SendFetchRefusal
 from liftpy.replica.events import (
@@ -68,6 +69,8 @@ class Shared:
     """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
     intake: NodeIntake = field(default_factory=NodeIntake)
     """Sums over all partitions of the node."""
+    copy_pace: CopyPace = field(default_factory=CopyPace)
+    """Of all learners of the node."""
     flush_ns: int = 0
     """What the last flush of the log took, 0: it is not known."""
     data_path_down_ns: int | None = None
@@ -84,6 +87,11 @@ class Shared:
     def state(self) -> PartitionState:
         """The partition as of the last PartitionChanged."""
         return self.held.state
+
+    @property
+    def copy_epoch(self) -> int:
+        """The copy that this node makes as the partition's learner; 0: it is none."""
+        return self.state.copy_of(self.node_id)
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
         """Raise HW to ``offset`` (inclusive), if it is higher, and tell the log."""

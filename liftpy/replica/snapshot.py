@@ -46,5 +46,11 @@ class ReplicaSnapshot:
     lease_is_current: bool
     followers: tuple[FollowerSnapshot, ...]
     """Empty unless it leads."""
+    target: tuple[str, ...] = ()
+    """The replicas that are wanted; (): as they are."""
+    joining: str = ""
+    """The learner; '': there is none."""
+    copy_lag_records: int | None = None
+    """Of a learner: records that its leader has committed, and that it does not have; None: it is none, or does not know yet."""
     has_slow_disk: bool = False
     """It leads, and its own flushes are far slower than its followers'."""

@@ -18,7 +18,7 @@ from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish
-from liftpy.testing.world import Copy, World
+from liftpy.testing.world import Copy, Life, World
 from liftpy.wire.batch import parse_header, split_batches
 
 
@@ -315,6 +315,12 @@ class Checkers:
         check(replica.replica.leader_epoch >= opened, "D22", where, "speaks, though epoch", opened, "has opened")
         check(own_fence_seen, "D22", where, "speaks on image", process.image.index, "but was fenced at", fenced_at)
 
+    def deletes(self, process: Life, key: PartitionKey) -> None:
+        """A node deletes what it holds of a partition: it is none of its replicas, by a record that was applied [M11]."""
+        truth = self._truth(key)
+        check(process.node_id not in truth.replicas, "M11", process.host, "deletes", key, "and is a replica of", truth)
+        self.ghost(key).shadows.pop(process.host, None)
+
     def disk_lost(self) -> None:
         """A fault takes away what a disk had flushed."""
         for key, ghost in self.ghosts.items():
@@ -409,7 +415,7 @@ class Checkers:
             return
         lacking = {node_id for node_id in self._counted(key, truth) if not self.holds_committed(key, node_id)}
         if self.cluster.commit_by_quorum:
-            few = 2 * len(lacking) <= len(truth.replicas)
+            few = 2 * len(lacking) < len(truth.replicas)
             alone = truth.last_leader in lacking
             check(few and not alone, name, lacking, "lack what", truth, "has committed, HW is", ghost.high_watermark)
         else:

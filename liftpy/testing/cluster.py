@@ -23,6 +23,7 @@ from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.disk import Disk
 from liftpy.testing.group import SimGroup
+from liftpy.testing.leaving import key_of
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.plan import Plan
 from liftpy.testing.process import SimNode
@@ -324,7 +325,17 @@ class Cluster:
 
     def _isr_is_whole(self) -> bool:
         partitions = [(key, self.group.partition(key.stream, key.partition)) for key in self.keys]
-        return all(self.leader(key) is not None and set(found.isr) == set(found.replicas) for key, found in partitions)
+        moving = any(found.target or found.joining for _, found in partitions)
+        whole = all(self.leader(key) is not None and set(found.isr) == set(found.replicas) for key, found in partitions)
+        return whole and not moving and self._nothing_is_left_behind()
+
+    def _nothing_is_left_behind(self) -> bool:
+        """Whether every folder is held by a node that holds the partition."""
+        return all(
+            node_id in self.group.partition(key.stream, key.partition).holders
+            for node_id, node in self.nodes.items()
+            for key in map(key_of, node.disk.folders)
+        )
 
     def _all_is_committed(self) -> bool:
         return all(self._is_committed(key) for key in self.keys)
@@ -348,6 +359,8 @@ class Cluster:
         p = self.group.partition(key.stream, key.partition)
         who = p.leader or p.candidate
         lines = [f"metadata: {key}: {p.status.name} leader={who} e{p.leader_epoch} E{p.epoch} isr={p.isr}"]
+        if p.target:
+            lines[0] += f" replicas={p.replicas} target={p.target} joining={p.joining or None}"
         for node_id in sorted(self.nodes):
             r = self.replica(node_id, key)
             if r is None:

@@ -11,8 +11,9 @@ from liftpy.replica.phases import RoleName
 from liftpy.testing import aimed
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
+from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
-from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, OTHER_LOGS, PUT_BACK, TWIN, TWIN_DISK, Fault
+from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PUT_BACK, TWIN, TWIN_DISK, Fault
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -443,6 +444,6 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
-    HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
+    MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
     **aimed.STRIKES,
 }  # fmt: skip

@@ -78,6 +78,7 @@ class FetchRequest:
     bad_offset: int | None = None
     held: Held = NOTHING
     flush_ns: int = 0
+    copy_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

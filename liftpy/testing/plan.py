@@ -25,6 +25,8 @@ PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
 """Drawn at a pace of their own."""
+MOVE = "move"
+"""Replicas are wanted elsewhere; drawn by the profile ``moves`` alone."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
 """By how much less often than others these come: more of them would leave nothing to be seen."""
 _KINDS_OF_A_PLAN, _KINDS_OF_A_PROFILE = 8.0, 5.0
@@ -83,6 +85,8 @@ class Plan:
     """The others."""
     clock_ppm: tuple[tuple[str, int], ...] = ()
     """(node, by how many millionths its clock runs faster than true time)."""
+    moves: bool = False
+    """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0
     """How often each node looks after retention and compaction; 0: never."""
 
@@ -102,6 +106,10 @@ PROFILES: dict[str, tuple[str, ...]] = {
     ),
     "metadata": ("kill", "cut-metadata", "metadata-down", "pause", "transfer", "empty", "cut", "suspend"),
     "folders": ("kill", "power", "pause", "cut", "cut-metadata", "metadata-down", "empty", "transfer", "suspend"),
+    "moves": (
+        "kill", "power", "empty", "pause", "cut", "cut-link", "cut-metadata", "metadata-down", "transfer", "suspend", "hang-promotion",
+        "slow-disk", "retention", "kill-power", "power-all",
+    ),
     "lasting": (
         "kill", "cut", "cut", "cut-link", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty", "suspend",
         "cut-connection", "cut-connection",
@@ -122,6 +130,8 @@ same with several streams of several partitions. ``lasting-leaders``: the same, 
 connection of publishes nothing but its own judgement tells the others; disks may drag. ``edges``, by name too: clocks never run alike,
 streams expire by age and by bytes, and leaders are struck at the end of a session, and while HW stands still."""
 _MANY, _LEADERS, _EDGES = "lasting-many", "lasting-leaders", "edges"
+_MOVES = "moves"
+_MOVE_GAPS_S = (0.3, 1.0, 4.0)
 _SOMETIMES: dict[str, dict[str, float]] = {
     OTHER_LOGS: {"": 0.12, "disks": 0.12, "folders": 0.6},
     TWIN: {"": 0.12, "disks": 0.12, "elections": 0.12, "folders": 0.8},
@@ -187,10 +197,14 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         loss=bad * rng.choice((0.0, 0.01, 0.05)), duplicate=bad * rng.choice((0.0, 0.01, 0.1)),
         spike=bad * rng.choice((0.0, 0.01, 0.05)), spike_ns=rng.choice((50 * MS, 500 * MS, 3 * S)),
     )  # fmt: skip
-    lasting, many = profile in ("lasting", _MANY, _LEADERS), profile == _MANY
+    lasting, many, moving = profile in ("lasting", _MANY, _LEADERS), profile == _MANY, profile == _MOVES
     if lasting:
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
         config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
+    if moving:
+        node_count, factor, min_isr, by_quorum = _draw_moving_shape(seed)
+        nodes = [f"n{i}" for i in range(1, node_count + 1)]
+        config = replace(config, copy_bytes_per_second=drawn("copy").choice((0, 2000, 20_000)))
     if many:  # so that a fault takes the majority of some partitions, and leaves that of others whole, on the same nodes
         node_count, factor, by_quorum, min_isr = 5, 3, False, drawn("many").choice((2, 3))
         nodes, config = [f"n{i}" for i in range(1, 6)], replace(config, **_LITTLE)
@@ -217,6 +231,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         partitions=3 if many else 1 if lasting else drawn("partitions").choice((1, 1, 1, 2, 3)),
         streams=_STREAMS_OF[profile] if profile in _STREAMS_OF else () if lasting else _draw_streams(drawn("streams")),
         clock_ppm=_draw_clocks(drawn("clocks"), nodes, 1.0 if profile == _EDGES else _CLOCKS_SHARE),
+        moves=moving,
         housekeeping_ns=drawn("housekeeping").choice((500 * MS, 2 * S)),
         faults=_draw_lasting(seed, nodes, profile, horizon_s) if lasting else _draw_schedule(seed, nodes, profile, horizon_s),
     )
@@ -230,6 +245,13 @@ _STREAMS_OF = {
     _EDGES: (StreamPlan("clicks", 1, retention_age_s=2.0), StreamPlan("latest", 1, retention_bytes=6000)),
 }
 """Of the profiles that do not draw them."""
+
+
+def _draw_moving_shape(seed: int) -> tuple[int, int, int, bool]:
+    """Nodes, factor, ``min.isr``, whether a majority commits: of plans whose replicas move."""
+    rng = random.Random(f"{seed}/moving shape")
+    node_count = rng.choice((4, 4, 5, 6))
+    return node_count, rng.choice((1, 2, 3, 3, 3)), rng.choice((1, 2, 2, 3)), rng.random() < 0.4
 
 
 def _draw_clocks(rng: random.Random, nodes: list[str], share: float) -> tuple[tuple[str, int], ...]:
@@ -304,6 +326,9 @@ def _draw_apart(seed: int, nodes: list[str], profile: str, horizon_s: float) -> 
         rng = random.Random(f"{seed}/{kind}")
         if rng.random() < shares.get(profile, 0.0):
             drawn += _draw_kind(rng, kind, nodes, rng.choice((2.0, 6.0)), horizon_s)
+    if profile == _MOVES:
+        rng = random.Random(f"{seed}/{MOVE}")
+        drawn += _draw_kind(rng, MOVE, nodes, rng.choice(_MOVE_GAPS_S), horizon_s)
     drags = _drags(seed)
     at_s = 1.0 if drags is not None else horizon_s
     while drags is not None and (at_s := at_s + drags.expovariate(1 / _DRAG_GAP_S)) < horizon_s:

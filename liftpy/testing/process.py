@@ -25,11 +25,13 @@ from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
 from liftpy.partition import PartitionState
 from liftpy.replica import events as ev
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.data_path import INGEST, REPLICATION, DataPath
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.quiet import Ended, QuietFetches, WaitQuestion
 from liftpy.testing.clock import MS, MachineClock, S, SimTimer
 from liftpy.testing.disk import Disk, DiskCopy
+from liftpy.testing.leaving import Leaving
 from liftpy.testing.messages import QuietQuestion
 from liftpy.testing.network import NO_RESPONDERS
 from liftpy.testing.sim_replica import SimReplica
@@ -137,6 +139,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)
         self.confirmed: set[int] = set()
         """Indexes of the quiet fetches of the question under way."""
@@ -144,7 +147,6 @@ class Process:
         self._data_path_is_up = True
         self.promises = PromiseJournal(self.disk.promises)
         self._links_up = {REPLICATION: True, INGEST: True}
-        self._logs: dict[str, Log] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._heartbeats = AnsweredHeartbeats()
 
@@ -152,6 +154,11 @@ class Process:
     def host(self) -> str:
         """Of its machine."""
         return self.node.host
+
+    @property
+    def copy_pace(self) -> CopyPace:
+        """Of its learners."""
+        return self.leaving.pace
 
     # ---- the door ------------------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:
@@ -210,7 +217,7 @@ class Process:
     @property
     def serves_all(self) -> bool:
         """Whether every log that it has opened has its replica."""
-        return bool(self.incarnation) and not self._logs
+        return bool(self.incarnation) and not self.leaving.unopened
 
     def repair(self) -> None:
         """A log is damaged: the process ends in a moment, and comes back to recover it."""
@@ -231,7 +238,7 @@ class Process:
         self.node.nonces.add(disk.starts.nonce)
         for name in sorted(self.disk.folders):
             try:
-                self._logs[name], report = self._opened(name)
+                self.leaving.unopened[name], report = self._opened(name)
             except NoSpaceError:  # nothing can be set aside: the process ends, and its supervisor tries again
                 self.cluster.counters["start refused: no space"] += 1
                 self.node.restart()
@@ -344,9 +351,12 @@ class Process:
         changes = diff(old, image)
         live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
         changed = {change.key for change in changes.partitions}
+        self.leaving.follow(image)
         for stream, partition in image.partitions_of(self.node_id):
             key = stream.key(partition.partition)
             replica = self.replicas.get(key)
+            if folder_of(key) in self.leaving.ending:
+                continue
             if replica is None:
                 replica = self._open(stream, partition)
                 if self.dead:
@@ -357,9 +367,27 @@ class Process:
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
+    def _stop_replica(self, key: PartitionKey) -> str:
+        replica = self.replicas.pop(key)
+        replica.stop()
+        return replica.folder
+
+    def _deleted(self, folder: str) -> None:
+        self.promises.forget(folder)
+
+    def _look_again(self) -> None:
+        """A partition that had gone, and whose data was deleted or kept, may be held here again."""
+        image = self.image
+        live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        for stream, partition in image.partitions_of(self.node_id):
+            key = stream.key(partition.partition)
+            if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
+                replica = self._open(stream, partition)
+                replica.feed(ev.PartitionChanged(held=stream.held(partition), incarnations=live))
+
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
-        log = self._logs.pop(name, None)
+        log = self.leaving.unopened.pop(name, None)
         if log is None:
             log, _ = self._opened(name)
         replica = SimReplica(self, stream, partition, log)

@@ -15,6 +15,7 @@ from liftpy.testing.availability import Availability
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.disk import Disk
 from liftpy.testing.faults import Nemesis
+from liftpy.testing.moving import Mover
 from liftpy.testing.plan import Fault, Plan, draw_plan
 from liftpy.testing.trace import Trace
 
@@ -70,6 +71,8 @@ def _run(cluster: Cluster, events: int) -> None:
     cluster.boot()
     cluster.start_clients()
     nemesis, availability = Nemesis(cluster, cluster.plan.faults), Availability(cluster)
+    if cluster.plan.moves:
+        Mover(cluster)
     while cluster.clock.events < events:
         cluster.clock.step()
     nemesis.stopped = availability.stopped = True

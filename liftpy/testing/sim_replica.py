@@ -29,10 +29,10 @@ from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, SimTimer
 from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer
 from liftpy.testing.network import NO_RESPONDERS, Reply
+from liftpy.testing.sim_asking import Asking
 from liftpy.testing.sim_flusher import SimFlusher
 from liftpy.testing.sim_ingest import SimIngest
 from liftpy.testing.world import Life
-from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
 from liftpy.wire.pieces import room_bytes
 
@@ -42,7 +42,7 @@ _REPLAY_NS = 3 * MS
 _DIRTY_RATIO = 0.5
 
 
-class SimReplica:
+class SimReplica(Asking):
     """One partition of one process. It is dead when the process is, or when a newer object has taken its place."""
 
     def __init__(self, process: Life, stream: StreamImage, partition: PartitionState, log: Log) -> None:
@@ -55,8 +55,12 @@ class SimReplica:
         cluster = process.cluster
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
-        self.replica = Replica(process.node_id, process.incarnation, cluster.config, seed, process.intake)
+        self.replica = Replica(
+            process.node_id, process.incarnation, cluster.config, seed, process.intake, copy_pace=process.copy_pace
+        )
         self.failed = ""
+        self.gone = False
+        """It has been stopped, because the partition is held elsewhere."""
         source = ReplicaSource(
             self.replica,
             log,
@@ -79,7 +83,7 @@ class SimReplica:
             process.disk,
             cluster.clock,
             process.run,
-            lambda: process.dead,
+            lambda: process.dead or self.gone,
             lambda end_offset, disk_ns: self.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns)),
             self._storage_failed,
         ).commit
@@ -110,6 +114,8 @@ class SimReplica:
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
         """One event; those that its effects cause at once follow after all its effects."""
+        if self.gone:
+            return
         self._inbox.append(event)
         if self._stepping:
             return
@@ -119,6 +125,22 @@ class SimReplica:
                 self._step(self._inbox.popleft())
         finally:
             self._stepping = False
+
+    @property
+    def folder(self) -> str:
+        """Of its log, on the simulated disk."""
+        return f"{self.key.stream}-{self.key.uid}-{self.key.partition}"
+
+    def stop(self) -> None:
+        """The partition is held elsewhere: the role is given up and the log closed; what is still on its way comes to nobody."""
+        self.feed(ev.StopRequested())
+        self.gone = True
+        for timer in self._timers.values():
+            timer.cancel()
+        for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):
+            self.cluster.network.unsubscribe(self.host, subject)
+        if not self.log.closed:
+            self.log.close(clean=False)
 
     @property
     def is_busy(self) -> bool:
@@ -321,7 +343,7 @@ class SimReplica:
             offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
             max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
             awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
-            held=self._assembly.asks(effect), flush_ns=effect.flush_ns,
+            held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -402,6 +424,7 @@ class SimReplica:
                 leader_epoch=answer.leader_epoch,
                 high_watermark=answer.high_watermark,
                 spans=spans,
+                size_bytes=len(data),
             )
         )
 
@@ -418,6 +441,7 @@ class SimReplica:
                 token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
                 offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
                 stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
+                copy_epoch=r.copy_epoch,
             )
         )  # fmt: skip
 
@@ -516,61 +540,6 @@ class SimReplica:
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """A timer that fires in this process, when it runs."""
         return self.process.at(at_ns, callback).cancel
-
-    # ---- the metadata group ----------------------------------------------------------------------------------------------
-    def propose_isr(self, effect: do.ProposeIsr) -> None:
-        self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
-        change = pb.ChangeIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations), lost=sorted(effect.lost),
-        )  # fmt: skip
-
-        def answered(response: pb.ControlResponse | None) -> None:
-            accepted = None if response is None else response.error == pb.ControlResponse.OK
-            self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
-
-        self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
-
-    def report_leader(self, effect: do.ReportLeader) -> None:
-        report = pb.ReportLeader(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
-            witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
-            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
-            leaderLacks=effect.leader_lacks,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
-
-    def leave_isr(self, effect: do.LeaveIsr) -> None:
-        self.cluster.counters["leaves the ISR itself"] += 1
-        wish = pb.LeaveIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
-            incarnation=self.process.incarnation, reason=effect.reason,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
-
-    def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
-        self.cluster.counters[f"gives up: {effect.reason}"] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason)
-
-    def step_aside(self, effect: do.StepAside) -> None:
-        self.cluster.counters["steps aside: slow flushes"] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
-
-    def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
-        wish = pb.GiveUpLeadership(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            incarnation=self.process.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
-
-    def report_promotion(self, effect: do.ReportPromotion) -> None:
-        report = pb.ReportPromotion(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
-            candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
-            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
 
     # ---- time and status -------------------------------------------------------------------------------------------------
     def set_deadline(self, effect: do.SetDeadline) -> None:

@@ -18,6 +18,7 @@ from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.quiet import QuietFetches
 from liftpy.replica.replica import Replica
@@ -93,6 +94,10 @@ class Life(Protocol):
     @property
     def replicas(self) -> Mapping[PartitionKey, Copy]:
         """By partition."""
+
+    @property
+    def copy_pace(self) -> CopyPace:
+        """Of its learners."""
 
     @property
     def serves_all(self) -> bool:
@@ -205,6 +210,9 @@ class Witness(Protocol):
 
     def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
         """Publishers are told yes."""
+
+    def deletes(self, process: Life, key: PartitionKey) -> None:
+        """A node deletes what it holds of a partition that moved away."""
 
     def disk_lost(self) -> None:
         """A fault takes away what a disk had flushed."""

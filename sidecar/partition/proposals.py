@@ -67,6 +67,7 @@ class Proposals:
             isr=sorted(effect.isr),
             incarnations=dict(effect.incarnations),
             lost=sorted(effect.lost),
+            evicted=effect.evicted,
         )
 
         def answered(response: pb.ControlResponse | None) -> None:

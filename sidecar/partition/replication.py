@@ -135,6 +135,7 @@ class ReplicationDesk:
                 awaits_more=request.awaitsMore,
                 bad_offset=request.badOffset if request.HasField("badOffset") else None,
                 flush_ns=request.flushMicros * 1000,
+                copy_epoch=request.copyEpoch,
             )
         )
 
@@ -320,6 +321,7 @@ class FetchClient:
             batchCrc=held.crc,
             flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
             partition=self._key.partition,
+            copyEpoch=effect.copy_epoch,
         )
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
@@ -425,6 +427,7 @@ class FetchClient:
             leader_epoch=response.leader_epoch,
             high_watermark=response.high_watermark,
             spans=spans,
+            size_bytes=len(response.batches),
         )
 
 

@@ -24,6 +24,7 @@ from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
@@ -89,6 +90,11 @@ class Partitions:
 
     def __iter__(self) -> Iterator[PartitionWorker]:
         return iter(list(self._workers.values()))
+
+    @property
+    def copy_pace(self) -> CopyPace:
+        """Of this node's learners."""
+        return self._node.copy_pace
 
     def __len__(self) -> int:
         return len(self._workers)

@@ -29,6 +29,7 @@ from liftpy.log.set_aside import drop_set_aside
 from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
@@ -71,6 +72,7 @@ class NodeTools:
     incarnation: int
     links: Links
     intake: NodeIntake
+    copy_pace: CopyPace
     drops: Drops
     subjects: Subjects
     node_inboxes: InboxRule
@@ -114,10 +116,7 @@ class PartitionWorker:
         """Files that recovery set aside, which are still there."""
         self._node = node
         self.state: PartitionState | None = None
-        seed = zlib.crc32(f"{node.settings.node_id} {key}".encode())
-        self.replica = Replica(
-            node.settings.node_id, node.incarnation, node.settings.replication, seed, node.intake, _REQUEST_ID_BASE
-        )
+        self.replica = _replica(node, key)
         own_subject = data_subject(subject, key.partition)
         node_id = node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
@@ -349,6 +348,13 @@ class PartitionWorker:
             logger.error("%s: closing the log: %s", self.key, error)
             return False
         return healthy
+
+
+def _replica(node: NodeTools, key: PartitionKey) -> Replica:
+    node_id = node.settings.node_id
+    seed = zlib.crc32(f"{node_id} {key}".encode())
+    config, pace = node.settings.replication, node.copy_pace
+    return Replica(node_id, node.incarnation, config, seed, node.intake, _REQUEST_ID_BASE, pace)
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:

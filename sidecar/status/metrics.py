@@ -49,13 +49,14 @@ class NodeCollector(Collector):
         for name, (metric, text) in _SUMS.items():
             yield CounterMetricFamily(metric, text, value=sum(p[name] for p in partitions))
         yield GaugeMetricFamily("liftpy_partitions", "Replicas on this node.", value=len(partitions))
-        leads = sum(p["role"] == "LEADER" for p in partitions)
-        yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=leads)
+        led = [p for p in partitions if p["role"] == "LEADER"]
+        yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=len(led))
         quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
         yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
-        behind = sum(len(p["isr"]) < len(p["replicas"]) for p in partitions if p["role"] == "LEADER")
+        yield from self._copies(report["copies"], partitions)
+        behind = sum(len(p["isr"]) < len(p["replicas"]) for p in led)
         yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
-        slow = sum(p["has_slow_disk"] + sum(f["has_slow_disk"] for f in p["followers"].values()) for p in partitions)
+        slow = sum(p["has_slow_disk"] + sum(f["has_slow_disk"] for f in p["followers"].values()) for p in led)
         text = "Of partitions led here, this node's and others', whose flushes are far slower than the rest's."
         yield GaugeMetricFamily("liftpy_replicas_with_slow_disks", text, value=slow)
         dropped = CounterMetricFamily(
@@ -68,17 +69,9 @@ class NodeCollector(Collector):
             yield GaugeMetricFamily(f"liftpy_{name}", text, value=sum(p[name] for p in partitions))
         waiting = sum(p["waiting_acks"] for p in partitions)
         yield GaugeMetricFamily("liftpy_waiting_acks", "Publishers that wait for an ack.", value=waiting)
-        uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in partitions if p["role"] == "LEADER")
+        uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in led)
         yield GaugeMetricFamily("liftpy_uncommitted_records", "Records of led partitions above HW.", value=uncommitted)
         services = [service for p in partitions for service in p.get("services", ())]
-        yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))
-        lag = max((service["lag"] for service in services), default=0)
-        yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
-        text = "Bytes of snapshots that services have fetched from, or given to, those beside other nodes, since they began."
-        moved = GaugeMetricFamily("liftpy_service_snapshot_bytes", text, labels=["way"])
-        for way in ("fetched", "given"):
-            moved.add_metric([way], sum(service[f"{way}_bytes"] for service in services))
-        yield moved
         yield from self._services(services, sum(len(p.get("gone_services", ())) for p in partitions))
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
@@ -114,6 +107,14 @@ class NodeCollector(Collector):
         yield events
 
     def _services(self, services: list[dict[str, Any]], gone: int) -> Iterator[Metric]:
+        yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))
+        lag = max((service["lag"] for service in services), default=0)
+        yield GaugeMetricFamily("liftpy_service_lag_records", "Records that the slowest service is behind HW.", value=lag)
+        text = "Bytes of snapshots that services have fetched from, or given to, those beside other nodes, since they began."
+        moved = GaugeMetricFamily("liftpy_service_snapshot_bytes", text, labels=["way"])
+        for way in ("fetched", "given"):
+            moved.add_metric([way], sum(service[f"{way}_bytes"] for service in services))
+        yield moved
         text = "Replicated services that were registered with this node, and are not any more."
         yield GaugeMetricFamily("liftpy_services_gone", text, value=gone)
         text = "Records that replicated services stand at, since they can't apply them."
@@ -143,6 +144,19 @@ class NodeCollector(Collector):
         for name, milliseconds in times.items():
             flushes.add_metric([name.removesuffix("_ms")], milliseconds / 1000)
         yield flushes
+
+    def _copies(self, copies: dict[str, float], partitions: list[dict[str, Any]]) -> Iterator[Metric]:
+        learners = sum(p["role"] == "LEARNER" for p in partitions)
+        yield GaugeMetricFamily("liftpy_partitions_copied", "Copied to this node: it is a learner of them.", value=learners)
+        text = "Partitions led here whose replicas are wanted elsewhere, or more or fewer of them."
+        moving = [p for p in partitions if p["role"] == "LEADER" and p["target"]]
+        yield GaugeMetricFamily("liftpy_partitions_moving", text, value=len(moving))
+        text = "Bytes of records that this node's learners were sent; growth of the partitions meanwhile included."
+        yield CounterMetricFamily("liftpy_copied_bytes", text, value=copies["copied_bytes"])
+        text = "Of them, what counted against the node's bound of bytes a second."
+        yield CounterMetricFamily("liftpy_copied_backlog_bytes", text, value=copies["backlog_bytes"])
+        text = "By how much the bound has put fetches of learners off, summed up."
+        yield CounterMetricFamily("liftpy_copies_put_off_seconds", text, value=copies["waited_s"])
 
     def _ticks(self, ticks: dict[str, float]) -> Iterator[Metric]:
         text = "How late the last ticks of the metadata group came; none on a node that is no controller."

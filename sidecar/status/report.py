@@ -15,6 +15,7 @@ from typing import Any
 from liftpy import __version__
 from liftpy.client.urls import shown_address
 from liftpy.log.flush_place import FlushPlace
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.snapshot import ReplicaSnapshot
 from liftpy.wire.refusals import by_reason
 from sidecar import clock
@@ -87,6 +88,7 @@ class Reporter:
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
+            "copies": _copies(self._partitions.copy_pace),
             "flush_times": self._flush_times.report(),
             "flush_place": self._flush_place.report(),
             "ticks": self._group.ticks(),
@@ -165,6 +167,16 @@ def _connection(link: BusConnection) -> dict[str, Any]:
     }
 
 
+def _copies(pace: CopyPace) -> dict[str, Any]:
+    """What the learners here have copied, all together, since the process began."""
+    return {
+        "bytes_per_second": pace.bytes_per_second,
+        "copied_bytes": pace.copied_bytes,
+        "backlog_bytes": pace.backlog_bytes,
+        "waited_s": round(pace.waited_ns / 1e9, 3),
+    }
+
+
 def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:
     return {
         "role": snapshot.role,
@@ -174,6 +186,9 @@ def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:
         "epoch": snapshot.epoch,
         "replicas": list(snapshot.replicas),
         "isr": list(snapshot.isr),
+        "target": list(snapshot.target),
+        "joining": snapshot.joining,
+        "copy_lag": snapshot.copy_lag_records,
         "log_start_offset": snapshot.log_start_offset,
         "newest_offset": snapshot.log_end_offset - 1,
         "flushed_offset": snapshot.flushed_end_offset - 1,

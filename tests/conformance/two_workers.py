@@ -21,6 +21,7 @@ from liftpy.log.promises import PromiseJournal
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
@@ -174,7 +175,7 @@ class WorkerNode:
         )
         tools: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus), intake=NodeIntake(),
+            links=SimpleNamespace(ingest=bus, replication=bus), intake=NodeIntake(), copy_pace=CopyPace(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects,
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,

@@ -70,6 +70,9 @@ def _refusal(draft: Draft, request: pb.ChangeIsr, partition: PartitionState) -> 
             f"{request.evicted!r} is not the next to go, leads, or is to be in the ISR; to go: {partition.leaving or 'nobody'}"
         )
         return refuse(pb.ControlResponse.INVALID, detail, partition)
+    if request.evicted and partition.joining in members:
+        detail = f"{partition.joining!r} joins and {request.evicted!r} goes: the replica set changes by one node at a time"
+        return refuse(pb.ControlResponse.INVALID, detail, partition)
     if not draft.image.is_live(partition.leader):
         return refuse(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
     for node_id in sorted(members.difference(partition.isr)):

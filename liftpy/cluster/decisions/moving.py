@@ -42,8 +42,8 @@ def reassign(draft: Draft, request: pb.Reassign) -> Decision:
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong, partition)
     reason = MoveReason.of(request.movedFor)
-    joining = partition.joining if partition.joining in wanted else ""
-    changed = settled(stream, replace(partition, target=wanted, joining=joining, moved_for=reason))
+    kept = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
+    changed = settled(stream, replace(kept, target=wanted, moved_for=reason))
     if reason is MoveReason.REBALANCED and not changed.target:
         changed = _led_by_the_first(draft, stream, changed)
     return _changed(draft, stream, partition, changed)
@@ -70,14 +70,16 @@ def begin_copy(draft: Draft, request: pb.BeginCopy) -> Decision:
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     if request.node and not draft.is_live(request.node):
         return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
-    return _changed(draft, stream, partition, replace(partition, joining=request.node))
+    copy = partition.epoch if request.node else 0
+    return _changed(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
 
 
 def where_it_stays(partition: PartitionState) -> PartitionState:
     """Without further moves: a copy under way is dropped; a replica that is to go, and whose place is taken, goes."""
     if not partition.leaving:
-        return replace(partition, target=(), joining="")
-    return replace(partition, target=tuple(node for node in partition.replicas if node != partition.leaving), joining="")
+        return replace(partition, target=(), joining="", copy_epoch=0)
+    staying = tuple(node for node in partition.replicas if node != partition.leaving)
+    return replace(partition, target=staying, joining="", copy_epoch=0)
 
 
 def joined(partition: PartitionState) -> PartitionState:
@@ -85,7 +87,7 @@ def joined(partition: PartitionState) -> PartitionState:
     replicas = (*partition.replicas, partition.joining)
     wanted = [node for node in partition.target if node in replicas]
     order = (*wanted, *(node for node in replicas if node not in wanted))
-    return replace(partition, replicas=order, joining="")
+    return replace(partition, replicas=order, joining="", copy_epoch=0)
 
 
 def evicted(partition: PartitionState, node_id: str) -> PartitionState:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReplicationRequest(_message.Message):
-    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros", "partition")
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros", "copyEpoch", "partition")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class ReplicationRequest(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCHCRC_FIELD_NUMBER: _ClassVar[int]
     FLUSHMICROS_FIELD_NUMBER: _ClassVar[int]
+    COPYEPOCH_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     offset: int
@@ -36,8 +37,9 @@ class ReplicationRequest(_message.Message):
     position: int
     batchCrc: int
     flushMicros: int
+    copyEpoch: int
     partition: int
-    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ..., copyEpoch: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class ReplicationRefusal(_message.Message):
     __slots__ = ("reason", "leaderEpoch", "logStartOffset", "streamUid", "partition", "requestId")

@@ -174,8 +174,8 @@ MUTANTS = [
     *rows(
         "sidecar/status/metrics.py",
         ("milliseconds are shown as seconds", "flushes.add_metric([name.removesuffix(\"_ms\")], milliseconds / 1000)", "flushes.add_metric([name.removesuffix(\"_ms\")], milliseconds)", "alerts on slow flushes fire always"),
-        ("every role is under-replicated", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in partitions if p[\"role\"] == \"LEADER\")", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in partitions)", "one short ISR counts on each node"),
-        ("uncommitted includes followers", "for p in partitions if p[\"role\"] == \"LEADER\")\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "for p in partitions)\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "idle nodes seem to hold uncommitted records"),
+        ("every role is under-replicated", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in led)", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in partitions)", "one short ISR counts on each node"),
+        ("uncommitted includes followers", "for p in led)\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "for p in partitions)\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "idle nodes seem to hold uncommitted records"),
         ("refusals are counted twice", "            if not by_reason({kind: count}):\n", "            if kind:\n", "sums over metrics are wrong"),
     ),
 ]  # fmt: skip

@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/replica/fetch_desk.py",
-        ("a fenced replica's fetch counts", "if live == 0 or event.incarnation != live:", "if event.incarnation not in (live, 0):",
+        ("a fenced replica's fetch counts", "if live == 0 or event.incarnation != live or", "if event.incarnation not in (live, 0) or",
          "a process that was replaced keeps HW up with a log that it has lost"),
         ("a follower asks for more than the bound", "return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum", "return event.max_bytes if event.max_bytes > 0 else maximum",
          "a follower's setting makes answers larger than the leader allows"),
@@ -65,7 +65,7 @@ MUTANTS = [
          "a follower throws away records that it could have kept"),
         ("a late timer blames the leader", "if late_ns > timeout_ns // 4:", "if late_ns > timeout_ns * 4:",
          "a host that was suspended reports a leader that is well"),
-        ("who is out of the ISR may witness", "may_witness = self.shared.node_id in state.isr or len(state.isr) == 1", "may_witness = True",
+        ("who is out of the ISR may witness", "may_witness = self.shared.node_id in (state.isr if len(state.isr) > 1 else state.replicas)", "may_witness = True",
          "a replica that is cut off deposes the leader"),
         ("a notice of another leader wakes it", "if event.leader_epoch != self.leader_epoch or event.leader != self.leader:", "if event.leader_epoch != self.leader_epoch:",
          "a forged notice keeps a dead leader in place"),
@@ -139,7 +139,7 @@ MUTANTS = [
         "liftpy/replica/progress.py",
         ("a request id may repeat", "self.last_request_id < request_id <= reach:", "self.last_request_id <= request_id <= reach:", "a fetch that was delivered twice moves a position back"),
         ("doubts end at once", "return now_ns - self.doubted_ns > DOUBT_NS", "return now_ns - self.doubted_ns >= 0", "a forged fetch makes HW rise"),
-        ("a new process keeps its position", "            self.incarnation = incarnation\n            self.position = None\n", "            self.incarnation = incarnation\n", "HW counts what a process has lost"),
+        ("a new process keeps its position", "            self.last_request_id, self.doubted_ns = 0, None\n            self._forget()\n", "            self.last_request_id, self.doubted_ns = 0, None\n", "HW counts what a process has lost"),
         ("a fetch does not end a doubt of absence", "        self.absences, self.probed = 0, False\n        self.log_end", "        self.log_end", "two absences, hours apart, take a follower out of the ISR"),
     ),
     *rows(

@@ -48,6 +48,7 @@ def test_every_field_of_every_state_comes_back() -> None:
         target=("a", "b", "d"),
         joining="d",
         moved_for=MoveReason.DRAINED,
+        copy_epoch=9,
         isr=("a", "b"),
         leaderships=11,
     )

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liftpy.errors import ConfigError
+from liftpy.replica.copying import CopyPace
 from liftpy.wire.refusals import REFUSED
 from sidecar.settings import NodeSettings, Target
 from sidecar.status.desk import StatusDesk
@@ -46,6 +47,7 @@ def a_partition(number: int, role: str, **more: Any) -> dict[str, Any]:
         "phase": "-",
         "isr": ["a", "b", "c"],
         "replicas": ["a", "b", "c"],
+        "target": [],
         "has_slow_disk": False,
         "followers": {},
         "dropped": {},
@@ -84,11 +86,14 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
             dropped={"x": 2, "y": 1},
             services=[{"lag": n, "fetched_bytes": n * 10, "given_bytes": n * 100} for n in (3, 8)],
         ),
-        a_partition(3, "LEADER", services=[busy, {**busy, "role": "FOLLOWER", "output_backlog": 900, "lag": 1}]),
+        a_partition(
+            3, "LEADER", target=["a", "d"], services=[busy, {**busy, "role": "FOLLOWER", "output_backlog": 900, "lag": 1}]
+        ),
         a_partition(4, "LEADER", gone_services=[{}, {}], services=[{**busy, "output_backlog": 0, "since_output_s": 99.0}]),
         a_partition(2, "LEADER", followers={"b": {"has_slow_disk": True}, "c": {"has_slow_disk": False}}, dropped={"x": 5}),
         a_partition(7, "FOLLOWER", isr=["a"]),
-        a_partition(9, "FOLLOWER", phase="FOLLOWER_QUIET"),
+        a_partition(9, "FOLLOWER", phase="FOLLOWER_QUIET", target=["a"]),
+        a_partition(11, "LEARNER"),
     ]
     link = {"connected": True, "send_buffer_bytes": 41, "reconnects": 42}
     losses = {"waiting_bytes": 44, "lost_with_connections": 45, "connections_with_unknown_loss": 46}
@@ -96,6 +101,7 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
         "partitions": partitions,
         "nats": {"connected": False, **{name: 10 + at for at, name in enumerate(TRAFFIC)}, "errors": {"slow": 3}},
         "connections": {"replication": link, "ingest": {**link, "connected": False, "send_buffer_bytes": 43, **losses}},
+        "copies": {"bytes_per_second": 84, "copied_bytes": 85, "backlog_bytes": 86, "waited_s": 87.5},
         "flush_times": {"p50_ms": 1.0, "p99_ms": 250.0, "max_ms": 3000.0},
         "flush_place": {"on_loop": True, "moves": 51, "done_on_loop": 52, "done_in_thread": 53, "probed": 54},
         "ticks": {"p50_ms": 2.0, "p99_ms": 4.0, "max_ms": 8.0, "late": 55},
@@ -109,9 +115,14 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
     for name, metric in SUMS.items():
         assert found[metric,] == sum(p[name] for p in partitions), name
     expected: dict[tuple[str, ...], float] = {
-        ("liftpy_partitions",): 6,
+        ("liftpy_partitions",): 7,
         ("liftpy_partitions_led",): 4,
         ("liftpy_partitions_quiet",): 1,
+        ("liftpy_partitions_copied",): 1,
+        ("liftpy_partitions_moving",): 1,
+        ("liftpy_copied_bytes_total",): 85,
+        ("liftpy_copied_backlog_bytes_total",): 86,
+        ("liftpy_copies_put_off_seconds_total",): 87.5,
         ("liftpy_partitions_under_replicated",): 1,
         ("liftpy_replicas_with_slow_disks",): 2,
         ("liftpy_ingest_dropped_total", "x"): 7,
@@ -186,9 +197,10 @@ def a_link(name: str, number: int, *, connected: bool = True) -> Any:
 def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None = None) -> Reporter:
     class Partitions(list[Any]):
         failed: dict[str, str]
+        copy_pace: CopyPace
 
     partitions = Partitions()
-    partitions.failed = failed or {}
+    partitions.failed, partitions.copy_pace = failed or {}, CopyPace()
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5),

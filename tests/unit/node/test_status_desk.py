@@ -15,6 +15,7 @@ import pytest
 
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -42,6 +43,9 @@ SNAPSHOT = ReplicaSnapshot(
     high_watermark=21,
     lease_is_current=True,
     has_slow_disk=False,
+    target=("n1", "n4"),
+    joining="n4",
+    copy_lag_records=125,
     followers=(
         FollowerSnapshot("n2", 21, 3, True, 0.12345, 1.23456, False),
         FollowerSnapshot("n3", None, None, False, 2.0, 0.0, True),
@@ -60,6 +64,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         key=PartitionKey(stream, "u7", partition),
         replica=SimpleNamespace(snapshot=snapshot, held_bytes=101, uncommitted_bytes=102),
         acks=SimpleNamespace(count=103),
+        log=SimpleNamespace(size_bytes=124),
         reads=SimpleNamespace(waiting_count=104, waiting_bytes=105),
         flusher=SimpleNamespace(count=106, times=SimpleNamespace(report=lambda: {"p50_ms": 107})),
         ingest=SimpleNamespace(
@@ -77,6 +82,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
 def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
+        copy_pace = CopyPace(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
 
     link = a_link("ingest", 1)
     group: Any = SimpleNamespace(leader="n1", image=SimpleNamespace(index=5), held={}, counters={}, ticks=dict)
@@ -110,6 +116,9 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "epoch": 12,
             "replicas": ["n1", "n2", "n3"],
             "isr": ["n1", "n2"],
+            "target": ["n1", "n4"],
+            "joining": "n4",
+            "copy_lag": 125,
             "log_start_offset": 13,
             "newest_offset": 24,
             "flushed_offset": 22,
@@ -136,6 +145,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             },
             "held_bytes": 101,
             "uncommitted_bytes": 102,
+            "log_bytes": 124,
             "waiting_acks": 103,
             "waiting_readers": 104,
             "waiting_readers_bytes": 105,
