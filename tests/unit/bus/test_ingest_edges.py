@@ -139,6 +139,7 @@ async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None
         [[("a", b"1")], [("Lift-Key", b"1")]],
         [[("Lift-Key", b"1")], [("a", b"1")]],
         [[], [("Lift-Key", b"1")]],
+        [[("Aift-Key", b"1")], [("Lift-Key", b"1")]],
     ],
 )
 def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> None:

@@ -18,7 +18,7 @@ from sidecar.raft import driver as driver_module
 from sidecar.raft import library
 from sidecar.raft.driver import GroupDriver, tick_once
 from sidecar.raft.journal import GroupJournal
-from sidecar.raft.library import FAIL_REASON, outcome_of, settings
+from sidecar.raft.library import FAIL_REASON, _NoPickle, outcome_of, settings
 from tests.unit.raft.ours import our_net
 
 
@@ -332,3 +332,106 @@ async def test_a_frame_that_comes_has_a_tick_begin_soon(monkeypatch: pytest.Monk
     assert bench.driver._scheduled
     bench.driver.tick()
     assert (bench.frames, bench.driver.frames_lost, bench.driver.late_tick_count) == ([[("b", b"frame")]], 0, 0)
+
+
+# ---- what is applied ---------------------------------------------------------------------------------------------------------------
+class Machine:
+    """A state machine that writes down what it is given; ``ready``: whether an entry can be applied at once."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.ready = True
+        self.fails: BaseException | None = None
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        self.told.append(("ahead", entry, index))
+        if self.fails is not None:
+            raise self.fails
+        return self.ready
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        self.told.append(("apply", entry, index))
+        if self.fails is not None:
+            raise self.fails
+        return b"answer"
+
+
+def test_work_is_done_ahead_on_what_is_applied_next_and_on_nothing_else(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        first = core.log.last_index + 1
+        for command in (b"\x00one", b"\x01noop", b"\x00two"):
+            core.log.add(command, core.log.last_index + 1, 1)
+        assert [core._worked_ahead(first + n) for n in (-9, 0, 1, 2, 3)] == [True] * 5
+        assert machine.told == [("ahead", b"one", first), ("ahead", b"two", first + 2)]
+        machine.ready = False
+        assert core._worked_ahead(first) is False
+        machine.fails = RuntimeError("broken")
+        assert core._worked_ahead(first) is True
+        assert core.failure is machine.fails
+        machine.told.clear()
+        assert core._worked_ahead(first) is True
+        assert machine.told == [], "the process stops"
+
+
+def test_what_was_applied_is_counted_by_its_bytes_and_a_failure_stops_all(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        core._applied_bytes = core._uncompacted_bytes = 0
+        index = core.raftLastApplied + 1
+        assert core._SyncObj__doApplyCommand(b"\x00entry") == b"answer"
+        assert machine.told == [("apply", b"entry", index)]
+        assert (core._applied_bytes, core._uncompacted_bytes, core._applied_at) == (112, 112, net.now)
+        assert core._SyncObj__doApplyCommand(b"\x01noop") is None
+        assert (len(machine.told), core._applied_bytes) == (1, 112)
+        machine.fails = RuntimeError("broken")
+        assert core._SyncObj__doApplyCommand(b"\x00entry") is None
+        assert (core.failure, core._applied_bytes) == (machine.fails, 112)
+        machine.fails = None
+        assert core._SyncObj__doApplyCommand(b"\x00entry") is None
+        assert len(machine.told) == 2, "nothing is applied after a failure"
+
+
+def test_a_tick_applies_so_much_and_its_second_part_the_rest_of_that(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        first = core.log.last_index + 1
+        for number in range(6):
+            core.log.add(b"\x00" + b"x" * 3000, first + number, 1)
+        core._SyncObj__raftCommitIndex = first + 5
+        applied = []
+        for goes_on in (False, True, False, False, False):
+            core._goes_on = goes_on
+            core._SyncObj__applyLogEntries()
+            applied.append(core.raftLastApplied - first + 1)
+        assert applied == [3, 3, 6, 6, 6], "8 KiB in one tick, three entries here"
+        assert core.raftCommitIndex == first + 5
+        assert not core.behind
+        machine.ready = False
+        core.log.add(b"\x00large", first + 6, 1)
+        core._SyncObj__raftCommitIndex = first + 6
+        assert core.behind
+        machine.told.clear()
+        core._SyncObj__applyLogEntries()
+        assert (machine.told, core.raftLastApplied) == ([("ahead", b"large", first + 6)] * 4, first + 5), (
+            "a step counts as 2 KiB"
+        )
+        core.failure = RuntimeError("broken")
+        assert not core.behind
+
+
+def test_what_the_library_hands_over_as_text_or_bytes_is_bytes() -> None:
+    assert (_NoPickle.to_bytes("é"), _NoPickle.to_bytes(b"\xff")) == ("é".encode(), b"\xff")
+    assert _NoPickle.loads(_NoPickle.dumps((b"command", 7, 3))) == (b"command", 7, 3)
+
+
+async def test_the_lateness_of_a_minute_of_ticks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (driver_module.TICK_S, driver_module._TICKS_KEPT) == (0.05, 1200)
+    kept = Ticking(monkeypatch).driver.lateness
+    kept.add(9.0)
+    for _ in range(1200):
+        kept.add(0.001)
+    assert kept.report()["max_ms"] < 9000, "what is older is forgotten"
