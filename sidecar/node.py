@@ -228,7 +228,7 @@ class Node:
             repair=self.repair,
             step_aside=self._make_way,
             folder=folder,
-            deletions=Deletions(group, settings.node_id, decides=settings.is_controller),
+            deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
             identity=identity,
             recovered=self._recovered,
             promises=promises,

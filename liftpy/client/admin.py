@@ -58,7 +58,8 @@ _ERRORS: dict[int, type[LiftError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One member of the metadata group. ``lag``: entries behind the leader's log end."""
+    """One member of the metadata group. ``lag``: entries behind the leader's log end; ``learner``: it counts for nothing before it has
+    caught up; ``leaving``: it is to go; ``waits_for``: why the change that is under way does not go on, for people."""
 
     node_id: str
     leader: bool
@@ -67,6 +68,9 @@ class Controller:
     applied_index: int
     lag: int
     connected: bool
+    learner: bool = False
+    leaving: bool = False
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +232,26 @@ class Admin:
     async def remove_node(self, node_id: str) -> None:
         """Forget a node that has stopped and holds no replica. Raises NotFoundError, ConfigError (the text says what is in the way).
 
-        One that is started again registers again. A controller stays a member of the metadata group: that is a setting.
+        One that is started again registers again. A controller stays a member of the metadata group: ``change_controllers``.
         """
         check_name(node_id, "node")
         await self._command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+
+    async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
+        """Who forms the metadata group: one node more (``add``), one less (``remove``), or one in place of another (both).
+
+        Returns what is decided, for people. What is added is sent the log first, and counts once it has caught up; the change goes
+        on by itself, ``describe`` shows how far it is. Raises NotFoundError (no such node or controller), AlreadyExistsError (it is one
+        already, or another change is under way), ConfigError (no majority would live, the last one, too many; the text has the
+        numbers), UnavailableError.
+        """
+        for node_id in filter(None, (add, remove)):
+            check_name(node_id, "node")
+        if not add and not remove:
+            raise ConfigError("say which node is to be added, removed, or both")
+        change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
+        change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
+        return (await self._command(cluster_pb2.ControlRequest(changeControllers=change))).detail
 
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
@@ -294,7 +314,9 @@ class Admin:
             pages.add((await self._read(request)).cluster)
         cluster = pages.cluster
         controllers = tuple(
-            Controller(c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected)
+            Controller(
+                c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected, c.learner, c.leaving, c.waitsFor
+            )
             for c in cluster.controllers
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)

@@ -204,6 +204,10 @@ class Client:
         """Give every partition of a stream so many replicas; see ``Admin.alter_stream``."""
         return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run)
 
+    async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
+        """Change who forms the metadata group; see ``Admin.change_controllers``."""
+        return await self._admin.change_controllers(add=add, remove=remove)
+
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Take that back; see ``Admin.reset_node``."""
         return await self._admin.reset_node(node_id, weight=weight, rack=rack)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from immutables import Map
 
+from liftpy.cluster.controller_list import list_from_pb, list_to_pb
 from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
@@ -272,6 +273,8 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
     head.nodes.extend(node_to_pb(image.nodes[name]) for name in sorted(image.nodes))
     for uid, partition in sorted(image.reports):
         head.reports.extend(report_to_pb(uid, partition, report) for report in image.reports[uid, partition])
+    if image.controllers.index:
+        head.controllers.CopyFrom(list_to_pb(image.controllers))
     if operations:
         head.operations.extend(operation_to_pb(operation) for operation in image.operations)
     return head
@@ -298,4 +301,5 @@ def image_from_pb(message: pb.Image) -> ClusterImage:
         counters=counters_from_pb(message.counters),
         operations=OperationWindow.of([operation_from_pb(operation) for operation in message.operations]),
         reports=Map(reports),
+        controllers=list_from_pb(message.controllers),
     )

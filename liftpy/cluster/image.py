@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
@@ -173,6 +174,8 @@ class ClusterImage:
     operations: OperationWindow = field(default_factory=OperationWindow)
     reports: Reports = field(default_factory=Map)
     """By (stream uid, partition): at most one report per witness, in the order of arrival."""
+    controllers: ControllerList = field(default_factory=ControllerList)
+    """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)

@@ -12,15 +12,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.controller_list import (
+    Already,
+    ControllerList,
+    GroupView,
+    Refused,
+    hands_over,
+    list_to_pb,
+    next_step,
+    planned,
+)
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.forwarding import error_response
+from liftpy.cluster.fsm import again
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.leaderless import Leaderless
 from liftpy.cluster.pages import describer
@@ -39,6 +50,8 @@ MAX_QUESTIONS = 256
 """Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """How often the feed says where its head is while nothing happens."""
+HAND_OVER_EVERY_NS = NS_PER_S
+"""How often a leader that is to leave the group asks another one to take over."""
 _NEW = "the metadata leader has only just been elected"
 
 
@@ -64,6 +77,9 @@ class GroupLog(Protocol):
     def confirmed_ns(self) -> int:
         """Leader: until this moment, monotonic, a majority had not voted for anybody else [D22]."""
 
+    def view(self) -> GroupView:
+        """Who forms the group by this log, and what is known of them here."""
+
 
 class EntryOutcome(Enum):
     """What became of an entry, as far as this member can know."""
@@ -88,6 +104,11 @@ class Order:
     is_first: bool = False
     """The operation was not in the log before."""
 
+    @property
+    def changes_controllers(self) -> bool:
+        """Its entry is one of the group's own: it counts once it is appended."""
+        return self.request.HasField("changeControllers")
+
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
@@ -108,7 +129,12 @@ class PublishEntry:
     entry: pb.FeedEntry
 
 
-Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have another voter lead the group: this one is to leave it."""
+
+
+Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
 """``LeaderQuestion``: ask the node; say ``answered`` in the end."""
 
 
@@ -139,6 +165,9 @@ class MetadataMember:
         self._look_at_ns = 0
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
+        self._step_is_ordered = False
+        """Of a change of the controllers."""
+        self._hand_over_at_ns = 0
 
     @property
     def in_office(self) -> bool:
@@ -211,8 +240,21 @@ class MetadataMember:
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
+        decided += self._controllers(now_ns)
         decided += self._published(now_ns)
         return decided
+
+    def _controllers(self, now_ns: int) -> list[Decision]:
+        """A change of the controllers that is under way goes on, whoever has begun it."""
+        view = self._log.view()
+        if hands_over(view) and now_ns >= self._hand_over_at_ns:
+            self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
+            return [HandOver()]
+        if self._step_is_ordered or next_step(view) is None:
+            return []
+        self._step_is_ordered = True
+        self._own_orders += 1
+        return [Order(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
 
     def _looks(self, now_ns: int) -> list[Decision]:
         """One request per late node and ``LOOK_EVERY_NS``, and none while all heartbeats come in time."""
@@ -257,8 +299,27 @@ class MetadataMember:
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
-        answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
+        if request.HasField("changeControllers"):
+            answer = self._about_controllers(request)
+        else:
+            answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
         return Order(request, timeout_ns) if answer is None else answer
+
+    def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        """The answer to a change of the controllers that needs no entry, None: it needs one."""
+        held = self._log.image.operations.get(request.operationId)
+        if held is not None:
+            return pb.ControlResponse.FromString(again(self._log.image, held))
+        plan = self._plan(request.changeControllers)
+        if isinstance(plan, ControllerList):
+            return None
+        error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+        return error_response(request, error, plan.detail)
+
+    def _plan(self, asked: pb.ChangeControllers) -> ControllerList | Already | Refused:
+        nodes = self._log.image.nodes
+        fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
+        return planned(asked, self._log.view(), frozenset(nodes), fenced)
 
     def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Where nobody leads every member says what it knows: better than silence for an operator. Not a member that has only just lost
@@ -277,6 +338,14 @@ class MetadataMember:
         if not request.operationId:
             request.operationId = self._new_id()
         request.timeNs = time_ns
+        if order.changes_controllers:
+            plan = self._plan(request.changeControllers)
+            if not isinstance(plan, ControllerList):
+                self._is_over(order)
+                error = plan.error if isinstance(plan, Refused) else pb.ControlResponse.OK
+                return error_response(request, error, plan.detail)
+            request.changeControllers.list.CopyFrom(list_to_pb(replace(plan, index=0)))
+            request.changeControllers.after = self._log.view().now.index
         command = request.SerializeToString()
         if len(command) >= max_bytes:
             self._is_over(order)
@@ -300,6 +369,8 @@ class MetadataMember:
 
     def _is_over(self, order: Order) -> None:
         self._own_orders -= order.own
+        if order.own and order.changes_controllers:
+            self._step_is_ordered = False
         if order.takes_over == self._taking_over:
             self._taking_over = -1
 

@@ -20,6 +20,7 @@ from heapq import nsmallest
 from typing import Any
 
 from liftpy.cluster.codec import counters_to_pb, node_to_pb, partition_to_pb, stream_to_pb
+from liftpy.cluster.controller_list import list_to_pb
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.errors import NotFoundError, ProtocolError
 from liftpy.ids import shown
@@ -56,6 +57,8 @@ class _Room:
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
     """The page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns))
+    if image.controllers.index:
+        page.image.controllers.CopyFrom(list_to_pb(image.controllers))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))
     if request.afterStream or _add_nodes(page, image, request.afterNode, room):
         _add_streams(page, image, request, room)

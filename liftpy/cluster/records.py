@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from liftpy.cluster import codec
+from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_to_pb
 from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.errors import ProtocolError
@@ -96,6 +97,13 @@ class LeaderReported:
     report: LeaderReport
 
 
+@dataclass(frozen=True, slots=True)
+class ControllersChanged:
+    """Others form the metadata group, from the entry on that has this index [M10]."""
+
+    controllers: ControllerList
+
+
 Record: TypeAlias = (
     StreamCreated
     | StreamDeleted
@@ -107,6 +115,7 @@ Record: TypeAlias = (
     | OperationDone
     | CountersMoved
     | LeaderReported
+    | ControllersChanged
 )
 
 
@@ -135,6 +144,8 @@ def record_to_pb(record: Record) -> pb.Record:
             return pb.Record(countersMoved=codec.counters_to_pb(counters))
         case LeaderReported(uid, number, report):
             return pb.Record(leaderReported=codec.report_to_pb(uid, number, report))
+        case ControllersChanged(controllers):
+            return pb.Record(controllersChanged=list_to_pb(controllers))
     assert_never(record)
 
 
@@ -168,4 +179,6 @@ def record_from_pb(message: pb.Record) -> Record:
         case "leaderReported":
             report = message.leaderReported
             return LeaderReported(report.uid, report.partition, codec.report_from_pb(report))
+        case "controllersChanged":
+            return ControllersChanged(list_from_pb(message.controllersChanged))
     raise ProtocolError("a record of a kind that this version does not know")

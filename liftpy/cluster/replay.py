@@ -12,6 +12,7 @@ from typing import assert_never
 
 from liftpy.cluster.image import ClusterImage, LeaderReport
 from liftpy.cluster.records import (
+    ControllersChanged,
     CountersMoved,
     LeaderReported,
     NodeChanged,
@@ -67,6 +68,9 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             return replace(image, counters=counters)
         case LeaderReported(uid, number, report):
             return replace(image, reports=image.reports.set((uid, number), _with(image.reports.get((uid, number), ()), report)))
+        case ControllersChanged(controllers):
+            check(controllers.index > image.controllers.index, "M10", controllers, image.controllers)
+            return replace(image, controllers=controllers)
     assert_never(record)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import altering, elections, isr, moving, nodes, streams
+from liftpy.cluster.decisions import altering, controllers, elections, isr, moving, nodes, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -79,6 +79,7 @@ REQUESTS: dict[str, RequestKind] = {
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
     "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
+    "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),

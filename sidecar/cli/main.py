@@ -32,7 +32,7 @@ COMMANDS = {
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "node": ("sidecar.cli.node", "Drain a node, remove one that is gone for good; say its weight and rack."),
     "rebalance": ("sidecar.cli.rebalance", "Move replicas or leaderships so that every node holds its share."),
-    "controllers": ("sidecar.cli.controllers", "Show the metadata group."),
+    "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
     "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),

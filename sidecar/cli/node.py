@@ -57,7 +57,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
         return
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
     if controller:
-        click.echo(f"{node_id} stays one of the controllers, as long as their settings name it", err=True)
+        click.echo(f"{node_id} stays one of the controllers: liftpy controllers remove {node_id}", err=True)
 
 
 @node.command(name="set-weight")

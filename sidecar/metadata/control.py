@@ -31,6 +31,7 @@ from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.metadata.forwarding import DecideHere
+from sidecar.metadata.outgoing import unsubscribe
 from sidecar.tasks import spawn
 
 _TIMEOUT_S = 2.0
@@ -135,16 +136,18 @@ class ControlDesk:
         self._turns = Turns()
         self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
         """Listen."""
         doors = {self._subjects.info(): Door.INFO, self._subjects.control_node("*"): Door.NODE}
         doors |= dict.fromkeys(self._subjects.control_admin_all(), Door.ADMIN)
         for subject, door in doors.items():
-            await self._connection.subscribe(subject, cb=partial(self._received, door))
+            self._subscriptions.append(await self._connection.subscribe(subject, cb=partial(self._received, door)))
 
     async def close(self) -> None:
-        """Give up what is under way: the askers turn to the next leader."""
+        """Listen no more, and give up what is under way: the askers turn to the next leader."""
+        await unsubscribe(self._subscriptions)
         await end_tasks(self._under_way)
 
     async def _received(self, door: Door, message: Any) -> None:

@@ -25,7 +25,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
-from sidecar.metadata.outgoing import Outgoing
+from sidecar.metadata.outgoing import Outgoing, unsubscribe
 from sidecar.tasks import spawn, unexpected
 
 _REQUEST_TIMEOUT_S = 1.0
@@ -51,11 +51,16 @@ class FeedPublisher:
         self._outgoing = outgoing
         self._is_inbox = is_inbox
         self._image = image
+        self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
         """Answer requests for what was missed."""
         subject = self._subjects.feed_snapshot()
-        await self._connection.subscribe(subject, queue=subject, cb=self._asked)
+        self._subscriptions.append(await self._connection.subscribe(subject, queue=subject, cb=self._asked))
+
+    async def close(self) -> None:
+        """Answer no more."""
+        await unsubscribe(self._subscriptions)
 
     def put(self, entry: pb.FeedEntry) -> None:
         """Publish an entry, behind those before it."""
@@ -93,6 +98,7 @@ class FeedSubscriber:
         self._leader = ""
         self._refused: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
+        self._subscriptions: list[Any] = []
 
     @property
     def image(self) -> ClusterImage:
@@ -128,7 +134,7 @@ class FeedSubscriber:
 
     async def start(self) -> None:
         """Follow the feed; returns with the first image."""
-        await self._connection.subscribe(self._subjects.feed(), cb=self._published)
+        self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._published))
         self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
@@ -141,6 +147,7 @@ class FeedSubscriber:
 
     async def stop(self) -> None:
         """Follow no longer."""
+        await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:

@@ -24,6 +24,14 @@ class MetadataGroup(Protocol):
         """Node id of the metadata leader as known here, '' when there is none."""
 
     @property
+    def is_controller(self) -> bool:
+        """Whether this node is one of the controllers now."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether ``image`` is what was committed for certain: the node is a controller, and was one since it started."""
+
+    @property
     def counters(self) -> dict[str, int]:
         """What was refused, ended or lost on the way to the group, by kind."""
 

@@ -15,15 +15,16 @@ from collections.abc import Callable
 import nats.errors
 
 from liftpy.client.parser import StrictConnection, watch_denials
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.rights import RightsWatch
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.opening import MemberFolder
+from sidecar.metadata.roles import GroupRole
 from sidecar.settings import NodeSettings
 
 logger = logging.getLogger("liftpy.group")
@@ -46,27 +47,26 @@ class GroupLink:
             raise ConfigError(
                 "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
             )
-        if not settings.is_controller and (folder.raft / "journal").exists():
-            raise ConfigError(
-                f"controllers = {', '.join(settings.controllers)} lacks this node: {settings.node_id} is a member of the metadata "
-                f"group, as its folder {folder.raft} shows; name it, or start under another id with a folder of its own"
-            )
         self._settings = settings
         self._folder = folder
         self._subjects = subjects
         self._inboxes = inboxes
         self._connection = StrictConnection(counters)
-        self._group: RaftMember | FeedSubscriber | None = None
+        self._group: GroupRole | None = None
 
-    async def open(self, fatal: Callable[[Exception], None]) -> MetadataGroup:
+    async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
         """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
         await self._connect()
         settings = self._settings
         rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
         watch_denials(self._connection, rights.denied)
-        if settings.is_controller:
-            self._group = RaftMember(
-                MemberFolder(settings.node_id, settings.controllers, self._folder.raft, settings.bootstrap_majority),
+
+        def member(joins: ControllerList | None) -> RaftMember:
+            opened = MemberFolder(
+                settings.node_id, settings.controllers, self._folder.raft, settings.bootstrap_majority, joins=joins
+            )
+            return RaftMember(
+                opened,
                 self._connection,
                 self._subjects,
                 settings.replication,
@@ -74,8 +74,15 @@ class GroupLink:
                 self._inboxes.allows,
                 elections=settings.elections,
             )
-        else:
-            self._group = FeedSubscriber(settings.node_id, self._connection, self._subjects)
+
+        self._group = GroupRole(
+            settings,
+            self._connection,
+            self._subjects,
+            member,
+            lambda: FeedSubscriber(settings.node_id, self._connection, self._subjects),
+            lambda: (self._folder.raft / "journal").exists(),
+        )
         await self._group.start()
         rights.started()
         return self._group

@@ -20,6 +20,8 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from liftpy.client.ending import end_tasks
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -34,12 +36,13 @@ from sidecar.metadata.control import ControlDesk
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
-from sidecar.metadata.opening import MemberFolder, MemberLog
+from sidecar.metadata.opening import UNLED_S, MemberFolder, MemberLog
 from sidecar.metadata.orders import Orders
-from sidecar.metadata.outgoing import Outgoing
+from sidecar.metadata.outgoing import Outgoing, unsubscribe
 from sidecar.raft.driver import GroupDriver
 from sidecar.raft.library import check_library
 from sidecar.raft.sealing import seal, unseal
+from sidecar.tasks import spawn
 
 logger = logging.getLogger("liftpy.raft")
 
@@ -82,7 +85,7 @@ class RaftMember:
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
-        self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up)
+        self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._desk = ControlDesk(
             connection,
@@ -94,6 +97,10 @@ class RaftMember:
             lambda node_id: node_id in self.image.nodes,
         )
         self._watchers: list[Watcher] = []
+        self._subscriptions: list[Any] = []
+        self._listens_since = time.monotonic()
+        """For a leader; or when it was asked last whether this node is a controller at all."""
+        self._asking: asyncio.Task[None] | None = None
         self._shown = fsm.image
         """The image that the watchers have seen."""
 
@@ -111,6 +118,7 @@ class RaftMember:
     def _ticked(self) -> None:
         """Take note of what the log has come to, show it, have done what follows."""
         self._log.probation.look()
+        self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id)
         image, before = self.image, self._shown
         if image is not before:
@@ -118,6 +126,19 @@ class RaftMember:
             for watcher in self._watchers:
                 watcher(before, image)
         self._orders.look()
+
+    def _ask_when_unled(self) -> None:
+        """Who hears no leader asks whether the group goes on without it: then it is no controller any more, and missed it."""
+        now = time.monotonic()
+        if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
+            since, self._listens_since = self._listens_since, now
+            if not self._log.hears_a_leader(since):
+                self._asking = spawn(self._ask_who_they_are(), "asking who the controllers are")
+
+    async def _ask_who_they_are(self) -> None:
+        request = pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True)
+        if self._log.told(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
+            logger.warning("%s is no controller any more, as of index %d", self.node_id, self._log.core.dismissed_at)
 
     async def _frame_received(self, message: Any) -> None:
         sender = message.subject.rsplit(".", 1)[1]
@@ -127,6 +148,27 @@ class RaftMember:
             self._log.transport.sessions.counters[refused(error)] += 1
             return
         self._driver.frame_received(sender, frame)
+
+    # ---- its part in the group -----------------------------------------------------------------------------------------
+    @property
+    def is_member(self) -> bool:
+        """Whether this node is a controller, as far as it knows."""
+        return self._log.is_member
+
+    @property
+    def has_voted(self) -> bool:
+        """Its folder is that of a member that votes."""
+        return self._log.probation.has_been_member
+
+    @property
+    def controllers(self) -> ControllerList:
+        """By its log."""
+        return self._log.core.controllers
+
+    @property
+    def left_at(self) -> int:
+        """Index of the list that names this node no longer, as it knows."""
+        return max(self.controllers.index, self._log.core.dismissed_at)
 
     # ---- Group ---------------------------------------------------------------------------------------------------------
     @property
@@ -163,8 +205,10 @@ class RaftMember:
         """Nobody can contradict what was committed."""
 
     async def start(self) -> None:
-        """Listen and tick; returns when a barrier that was committed since is applied here."""
-        await self._connection.subscribe(self._subjects.raft_inbox(self.node_id), cb=self._frame_received)
+        """Listen and tick; returns when a barrier that was committed since is applied here, or the node is no controller any more."""
+        self._listens_since = time.monotonic()
+        inbox = self._subjects.raft_inbox(self.node_id)
+        self._subscriptions.append(await self._connection.subscribe(inbox, cb=self._frame_received))
         await self._desk.open()
         await self._feed.start()
         self.bus_changed(True)
@@ -176,7 +220,7 @@ class RaftMember:
         self._member.catching_up()
         probation = self._log.probation
         say_at = time.monotonic() + _SAY_AFTER_S
-        while not self._driver.stopped:
+        while not self._driver.stopped and self.is_member:
             turn = probation.turn
             if await self.barrier(_JOIN_ATTEMPT_S):
                 probation.barrier_applied(turn)
@@ -218,7 +262,7 @@ class RaftMember:
     def _transfer(self) -> None:
         """Ask the best follower to take over: it does not wait for an election time-out, and so must not have leases to wait for."""
         self._member.resign()
-        self._log.core.transferLeadership()
+        self._log.core.hand_over()
         self._driver.wake()
 
     def _somebody_is_up(self) -> bool:
@@ -233,6 +277,9 @@ class RaftMember:
             while self._log.leads and self._somebody_is_up() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
         self._driver.stop()
+        await end_tasks([self._asking])
+        await unsubscribe(self._subscriptions)
+        await self._feed.close()
         await self._desk.close()
         await self._orders.close()
         await self._outgoing.close()

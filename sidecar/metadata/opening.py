@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from liftpy.cluster.controller_list import ControllerList, GroupView, first_list, list_from_pb, waits_for, well_formed
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -22,12 +23,15 @@ from sidecar import clock as clocks
 from sidecar.disk.files import make_folder
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import Node, RaftCore, settings
-from sidecar.raft.probation import Probation
+from sidecar.raft.log_controllers import LogControllers
+from sidecar.raft.probation import MARKER, Probation
 from sidecar.raft.sessions import Peer
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
 
 COMPACT_AFTER_ENTRIES = 10_000
+UNLED_S = 2.0
+"""So long a member hears of no leader before it asks, as any node does, whether the group goes on without it."""
 
 
 def _draw() -> int:
@@ -36,8 +40,9 @@ def _draw() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberFolder:
-    """What a member is opened from. ``folder``: the node's ``raft`` folder; ``bootstrap_majority``: the operator's word that
-    controllers which are missing at the first start have never been members; ``flush`` False is for benchmarks only."""
+    """What a member is opened from. ``members``: the list of the settings; ``folder``: the node's ``raft`` folder;
+    ``bootstrap_majority``: the operator's word that controllers which are missing at the first start have never been members; ``flush``
+    False is for benchmarks only; ``joins``: the controllers of the group that runs, as the feed says: the node is one."""
 
     node_id: str
     members: tuple[str, ...]
@@ -45,6 +50,7 @@ class MemberFolder:
     bootstrap_majority: bool = False
     compact_after_entries: int = COMPACT_AFTER_ENTRIES
     flush: bool = True
+    joins: ControllerList | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +77,47 @@ class MemberLog:
         state_changed: Callable[[int, int], None],
         surroundings: MemberSurroundings = MemberSurroundings(),  # it can't be changed
     ) -> None:
-        node_id, members, around = opened.node_id, opened.members, surroundings
+        node_id, around = opened.node_id, surroundings
         self.node_id = node_id
-        self.members = members
+        self.settings = opened.members
+        """The list of the settings."""
         self.fsm = fsm
         self._feed = feed
         self._folder = opened.folder
         make_folder(opened.folder)
-        self.probation = Probation(opened.folder, members, majority=opened.bootstrap_majority, draw=around.draw)
         self.journal = self._open_journal(opened.flush)
+        by_log = LogControllers(opened.joins or first_list(opened.members))
+        dump = self._checked_dump(by_log)
+        voters = by_log.newest(self.journal.changes).voters
+        joins = opened.joins is not None or node_id not in voters
+        majority = opened.bootstrap_majority
+        self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
         self.probation.opened(self.journal)
-        dump = self._checked_dump()
+        members = opened.members if opened.joins is None else voters
         self.transport = SessionTransport(node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns)
         conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
-        self.core = RaftCore(node_id, members, conf, self.transport, self)
+        self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
         self.transport.attach(self.core, self.probation)
-        self.probation.attach(self.core, tuple(self.peers.values()))
+        self.probation.attach(self.core, self.peers)
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _open_journal(self, flush: bool) -> GroupJournal:
         path = self._folder / "journal"
-        if self.probation.has_been_member and not (path.exists() and path.stat().st_size):
+        if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
         return GroupJournal(path, flush=flush)
 
-    def _checked_dump(self) -> Path:
+    def _checked_dump(self, by_log: LogControllers) -> Path:
         dump = self._folder / "snapshot"
         if dump.exists():
-            decode_snapshot_file(dump.read_bytes())  # refuse it now: the library would swallow the error and go on without
+            # Read it now: the library would swallow an error and go on without, and counts before it reads.
+            by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
         elif len(self.journal) and self._first_index() > 1:
             raise CorruptionError(f"{self._folder} has lost its snapshot: {self._what_to_do()}")
         return dump
 
     def _what_to_do(self) -> str:
-        if len(self.members) == 1:
+        if len(self.settings) == 1:
             return (
                 "no other controller holds what it knew, and an older copy of it would know of less than was acknowledged. Without "
                 "the folder the only controller begins anew, and knows of no stream; their records stay in the data folders"
@@ -128,13 +141,16 @@ class MemberLog:
         return self.fsm.work_ahead(entry, index)
 
     def _save(self, name: str, state: Any) -> None:
-        last, previous, nodes = state
-        ids = tuple(sorted(node.id for node in nodes))
-        write_snapshot_file(Path(name), SnapshotFile(last, previous, ids, self.fsm.snapshot()))
+        last, previous, _ = state
+        held = self.core.controllers_at(last[1])
+        changed = held if held.index else None
+        write_snapshot_file(Path(name), SnapshotFile(last, previous, held.voters, self.fsm.snapshot(), changed))
+        self.core.snapshot_holds(changed)
 
     def _load(self, name: str) -> Any:
         snapshot = load_snapshot_file(Path(name))
         self.fsm.restore(snapshot.image)
+        self.core.snapshot_holds(snapshot.controllers)
         trim_journal(self.journal, snapshot.previous, snapshot.last)
         self._feed.restored(self.fsm.image.index)
         return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
@@ -164,6 +180,32 @@ class MemberLog:
         """Leader: until this moment a majority had not voted for anybody else [D22]."""
         return self.transport.confirmed_ns()
 
+    def view(self) -> GroupView:
+        """Who forms the group, and what is known of them here."""
+        core, now = self.core, self.core.controllers
+        live = frozenset(i for i, peer in self.peers.items() if peer.up and peer.trusted) | {self.node_id}
+        caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
+        return GroupView(now, self.leader_id, live, caught_up, core.blocked)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this node is one of the controllers: by its log, or by what it was told since."""
+        core = self.core
+        removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
+        return not (removed or core.dismissed_at)
+
+    def hears_a_leader(self, since: float) -> bool:
+        """Whether this member leads, or has heard who does since, by the monotonic clock. Not who its log takes for the leader: one
+        that may not campaign takes the last one for it for ever."""
+        return self.leads or self.transport.leader_heard_at >= since
+
+    def told(self, response: pb.ControlResponse) -> bool:
+        """What the metadata leader has answered to a description that is linearizable; whether this node is none of them any more."""
+        known = list_from_pb(response.cluster.image.controllers)
+        if response.error == pb.ControlResponse.OK and well_formed(known) and not known.names(self.node_id):
+            self.core.dismissed(known.index)
+        return self.core.dismissed_at > 0
+
     # ---- what others ask -----------------------------------------------------------------------------------------------
     @property
     def applied_index(self) -> int:
@@ -186,9 +228,10 @@ class MemberLog:
 
     def status(self) -> list[pb.ControllerStatus]:
         """The members; terms and lags of others are known to the leader only."""
-        core = self.core
+        core, now = self.core, self.core.controllers
+        waits = waits_for(self.view()) if core.leads else ""
         members = []
-        for node_id in self.members:
+        for node_id in now.members:
             own = node_id == self.node_id
             match = core.log.last_index if own else core.match_index(node_id)
             known = own or core.leads
@@ -198,9 +241,12 @@ class MemberLog:
                     leader=node_id == core.leader_id,
                     term=core.raftCurrentTerm,
                     commitIndex=core.raftCommitIndex if own else min(match, core.raftCommitIndex),
-                    appliedIndex=core.raftLastApplied if own else self.transport.applied[node_id] if core.leads else 0,
+                    appliedIndex=core.raftLastApplied if own else self.transport.applied.get(node_id, 0) if core.leads else 0,
                     lag=max(core.log.last_index - match, 0) if known else 0,
-                    connected=own or self.peers[node_id].up,
+                    connected=own or (node_id in self.peers and self.peers[node_id].up),
+                    learner=node_id == now.learner,
+                    leaving=node_id == now.leaving,
+                    waitsFor=waits if node_id in (now.learner, now.leaving) else "",
                 )
             )
         return members

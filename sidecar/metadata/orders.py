@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from liftpy.client.ending import end_tasks
 from liftpy.cluster.accusations import LeaderQuestion
-from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, LookFor, MetadataMember, Order, PublishEntry
+from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, HandOver, LookFor, MetadataMember, Order, PublishEntry
 from liftpy.cluster.stepping_aside import who_steps_aside
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -27,7 +27,7 @@ from sidecar.tasks import spawn
 
 
 class Orders:
-    """Of one controller. ``catch_up``: what ``CatchUp`` asks for; it says itself when it is done."""
+    """Of one controller. ``catch_up``: what ``CatchUp`` asks for; it says itself when it is done; ``hand_over``: what that says."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Orders:
         driver: GroupDriver,
         feed: FeedPublisher,
         catch_up: Callable[[], Coroutine[Any, Any, None]],
+        hand_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._subjects = subjects
@@ -46,6 +47,7 @@ class Orders:
         self._driver = driver
         self._feed = feed
         self._catch_up = catch_up
+        self._hand_over = hand_over
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def look(self) -> None:
@@ -64,6 +66,8 @@ class Orders:
                 self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
             case LeaderQuestion():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
+            case HandOver():
+                self._hand_over()
             case CatchUp():
                 self._spawn(self._catch_up(), "catching up with the metadata group")
 
@@ -99,7 +103,9 @@ class Orders:
             return entry
         outcome, answer = EntryOutcome.UNKNOWN, None
         try:
-            answer, reason = await asyncio.wait_for(self._driver.propose(entry), order.timeout_ns / NS_PER_S)
+            answer, reason = await asyncio.wait_for(
+                self._driver.propose(entry, change=order.changes_controllers), order.timeout_ns / NS_PER_S
+            )
             outcome = outcome_of(answer, reason)
         except TimeoutError:
             pass

@@ -7,14 +7,25 @@ group then end their session, and entries of the feed show as a gap; both begin 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, deque
+from typing import Any
 
+import nats.errors
 from nats.aio.client import Client
 
 from liftpy.client.ending import end_tasks
 from sidecar.tasks import spawn
 
 MAX_WAITING_BYTES = 64 << 20
+
+
+async def unsubscribe(subscriptions: list[Any]) -> None:
+    """End them. A connection that is lost has ended them already."""
+    for subscription in subscriptions:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
+    subscriptions.clear()
 
 
 class Outgoing:

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.group import MetadataGroup, Watcher
+from sidecar.metadata.group import Watcher
 from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.roles import GroupRole
 from sidecar.tasks import elsewhere, fatal_on
 
 _JOIN_TIMEOUT_S = 5.0
@@ -41,7 +42,7 @@ class GroupThread:
         """The group's own loop."""
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
         self._link: GroupLink | None = None
-        self._inner: MetadataGroup | None = None
+        self._inner: GroupRole | None = None
         self._watchers: list[Watcher] = []
         self._newest = ClusterImage()
         """As the group has it; written in the thread."""
@@ -109,7 +110,7 @@ class GroupThread:
 
     # ---- MetadataGroup -----------------------------------------------------------------------------------------------------------
     @property
-    def inner(self) -> MetadataGroup:
+    def inner(self) -> GroupRole:
         """The group itself, for work on its own loop."""
         assert self._inner is not None
         return self._inner
@@ -118,6 +119,16 @@ class GroupThread:
     def image(self) -> ClusterImage:
         """The image as the watchers have seen it."""
         return self._shown
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node is one of the controllers now."""
+        return self.inner.is_controller
+
+    @property
+    def decides(self) -> bool:
+        """What is shown here was committed, and never only said by the feed."""
+        return self.inner.decides
 
     @property
     def leader(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from liftpy.cluster.deletion import may_go, question
 from liftpy.ids import PartitionKey
@@ -20,9 +21,9 @@ _REMEMBERED = 10_000
 
 
 class Deletions:
-    """``decides``: the node is a controller, whose image is what was committed; it need not ask."""
+    """``decides``: whether the node is a controller, whose image is what was committed; it need not ask."""
 
-    def __init__(self, group: MetadataGroup, node_id: str, *, decides: bool) -> None:
+    def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
         self._group = group
         self._node_id = node_id
         self._decides = decides
@@ -37,7 +38,7 @@ class Deletions:
 
     async def allowed(self, key: PartitionKey) -> bool:
         """Whether what is held of ``key`` may be deleted, as the image says; never raises."""
-        if self._decides:
+        if self._decides():
             return True
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
         try:

@@ -104,10 +104,11 @@ class GroupDriver:
         self.inbox_bytes += len(frame)
         self.wake()
 
-    def propose(self, command: bytes) -> asyncio.Future[Answer]:
-        """Have ``command`` ordered and applied. The caller bounds the wait: a lost leadership may never answer."""
+    def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
+        """Have ``command`` ordered and applied. The caller bounds the wait: a lost leadership may never answer. ``change``: of the
+        controllers."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))))
+        self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)
         self.wake()
         return future
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import crc32c
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk.files import replace_file, sync_folder
 from sidecar.raft.codec import Entry
+from sidecar.raft.log_controllers import CHANGE
 from sidecar.raft.numbers import MAX_NUMBER
 
 _MAGIC = b"LFRJ\x01\x00\x00\x00"
@@ -50,6 +51,10 @@ class GroupJournal:
         self._path = path
         self._flush = flush
         self._entries: list[Entry] = []
+        self.changes: list[Entry] = []
+        """Those of the entries that change who forms the group, in order."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when ``changes`` is another, before anything else is done with the journal."""
         self.entry_bytes = 0
         """Bytes of all entries that are held, as they are stored."""
         self.file_bytes = 0
@@ -72,12 +77,16 @@ class GroupJournal:
         self._entries.append((command, idx, term))
         self.entry_bytes += _RECORD.size + len(command)
         self._pending.append(_RECORD.pack(_ENTRY, idx, term, len(command)) + command)
+        if command[:1] == CHANGE:
+            self.changes.append((command, idx, term))
+            self.changed()
 
     def clear(self) -> None:
         """Drop everything (a snapshot takes its place)."""
-        self._entries = []
+        self._entries, self.changes = [], []
         self.entry_bytes = 0
         self._rewrite = True
+        self.changed()
 
     def deleteEntriesFrom(self, position: int) -> None:
         """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
@@ -85,6 +94,7 @@ class GroupJournal:
             self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
             self.entry_bytes -= _size_bytes(self._entries[position:])
             del self._entries[position:]
+            self._changes_from(self.last_index + 1)
 
     def deleteEntriesTo(self, position: int) -> None:
         """Drop the entries before ``position``: a snapshot holds them."""
@@ -92,6 +102,14 @@ class GroupJournal:
             self.entry_bytes -= _size_bytes(self._entries[:position])
             del self._entries[:position]
             self._rewrite = True
+            first = self._entries[0][1] if self._entries else MAX_NUMBER
+            self.changes = [change for change in self.changes if change[1] >= first]  # a snapshot holds the others
+
+    def _changes_from(self, index: int) -> None:
+        """Those from ``index`` on are gone."""
+        if self.changes and self.changes[-1][1] >= index:
+            self.changes = [change for change in self.changes if change[1] < index]
+            self.changed()
 
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         return self._entries[index]
@@ -264,6 +282,7 @@ class GroupJournal:
         elif kind in (_ENTRY, _CUT):
             while self._entries and self._entries[-1][1] >= a:
                 self.entry_bytes -= _size_bytes([self._entries.pop()])
+            self._changes_from(a)
             if kind == _ENTRY:
                 self._add_loaded(body, a, b)
         else:
@@ -274,6 +293,8 @@ class GroupJournal:
             raise ValueError(f"entry {index} is empty or does not follow the one before it")
         self._entries.append((command, index, term))
         self.entry_bytes += _RECORD.size + len(command)
+        if command[:1] == CHANGE:
+            self.changes.append((command, index, term))
 
 
 def _size_bytes(entries: list[Entry]) -> int:

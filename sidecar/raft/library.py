@@ -21,10 +21,13 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
+from liftpy.cluster.controller_list import ControllerList, first_list
 from liftpy.cluster.member import EntryOutcome
 from liftpy.errors import ConfigError, ProtocolError, StorageError
+from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
+from sidecar.raft.log_controllers import CHANGE, LogControllers, change_in
 from sidecar.raft.pre_vote import PreVote
 
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "outcome_of", "settings"]
@@ -51,6 +54,7 @@ LATE_S = 0.15
 HOLD_S = 0.5
 """So long at most is an election put off after a late turn: the shortest election time-out."""
 _REGULAR = b"\x00"
+_REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
 _FOLLOWER = 0
 _AT_ONCE = 0
@@ -58,13 +62,15 @@ _AT_ONCE = 0
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "forceLogCompaction",
+    "_SyncObj__changeCluster", "_SyncObj__doChangeCluster", "_SyncObj__updateClusterConfiguration",
     "_SyncObj__onMessageReceived", "transferLeadership", "_SyncObj__applyLogEntries", "_SyncObj__tryLogCompaction",
 )  # fmt: skip
 _PRIVATE_STATE = (
     "_SyncObj__raftNextIndex", "_SyncObj__raftMatchIndex", "_SyncObj__newAppendEntriesTime", "_SyncObj__serializer",
     "_SyncObj__lastResponseTime", "_SyncObj__raftLog", "_SyncObj__raftState", "_SyncObj__raftElectionDeadline",
     "_SyncObj__generateRaftTimeout", "_SyncObj__raftCommitIndex", "_SyncObj__setCurrentTerm", "_SyncObj__setState",
-    "_SyncObj__raftLeader", "_SyncObj__connectedToAnyone",
+    "_SyncObj__raftLeader", "_SyncObj__connectedToAnyone", "_SyncObj__otherNodes", "_SyncObj__readonlyNodes",
+    "_SyncObj__connectedNodes", "_SyncObj__noopIDx",
 )  # fmt: skip
 _ENTRY = struct.Struct("<QQ")
 
@@ -97,7 +103,13 @@ class _NoPickle:
     load = dump
 
 
-_NEVER_LOGGED = (FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.DISCARDED, FAIL_REASON.NOT_LEADER)
+_NEVER_LOGGED = (
+    FAIL_REASON.QUEUE_FULL,
+    FAIL_REASON.MISSING_LEADER,
+    FAIL_REASON.DISCARDED,
+    FAIL_REASON.NOT_LEADER,
+    FAIL_REASON.REQUEST_DENIED,
+)
 """It was not put into the log, or another entry was committed in its place. Whatever else the library says may be a loss or not."""
 
 
@@ -132,6 +144,11 @@ def check_library() -> None:
     pysyncobj.serializer.pickle = _NoPickle
     pysyncobj.journal.loads = pysyncobj.journal.dumps = _refuse
     pysyncobj.syncobj.createJournal = _journal
+
+
+def _is_applied(command: bytes, index: int) -> bool:
+    """Whether the state machine hears of the entry: not of the library's own ones, nor of a change that is none."""
+    return command[:1] == _REGULAR or change_in(command, index) is not None
 
 
 class StateMachine(Protocol):
@@ -173,7 +190,7 @@ def settings(
         logCompactionMinEntries=compact_after_entries,
         logCompactionMinTime=24 * 3600,
         logCompactionBatchSize=256 * 1024,
-        dynamicMembershipChange=False,
+        dynamicMembershipChange=True,
         onStateChanged=state_changed,
     )
 
@@ -182,7 +199,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     """The library's node, driven by ticks, with commands as bytes."""
 
     def __init__(
-        self, node_id: str, members: tuple[str, ...], conf: SyncObjConf, transport: Transport, machine: StateMachine
+        self,
+        node_id: str,
+        members: tuple[str, ...],
+        conf: SyncObjConf,
+        transport: Transport,
+        machine: StateMachine,
+        by_log: LogControllers | None = None,
     ) -> None:
         self._machine = machine
         self.failure: BaseException | None = None
@@ -191,7 +214,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """When the last turn began."""
         self._late = False
         """It was late, and not believed."""
-        self.pre_vote = PreVote(len(members))
+        self._by_log = by_log or LogControllers(first_list(members))
+        self.controllers = self._by_log.newest(conf.journalFile.changes)
+        """Who forms the group, by the own log: committed or not. Whatever is counted is counted among its voters."""
+        self.followed: Callable[[ControllerList], None] = lambda _: None
+        """Called when they are others, or ``members`` are."""
+        self.members: tuple[str, ...] = self.controllers.members
+        """With whom this member speaks: while the newest change is not committed, also with those of the list before. One of them may
+        lead, and take the change back."""
+        self.dismissed_at = 0
+        """The controllers have changed at this index, and this node is none any more, as it was told: it does not campaign."""
+        self.pre_vote = PreVote(len(self.controllers.voters))
         self._applied_bytes = 0
         """In the running tick: entries, their answers, and something for each."""
         self._uncompacted_bytes = 0
@@ -207,9 +240,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self.retired = False
         """It stops soon: it votes, and does not campaign, whoever asks it to. A leadership that it took would be lost at once."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
-        self._others = [Node(i) for i in members if i != node_id]
+        self._node_id = node_id
         self._link = transport
         super().__init__(Node(node_id), self._others, conf, transport=transport, nodeClass=Node)
+        self.log.changed = self._follow
+        self._follow(anew=True)
         self._SyncObj__serializer.setTransmissionData = self._fatal(self._put_dump_in_place)
         missing = [name for name in _PRIVATE_STATE if not hasattr(self, name)]
         missing += ["Serializer.__pid"] if not hasattr(self._SyncObj__serializer, "_Serializer__pid") else []
@@ -235,9 +270,102 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         replace_file(Path(self.conf.fullDumpFile), data)
         return True
 
-    def propose(self, command: bytes, callback: Callable[[bytes | None, int], None]) -> None:
-        """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise."""
-        self._applyCommand(command, callback, 0)
+    def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
+        """Have ``command`` ordered; only on the leader. ``callback(answer, FAIL_REASON)`` in a later tick; must not raise. ``change``:
+        it changes who forms the group, and is denied where it may not be appended."""
+        self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
+
+    # ---- who forms the group -------------------------------------------------------------------------------------------
+    @property
+    def _others(self) -> list[Node]:
+        """The other voters."""
+        return [Node(i) for i in self.controllers.voters if i != self._node_id]
+
+    @property
+    def votes(self) -> bool:
+        """This member is one of the voters, as far as its log goes."""
+        return self._node_id in self.controllers.voters
+
+    def controllers_at(self, index: int) -> ControllerList:
+        """Who formed the group when the log ended with ``index``."""
+        return self._by_log.at(index, self.log.changes)
+
+    def snapshot_holds(self, controllers: ControllerList | None) -> None:
+        """The entries up to a snapshot are about to leave the journal; who formed the group then."""
+        self._by_log.in_snapshot = controllers
+        self._follow()
+
+    def _follow(self, *, anew: bool = False) -> None:
+        """The log has another change of the controllers at its end, or one less: from now on it counts."""
+        now = self._by_log.newest(self.log.changes)
+        before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
+        members = tuple(sorted({*now.members, *before.members}))
+        if (now, members) == (self.controllers, self.members) and not anew:
+            return
+        voted, self.controllers, self.members = self.votes, now, members
+        others = set(self._others)
+        learners = {Node(i) for i in members} - others - {self.selfNode}
+        self._SyncObj__otherNodes, self._SyncObj__readonlyNodes = others, learners
+        of_leader = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
+        for node in set().union(*of_leader, self._SyncObj__connectedNodes) - others - learners:
+            for held in of_leader:
+                held.pop(node, None)
+            self._SyncObj__connectedNodes.discard(node)
+            self.cancel_snapshot(node)
+        for node in others | learners:
+            self._SyncObj__raftNextIndex.setdefault(node, self.log.last_index + 1)
+            self._SyncObj__raftMatchIndex.setdefault(node, 0)
+            self._SyncObj__lastResponseTime.setdefault(node, pysyncobj.syncobj.monotonicTime())
+        self.pre_vote.follow(now.voters)
+        if self.votes and not voted:
+            self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
+        self.followed(now)
+
+    @property
+    def blocked(self) -> str:
+        """Leader: why no change of the controllers may be appended now, ''. It is looked at again when one is."""
+        if self.controllers.index > self.raftCommitIndex:
+            return "the change before is not committed yet: ask again"
+        if not self.leads or self.raftCommitIndex < (self._SyncObj__noopIDx or math.inf):
+            return "the metadata leader has committed nothing in its term yet: ask again"
+        return ""
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> bytes | None:
+        """The command, if it is a change of the controllers: the library hands it to the next ones."""
+        return command if command[:1] == CHANGE else None
+
+    def _SyncObj__changeCluster(self, command: bytes) -> bool:
+        """Leader: whether the change may be appended. One at a time [M10]; it counts as soon as the journal has it."""
+        after = change_in(command, self.log.last_index + 1)
+        if after is None or self.blocked or self._node_id not in after.voters:
+            return False
+        based_on = pb.ControlRequest.FromString(command[1:]).changeControllers.after
+        return based_on == self.controllers.index and len({*after.voters} ^ {*self.controllers.voters}) <= 1
+
+    def _SyncObj__doChangeCluster(self, command: bytes, reverse: bool = False) -> bool:
+        """The journal says what counts, when it is appended to and when it is cut."""
+        return True
+
+    def _SyncObj__updateClusterConfiguration(self, nodes: list[Node]) -> None:
+        """The same of a snapshot."""
+
+    def hand_over(self) -> None:
+        """Leader: ask the best other voter, which is not to leave itself, to take over."""
+        best = [
+            (self.match_index(node.id), node.id)
+            for node in self._others
+            if node in self._SyncObj__connectedNodes and node.id != self.controllers.leaving
+        ]
+        if best:
+            self.transferLeadership(Node(max(best)[1]))
+
+    def dismissed(self, index: int) -> None:
+        """It was told that the controllers have changed at ``index``, and that this node is none: it leads nothing any more."""
+        if index >= self.controllers.index:
+            self.dismissed_at = max(self.dismissed_at, index)
+            if self._SyncObj__raftState != _FOLLOWER:
+                self._SyncObj__setState(_FOLLOWER)
+                self._SyncObj__raftLeader = None
 
     @property
     def turn_is_late(self) -> bool:
@@ -294,7 +422,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     def hold_election(self, until: float) -> None:
         """Don't campaign before ``until`` (the library's monotonic seconds)."""
-        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)  # type: ignore[has-type]
+        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
     def give_way(self, seconds: float) -> None:
         """Don't campaign for so long: another member is about to."""
@@ -312,11 +440,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     def doTick(self, timeToWait: float = 0.0) -> None:
         """One tick; on probation, and before the end, with an election that is never due."""
-        if self.on_probation or self.retired:
+        if self.on_probation or self.retired or self.dismissed_at or not self.votes:
             self._SyncObj__raftElectionDeadline = math.inf
         elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
             self._ask_before_election()
         super().doTick(timeToWait)
+        if len(self.members) > len(self.controllers.members):
+            self._follow()  # it may be committed by now
 
     def _ask_before_election(self) -> None:
         """An election that is due begins with the question who would vote for this member. Once a majority would, it is held."""
@@ -339,7 +469,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """``node``, whose term is ``term``, would vote for this member, if its own term were beyond that."""
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
-        self.pre_vote.granted(node.id)
+        if node.id in self.controllers.voters:
+            self.pre_vote.granted(node.id)
 
     def step_down(self, term: int) -> None:
         """Leader: a member has come to ``term`` and hears no leader of an earlier one; there has to be an election."""
@@ -435,7 +566,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             return True
         command = log[position][0]
         assert isinstance(command, bytes)
-        if command[:1] != _REGULAR:
+        if not _is_applied(command, index):
             return True
         try:
             return self._machine.work_ahead(bytes(command[1:]), index)
@@ -444,7 +575,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             return True
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
-        if command[:1] != _REGULAR or self.failure is not None:
+        if not _is_applied(command, self.raftLastApplied + 1) or self.failure is not None:
             return None
         try:
             answer = self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)
@@ -456,6 +587,3 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         except BaseException as error:  # a raising apply would be tried again for ever, with partial effects
             self.failure = error
             return None
-
-    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> None:
-        return None  # the members are those of the configuration

@@ -56,7 +56,7 @@ class FolderLineage:
         """Peer -> nonce of the last process that was heard of it, or that its folder has followed."""
         self._known_as: dict[str, int] = {}
         """Peer -> the nonce of this folder by which it last said to know it."""
-        self._majority = majority
+        self.majority = majority
         self._doubts: dict[str, int] = {}
         """Peer -> the nonce by which it last said to know this folder, where the folder holds nothing of that process."""
         self._changed = True
@@ -100,7 +100,7 @@ class FolderLineage:
             return
         self._doubts[peer_id] = nonce
         # A folder that went back may know a process that was forgotten, and made up for, long ago; but so may this one of the peer.
-        if (trusted or len(self._doubts) >= self._majority) and nonce not in self.missed:
+        if (trusted or len(self._doubts) >= self.majority) and nonce not in self.missed:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
     def caught_up(self) -> None:

@@ -11,6 +11,8 @@ time in which a leader's leases rest on its silence, and its log is no further t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 LogEnd = tuple[int, int]
 """(term, index) of the last entry."""
 
@@ -30,6 +32,11 @@ class PreVote:
         self._granted: set[str] = set()
         self.asks = False
         """A round is under way."""
+
+    def follow(self, voters: Collection[str]) -> None:
+        """So many vote, and nobody else's grant counts."""
+        self._needed = len(voters) // 2
+        self._granted &= set(voters)
 
     def begin(self) -> None:
         """A new round: what was granted in an earlier one counts no more."""

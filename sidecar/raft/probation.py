@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from liftpy.cluster.controller_list import ControllerList
 from sidecar.disk.files import replace_file
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import RaftCore
@@ -35,7 +36,7 @@ def _draw() -> int:
     return random.SystemRandom().getrandbits(63)
 
 
-def is_first_start(own_is_new: bool, peers: Sequence[Peer], *, majority: bool) -> bool:
+def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
     """Whether there has never been a group, as far as can be known. ``majority``: the operator has given the word."""
     heard = [peer for peer in peers if peer.heard]
     if not own_is_new or not all(peer.is_new for peer in heard):
@@ -43,7 +44,7 @@ def is_first_start(own_is_new: bool, peers: Sequence[Peer], *, majority: bool) -
     return len(heard) == len(peers) or (majority and 2 * (len(heard) + 1) > len(peers) + 1)
 
 
-def waits_for(own_is_new: bool, peers: Sequence[Peer], *, went_back: bool = False) -> str:
+def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:
     """What a member on probation waits for, and what can be done, for people."""
     missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
     old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
@@ -61,17 +62,26 @@ def waits_for(own_is_new: bool, peers: Sequence[Peer], *, went_back: bool = Fals
 
 
 class Probation:
-    """Of one member, from the opening of its folder on. ``majority``: the operator's word for the first start."""
+    """Of one member, from the opening of its folder on. ``majority``: the operator's word for the first start; ``joins``: the group
+    runs, and this node is to become a member of it: whatever its folder holds, nothing begins here."""
 
     def __init__(
-        self, folder: Path, members: tuple[str, ...], *, majority: bool = False, draw: Callable[[], int] = _draw
+        self,
+        folder: Path,
+        members: tuple[str, ...],
+        *,
+        majority: bool = False,
+        joins: bool = False,
+        draw: Callable[[], int] = _draw,
     ) -> None:
         self._marker = folder / MARKER
         self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
-        self._alone = len(members) == 1
+        self._alone = len(members) == 1 and not joins
+        """It is the only voter there is."""
+        self._joins = joins
         self._majority = majority
         self._core: RaftCore | None = None
-        self._peers: tuple[Peer, ...] = ()
+        self._by_id: Mapping[str, Peer] = {}
         self.has_been_member = self._marker.exists()
         """The folder's journal is that of a member that votes: it must be there, and whole."""
         self.over = (self.has_been_member and not self.lineage.missed) or self._alone
@@ -84,10 +94,22 @@ class Probation:
         if not self.over:
             journal.forget_promises()
 
-    def attach(self, core: RaftCore, peers: Sequence[Peer]) -> None:
+    def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
         """The library is made: it obeys from now on."""
-        self._core, self._peers = core, tuple(peers)
+        self._core, self._by_id = core, peers
         core.on_probation = not self.over
+        self.follow(core.controllers)
+
+    @property
+    def _peers(self) -> Collection[Peer]:
+        return self._by_id.values()
+
+    def follow(self, controllers: ControllerList) -> None:
+        """The log says who the members are."""
+        if self._core is not None:
+            self._alone = controllers.voters == (str(self._core.selfNode.id),)
+            self._joins = self._joins or controllers.index > 0
+            self.lineage.majority = controllers.majority
 
     def heard(self, peer_id: str, tail: bytes) -> bool:
         """A peer's hello: whether it is believed. It may tell that the own folder went back: ``FolderLineage.heard``."""
@@ -108,7 +130,7 @@ class Probation:
         """After a tick that is flushed: a first start may be complete."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is
-        elif not self.over and is_first_start(self._own_is_new, self._peers, majority=self._majority):
+        elif not (self.over or self._joins) and is_first_start(self._own_is_new, self._peers, majority=self._majority):
             assert self._core is not None
             # A vote that this member gave before its folder was lost was in one of the terms that its peers know.
             self._core.vote_is_spent_up_to(max((peer.term for peer in self._peers), default=0))

@@ -4,9 +4,10 @@ Each side draws a random epoch per peer; a hello carries the own epoch and the p
 other's, the session is up, and DATA frames carry both epochs and a sequence number. A gap, silence, a broken connection or
 an unreadable body ends the session, which the library sees as disconnected + connected. Frames of an older session are
 ignored; so are unknown senders. A hello that does not carry the own epoch may be of anybody: it is answered, and neither ends nor
-begins anything, because only who hears the answer can prove itself. Before a hello goes the list of members: who has another one is
-refused. Behind it stands what the sender's folder holds: whether its process is trusted is asked with every one, before anything else
-of it is heard. Every frame carries the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out
+begins anything, because only who hears the answer can prove itself. Before a hello goes the list of
+the settings, and whether the log has one: where neither side's has, who has another list is refused. The peers are those of the log.
+Behind a hello stands what the sender's folder holds: whether its process is trusted is asked with every one, before anything else of it
+is heard. Every frame carries the sender's term, because the library's ``next_node_idx`` does not; and a frame whose term is out
 of reach is as if it had not come: a forged one would be adopted, and the next election would go beyond what numbers are bounded by, on
 every member and for good.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from liftpy.errors import ProtocolError
@@ -99,6 +100,8 @@ class PeerSessions:
     is_new: Callable[[], bool] = lambda: False
     term: Callable[[], int] = lambda: 0
     """This member's, for its hellos."""
+    by_log: Callable[[], int] = lambda: 0
+    """Index of the entry that says who the members are; 0: the settings do."""
     tail_for: Callable[[str], bytes] = lambda _: b""
     """What a hello to the peer says behind its frame; an older version sends and reads none."""
     judge: Callable[[str, bytes], bool] = lambda *_: True
@@ -110,12 +113,23 @@ class PeerSessions:
     """(receiver, frame) in order; the driver sends them once the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
     peers: dict[str, Peer] = field(init=False)
+    first: tuple[str, ...] = field(init=False)
+    """The list of the settings."""
     _said_at: float = -1e9
     """When a term that is out of reach was logged last."""
     _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:
         self.peers = {i: Peer(i, self.draw() | 1) for i in self.peer_ids}
+        self.first = tuple(sorted((self.node_id, *self.peer_ids)))
+
+    def follow(self, peer_ids: Collection[str]) -> None:
+        """These are the peers from now on."""
+        for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
+            self._end(gone, "no member any more")
+            del self.peers[gone.node_id]
+        for node_id in sorted(set(peer_ids) - set(self.peers)):
+            self.peers[node_id] = Peer(node_id, self.draw() | 1)
 
     def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
         """Put a message into the outbox, in chunks; False when there is no session."""
@@ -161,7 +175,7 @@ class PeerSessions:
         if peer is None:
             self.counters[f"{REFUSED}unknown sender"] += 1
             if frame[:1] == bytes((_MEMBERS,)):
-                self._same_list(node_id, frame[_FRAME.size :], now)
+                self._same_list(node_id, frame, now)
             return
         if len(frame) < _FRAME.size:
             self.counters[f"{REFUSED}short frame"] += 1
@@ -170,7 +184,7 @@ class PeerSessions:
         of_session = kind == _DATA and epoch == peer.epoch and own == peer.own_epoch
         if kind == _MEMBERS:
             if own == peer.own_epoch:
-                self._list_received(peer, frame[_FRAME.size :], now)
+                self._list_received(peer, frame, now)
         elif term >= MAX_NUMBER or not (of_session or kind == _HELLO):
             self.counters[f"{REFUSED}stale frame"] += 1  # or of no session that there can be
         elif own != peer.own_epoch:
@@ -222,16 +236,18 @@ class PeerSessions:
 
     @property
     def _list(self) -> bytes:
-        return ", ".join(sorted((self.node_id, *self.peer_ids))).encode()
+        return ", ".join(self.first).encode()
 
-    def _list_received(self, peer: Peer, said: bytes, now: float) -> None:
-        peer.other_list = not self._same_list(peer.node_id, said, now)
+    def _list_received(self, peer: Peer, frame: bytes, now: float) -> None:
+        peer.other_list = not self._same_list(peer.node_id, frame, now)
         if peer.other_list and peer.up:
             self._end(peer, "another list of controllers")
 
-    def _same_list(self, node_id: str, said: bytes, now: float) -> bool:
-        """Groups of other members would count other majorities: such members refuse each other, and say why."""
-        if said == self._list:
+    def _same_list(self, node_id: str, frame: bytes, now: float) -> bool:
+        """Groups of other members would count other majorities: such members refuse each other, and say why. Where the log of one says
+        who they are, the settings mean nothing any more: the other gets it, or hears from nobody."""
+        said, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
+        if said == self._list or by_log or self.by_log():
             return True
         self.counters[f"{REFUSED}other lists of controllers"] += 1
         if now - self._list_said_at >= _SAY_LIST_EVERY_S:
@@ -248,7 +264,7 @@ class PeerSessions:
         """``known``: the epoch that is answered; 0: the one that the peer has proved to be its own."""
         known = known or peer.epoch
         peer.hello_at = now
-        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, 0, self.term())
+        head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
         self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
         flags = _NEW if self.is_new() else 0
         frame = _FRAME.pack(_HELLO, flags, peer.own_epoch, known, 0, self.term())

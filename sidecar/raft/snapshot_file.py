@@ -10,6 +10,7 @@ from pathlib import Path
 import crc32c
 from google.protobuf.message import DecodeError
 
+from liftpy.cluster.controller_list import ControllerList, well_formed
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.wire._pb import raft_pb2 as pb
 from sidecar.disk.files import replace_file
@@ -29,12 +30,18 @@ class SnapshotFile:
     last: Entry
     previous: Entry
     nodes: tuple[str, ...]
+    """That vote."""
     image: bytes
+    controllers: ControllerList | None = None
+    """As of ``last``; None: those of the settings, which nobody has changed."""
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
     """The bytes of the file."""
     message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
+    if snapshot.controllers is not None:
+        held = snapshot.controllers
+        message.learner, message.leaving, message.controllersIndex = held.learner, held.leaving, held.index
     for target, (command, index, term) in ((message.last, snapshot.last), (message.previous, snapshot.previous)):
         target.command, target.index, target.term = command, index, term
     body = message.SerializeToString(deterministic=True)
@@ -58,7 +65,16 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
     last, previous = _entry(message.last), _entry(message.previous)
     if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
         raise CorruptionError("the snapshot of the metadata group names entries that do not follow each other")
-    return SnapshotFile(last, previous, tuple(message.nodes), message.image)
+    return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
+
+
+def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | None:
+    if not message.controllersIndex:
+        return None
+    held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
+    if held.index > last_index or not well_formed(held):
+        raise CorruptionError(f"the snapshot of the metadata group names controllers that there can't be: {held.said()}")
+    return held
 
 
 def _entry(entry: pb.RaftEntry) -> Entry:

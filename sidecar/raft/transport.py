@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ProtocolError
 from liftpy.wire.refusals import REFUSED
 from sidecar import clock as clocks
@@ -50,6 +51,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
     ) -> None:
         super().__init__(None, None, [])
         self._clock = clock
+        self._node_id = node_id
         peers = tuple(i for i in members if i != node_id)
         self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
@@ -73,16 +75,32 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         own one; None: nobody does."""
         self._core = core
         self._probation = probation
+        core.followed = self.follow
+        self.sessions.by_log = lambda: core.controllers.index
+        self.follow(core.controllers)
         if probation is not None:
             self.sessions.tail_for, self.sessions.judge = probation.lineage.tail_for, self._judge
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
+    def follow(self, controllers: ControllerList) -> None:
+        """The controllers are these from now on: sessions with them, with those before while that is not committed, and nobody else."""
+        assert self._core is not None
+        peers = [i for i in self._core.members if i != self._node_id]
+        self.sessions.follow(peers)
+        for kept in (self._nodes, self.applied, self._confirmed):
+            for gone in set(kept) - set(peers):
+                del kept[gone]
+        for node_id in set(peers) - set(self._nodes):
+            self._nodes[node_id], self.applied[node_id] = Node(node_id), 0
+        if self._probation is not None:
+            self._probation.follow(controllers)
+
     # ---- the library's interface ---------------------------------------------------------------------------------------
     def addNode(self, node: Node) -> None:
-        """The members are those of the configuration."""
+        """The library is not asked who they are: ``follow``."""
 
     def dropNode(self, node: Node) -> None:
-        """The members are those of the configuration."""
+        """The same."""
 
     def send(self, node: Node, message: Message) -> bool:
         """Put a message into the outbox; the journal is flushed before it leaves."""
@@ -142,6 +160,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message["type"] == "pre_vote_granted":
             self._core.pre_vote_granted(self._nodes[sender], message["term"])
             return True
+        if message["type"] == "response_vote" and sender not in self._core.controllers.voters:
+            self.sessions.counters["votes of who has none"] += 1
+            return True
         if message["type"] == "next_node_idx":
             self.applied[sender] = message["applied_index"]
             self._answered(sender, message, term)
@@ -191,12 +212,19 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         of_term, before_ns = self._confirmed.get(sender, (0, 0))
         self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
 
+    @property
+    def leader_heard_at(self) -> float:
+        """When a leader was heard last, by the clock; long ago: never."""
+        return self._leader_heard_at
+
     def confirmed_ns(self) -> int:
         """Leader: until this moment, by ``stamp``, a majority had not voted for anybody else."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
-        known = sorted((ns if of_term == term else 0 for of_term, ns in self._confirmed.values()), reverse=True)
-        needed = (len(self._nodes) + 1) // 2
+        others = [i for i in self._core.controllers.voters if i != self._node_id]
+        heard = [self._confirmed.get(i, (0, 0)) for i in others]
+        known = sorted((ns if of_term == term else 0 for of_term, ns in heard), reverse=True)
+        needed = (len(others) + 1) // 2
         if not needed:
             return self._stamp()
         return known[needed - 1] if len(known) >= needed else 0

@@ -77,7 +77,8 @@ class Reporter:
             "incarnation": self._incarnation,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "namespace": self._settings.namespace,
-            "controller": self._settings.is_controller,
+            "controller": self._group.is_controller,
+            "controllers": self._controllers(),
             "metadata_leader": self._group.leader,
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
@@ -94,6 +95,13 @@ class Reporter:
             "ticks": self._group.ticks(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
+
+    def _controllers(self) -> dict[str, Any]:
+        """Who forms the metadata group: as this node's image has it, else as its settings do."""
+        held, named = self._group.image.controllers, sorted(self._settings.controllers)
+        voters = list(held.voters) if held.index else named
+        shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
+        return {**shown, "differ_from_settings": voters != named}
 
     def _counted(self) -> dict[str, int]:
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}

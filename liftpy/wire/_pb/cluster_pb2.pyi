@@ -585,7 +585,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +616,7 @@ class ControlRequest(_message.Message):
     REASSIGN_FIELD_NUMBER: _ClassVar[int]
     BEGINCOPY_FIELD_NUMBER: _ClassVar[int]
     ALTERSTREAM_FIELD_NUMBER: _ClassVar[int]
+    CHANGECONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
     sender: str
@@ -646,7 +647,44 @@ class ControlRequest(_message.Message):
     reassign: Reassign
     beginCopy: BeginCopy
     alterStream: AlterStream
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ...) -> None: ...
+    changeControllers: ChangeControllers
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+
+class ChangeControllers(_message.Message):
+    __slots__ = ("what", "node", "replaced", "list", "after")
+    class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GO_ON: _ClassVar[ChangeControllers.What]
+        ADD: _ClassVar[ChangeControllers.What]
+        REMOVE: _ClassVar[ChangeControllers.What]
+        REPLACE: _ClassVar[ChangeControllers.What]
+    GO_ON: ChangeControllers.What
+    ADD: ChangeControllers.What
+    REMOVE: ChangeControllers.What
+    REPLACE: ChangeControllers.What
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    what: ChangeControllers.What
+    node: str
+    replaced: str
+    list: ControllerList
+    after: int
+    def __init__(self, what: _Optional[_Union[ChangeControllers.What, str]] = ..., node: _Optional[str] = ..., replaced: _Optional[str] = ..., list: _Optional[_Union[ControllerList, _Mapping]] = ..., after: _Optional[int] = ...) -> None: ...
+
+class ControllerList(_message.Message):
+    __slots__ = ("voters", "learner", "leaving", "index")
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    voters: _containers.RepeatedScalarFieldContainer[str]
+    learner: str
+    leaving: str
+    index: int
+    def __init__(self, voters: _Optional[_Iterable[str]] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan")
@@ -747,7 +785,7 @@ class ClusterDescription(_message.Message):
     def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., metadataLeader: _Optional[str] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., more: _Optional[bool] = ..., nextPartition: _Optional[int] = ...) -> None: ...
 
 class ControllerStatus(_message.Message):
-    __slots__ = ("nodeId", "leader", "term", "commitIndex", "appliedIndex", "lag", "connected")
+    __slots__ = ("nodeId", "leader", "term", "commitIndex", "appliedIndex", "lag", "connected", "learner", "leaving", "waitsFor")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -755,6 +793,9 @@ class ControllerStatus(_message.Message):
     APPLIEDINDEX_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WAITSFOR_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     leader: bool
     term: int
@@ -762,10 +803,13 @@ class ControllerStatus(_message.Message):
     appliedIndex: int
     lag: int
     connected: bool
-    def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ...) -> None: ...
+    learner: bool
+    leaving: bool
+    waitsFor: str
+    def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ..., learner: _Optional[bool] = ..., leaving: _Optional[bool] = ..., waitsFor: _Optional[str] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -776,6 +820,7 @@ class Record(_message.Message):
     LEADERREPORTED_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSADDED_FIELD_NUMBER: _ClassVar[int]
     STREAMALTERED_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERSCHANGED_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -786,7 +831,8 @@ class Record(_message.Message):
     leaderReported: LeaderReported
     partitionsAdded: PartitionsAdded
     streamAltered: StreamAltered
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ...) -> None: ...
+    controllersChanged: ControllerList
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
 
 class PartitionsAdded(_message.Message):
     __slots__ = ("stream", "uid", "partitions")
@@ -887,7 +933,7 @@ class LeaderReported(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports")
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "controllers")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
@@ -895,6 +941,7 @@ class Image(_message.Message):
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     streams: _containers.RepeatedCompositeFieldContainer[Stream]
@@ -902,7 +949,8 @@ class Image(_message.Message):
     operations: _containers.RepeatedCompositeFieldContainer[OperationDone]
     timeNs: int
     reports: _containers.RepeatedCompositeFieldContainer[LeaderReported]
-    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ...) -> None: ...
+    controllers: ControllerList
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
 
 class FeedEntry(_message.Message):
     __slots__ = ("index", "previousIndex", "records")

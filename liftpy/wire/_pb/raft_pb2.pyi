@@ -125,13 +125,19 @@ class RaftMessage(_message.Message):
     def __init__(self, requestVote: _Optional[_Union[RaftRequestVote, _Mapping]] = ..., responseVote: _Optional[_Union[RaftResponseVote, _Mapping]] = ..., appendEntries: _Optional[_Union[RaftAppendEntries, _Mapping]] = ..., snapshotChunk: _Optional[_Union[RaftSnapshotChunk, _Mapping]] = ..., nextIndex: _Optional[_Union[RaftNextIndex, _Mapping]] = ..., timeoutNow: _Optional[_Union[RaftTimeoutNow, _Mapping]] = ..., preVote: _Optional[_Union[RaftPreVote, _Mapping]] = ..., preVoteGranted: _Optional[_Union[RaftPreVoteGranted, _Mapping]] = ...) -> None: ...
 
 class RaftSnapshot(_message.Message):
-    __slots__ = ("last", "previous", "nodes", "image")
+    __slots__ = ("last", "previous", "nodes", "image", "learner", "leaving", "controllersIndex")
     LAST_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERSINDEX_FIELD_NUMBER: _ClassVar[int]
     last: RaftEntry
     previous: RaftEntry
     nodes: _containers.RepeatedScalarFieldContainer[str]
     image: bytes
-    def __init__(self, last: _Optional[_Union[RaftEntry, _Mapping]] = ..., previous: _Optional[_Union[RaftEntry, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ..., image: _Optional[bytes] = ...) -> None: ...
+    learner: str
+    leaving: str
+    controllersIndex: int
+    def __init__(self, last: _Optional[_Union[RaftEntry, _Mapping]] = ..., previous: _Optional[_Union[RaftEntry, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ..., image: _Optional[bytes] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., controllersIndex: _Optional[int] = ...) -> None: ...

@@ -7,8 +7,10 @@ who grants a lease, or may, is the only leader there is [D22], and has applied a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.session import DEFAULT_CONFIRMED_WITHIN_S
 from liftpy.config import NS_PER_S
 from tests.simulation.raft.ghost import Violation
@@ -25,9 +27,11 @@ class Checks:
         self._run = run
         self.leaders: dict[int, str] = {}
         """Term -> who led in it."""
-        self._terms: dict[str, int] = dict.fromkeys(run.members, 0)
-        self._ends: dict[str, int] = dict.fromkeys(run.members, 0)
+        self._terms: dict[str, int] = defaultdict(int)
+        self._ends: dict[str, int] = defaultdict(int)
         """Of each member, the last index that it has flushed."""
+        self._committed: dict[str, tuple[int, ControllerList]] = {}
+        """Of each process after its last tick: its commit index, and the controllers as its log has them."""
         self._last: dict[str, tuple[int, int]] = {}
         """(index, term) of the last entry in the log of each process after its last tick."""
 
@@ -39,6 +43,7 @@ class Checks:
         """A process has opened its folder: what the one before had flushed is in it."""
         name, end = member.node_id, member.log.journal.last_index
         self._last.pop(name, None)
+        self._committed.pop(name, None)
         if end < self._ends[name]:
             raise Violation(f"M4: {name} had flushed its log up to {self._ends[name]}, and comes back with {end}")
 
@@ -82,7 +87,7 @@ class Checks:
         run.seen["ticks of a stale metadata leader"] += log.leads and bool(others)
 
     def _log_of(self, member: SimMember, *, flushed: bool) -> None:
-        log, name, run = member.log, member.node_id, self._run
+        log, name = member.log, member.node_id
         end, committed = log.journal.last_index, log.core.raftCommitIndex
         if committed > end:
             raise Violation(f"M9: {name} commits {committed}, its log ends at {end}")
@@ -93,9 +98,19 @@ class Checks:
             raise Violation(f"M3: {name} cuts {before} to {end}, which the leader of its term {log.term} had sent")
         self._last[name] = end, log.journal.last_term
         self._ends[name] = end if flushed else min(end, self._ends[name])
-        if not (flushed and log.leads and log.probation.over):
-            return
-        lost = run.faults.emptied
-        holds = [other for other in run.members if self._ends[other] >= committed or other in lost]
-        if 2 * len(holds) <= len(run.members):
-            raise Violation(f"M4: {name} commits {committed}, which is flushed on {holds} of {len(run.members)} members")
+        was_committed, voted = self._committed.get(name, (committed - 1, log.core.controllers))
+        self._committed[name] = committed, log.core.controllers
+        if (
+            flushed
+            and log.leads
+            and log.probation.over
+            and (committed > was_committed or log.core.controllers.index <= committed)
+        ):
+            self._held_by_a_majority(name, committed, (voted, log.core.controllers))
+
+    def _held_by_a_majority(self, name: str, committed: int, lists: tuple[ControllerList, ...]) -> None:
+        """Of those that were voters when the tick began, or are since."""
+        lost = self._run.faults.emptied
+        holds = {node_id for node_id, end in self._ends.items() if end >= committed} | lost
+        if not any(len(holds & {*one.voters}) >= one.majority for one in lists):
+            raise Violation(f"M4: {name} commits {committed}, which is flushed on {sorted(holds)} of {lists[-1].voters}")

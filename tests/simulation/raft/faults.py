@@ -13,6 +13,7 @@ from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.lineage import FILE
 from tests.simulation.raft.disk import Fault
+from tests.simulation.raft.nodes import NODES
 from tests.simulation.raft.plots import Plots
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Faults:
             * (bus if kind in _OF_THE_BUS else group if kind in _OF_THE_GROUP else 1)
             for kind, rate in _RATES.items()
         }
-        self.wall_offsets_ns = dict.fromkeys(run.members, 0)
+        self.wall_offsets_ns = dict.fromkeys((*run.members, *NODES), 0)
         self._cut: dict[tuple[str, str], float] = {}
         self._cut_off: dict[str, float] = {}
         """Whose connection is down -> until when."""
@@ -86,11 +87,11 @@ class Faults:
             self._pause()
         if self._hits("isolate"):
             draw = self._run.draws["isolate"]
-            name, length_s, of_the_leader = draw.choice(self._run.members), draw.random() * 3, draw.random()
+            name, length_s, of_the_leader = draw.choice(self._run.group), draw.random() * 3, draw.random()
             self._cut_off[self._leader_or(name, of_the_leader)] = self._run.now + length_s
             self._run.seen["controllers cut off"] += 1
         if self._hits("clock"):
-            self.wall_offsets_ns[self._run.draws["clock"].choice(self._run.members)] = self._run.draws["clock"].randrange(
+            self.wall_offsets_ns[self._run.draws["clock"].choice(self._run.group)] = self._run.draws["clock"].randrange(
                 -5 * NS_PER_S, 100 * NS_PER_S
             )
         self._of_the_nodes()
@@ -99,7 +100,7 @@ class Faults:
 
     def _cut_a_link(self) -> None:
         draw, now = self._run.draws["cut"], self._run.now
-        one, other = draw.sample(self._run.members, 2)
+        one, other = draw.sample(self._run.group, 2) if len(self._run.group) > 1 else self._run.group * 2
         until = now + draw.random() * 3
         self._cut[(one, other)] = until
         if draw.random() < 0.7:
@@ -109,7 +110,7 @@ class Faults:
     def _pause(self) -> None:
         """A controller stands still: its host is suspended, or has no time. Its timers and what came for it wait."""
         run, draw = self._run, self._run.draws["pause"]
-        name, length_s, of_the_leader = draw.choice(run.members), draw.random() ** 2 * 4, draw.random()
+        name, length_s, of_the_leader = draw.choice(run.group), draw.random() ** 2 * 4, draw.random()
         cut_off, cut_off_s = draw.random() < 0.5, draw.random() * 2
         member = run.up.get(self._leader_or(name, of_the_leader))
         if member is not None and member.paused_until <= run.now:
@@ -233,7 +234,7 @@ class Faults:
         """Whether every other member has heard a process of this one that the copy does not know."""
         copy = _lineage(self._copies.get(name, {}).get(FILE, b""))
         held = {copy["nonce"], *copy["earlier"]}
-        known = [_known_of(self._folder(other), name) for other in self._run.members if other != name]
+        known = [_known_of(self._folder(other), name) for other in self._run.group if other != name]
         return name in self._copies and all(nonce and nonce not in held for nonce in known)
 
     def _put_back(self, name: str) -> None:
@@ -256,7 +257,7 @@ class Faults:
         run, draw = self._run, self._run.draws["plot"]
         leader = next((name for name, m in run.up.items() if m.log.leads), "")
         others = [name for name in run.up if name != leader and not run.up[name].death]
-        if leader and len(others) == len(run.members) - 1:
+        if leader and len(others) == len(run.group) - 1 and len(others) > 1:
             behind, emptied = draw.sample(others, 2)
             self.cut_link(leader, behind, run.now + 1 + draw.random() * 2)
             self.doom(emptied, run.now + draw.random() * 1.5)
@@ -279,8 +280,7 @@ class Faults:
         if doomed:
             self._doomed = ""
             self._down[name] = run.now + 0.05
-        begun = len(self._begun) == len(run.members)
-        few = begun and len(self.emptied | {name}) <= (len(run.members) - 1) // 2
+        few = self._begun >= set(run.members) and self._stays_few(name)
         left = {path.name: path.read_bytes() for path in self._folder(name).iterdir()}
         to_copy = name in self.to_copy
         self.to_copy.discard(name)
@@ -294,13 +294,18 @@ class Faults:
         if to_copy:
             self._down[name] = run.now + 0.05
 
+    def _stays_few(self, name: str) -> bool:
+        """Whether a majority of whoever may decide has lost nothing, when this one does: by the log of everybody."""
+        lost = self.emptied | {name}
+        return all(len(lost & {*one.members}) <= (len(one.voters) - 1) // 2 for one in self._run.lists())
+
     def may_start(self, name: str) -> bool:
         """Whether the member that is down comes back now."""
-        return self._down[name] <= self._run.now
+        return self._down.get(name, 0) <= self._run.now
 
     def started(self, name: str) -> None:
         """It is back."""
-        del self._down[name]
+        self._down.pop(name, None)
 
     def votes(self, member: SimMember) -> None:
         """It is not on probation."""
@@ -310,7 +315,7 @@ class Faults:
 
     def is_itself_again(self, member: SimMember) -> bool:
         """The others know it by no process of which it holds nothing."""
-        others = [other for other in self._run.members if other != member.node_id]
+        others = [other for other in self._run.group if other != member.node_id]
         known = [_known_of(self._folder(other), member.node_id) for other in others]
         probation = member.log.probation
         return probation.over and all(not nonce or probation.lineage.holds(nonce) for nonce in known)

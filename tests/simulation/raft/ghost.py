@@ -67,6 +67,11 @@ class Ghost:
             raise Violation(f"applied twice: {request.WhichOneof('request')} at {index}")
         if fsm.failure_count:
             raise Violation(f"M6: the state machine fails at {index}: {request}")
+        was, now = before.controllers, fsm.image.controllers
+        if request.HasField("changeControllers") and (
+            now.index != index or (was.index and len({*was.voters} ^ {*now.voters}) > 1)
+        ):
+            raise Violation(f"M10: a change of the controllers at {index} is not the next after {was}: {now}")
         after = {s.uid for s in fsm.image.streams.values()}
         self.gone_uids.update(s.uid for s in before.streams.values() if s.uid not in after)
         self.newest = fsm.image

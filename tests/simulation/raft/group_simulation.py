@@ -8,6 +8,10 @@ with an error; a minority of controllers comes back with an emptied folder, or w
 as long as the others have heard a process that the copy does not know; somebody publishes forged records on the feed. Clients create
 and delete streams, move leaderships, and order barriers.
 
+In seeds from ``CHANGES_FROM`` on clients change who forms the group, among all that: nodes become controllers, controllers go and are
+replaced, in any order, whatever is dead; at the end the change that is under way has come to its end, and exactly those who are
+controllers run as such [M10].
+
 Faults that matter only together come as plots (``plots.py``), each aimed at one rule. Checked while it runs: ``checks.py``, the ghost,
 and on nodes (``nodes.py``) that none is fenced while its lease runs, nor believes a lease on an image from before it was [D22]. At the
 end, healed: every acknowledged operation is on every member [M4], all hold the same image, the nodes are live, hold leases and the same
@@ -28,6 +32,7 @@ from pathlib import Path
 import pysyncobj.syncobj
 
 import sidecar.metadata.identity
+from liftpy.cluster.controller_list import ControllerList, first_list, waits_for
 from liftpy.cluster.decisions.streams import AS_MANY
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.placement import POLICIES
@@ -42,15 +47,16 @@ from tests.simulation.raft.draws import Draws, Secrets
 from tests.simulation.raft.faults import DEATHS, Faults
 from tests.simulation.raft.ghost import Ghost, Violation
 from tests.simulation.raft.member import DiskBefore, SimMember
-from tests.simulation.raft.nodes import DataNode
+from tests.simulation.raft.nodes import NODES, DataNode
 
+CHANGES_FROM = 1000
+"""Seeds from here on."""
 TICK_S = 0.03
 CHAOS_S = 12.0
 PEACE_S = 40.0
 MAX_FRAMES_PER_TICK = 500
 """More is a busy loop: as shipped, thousands while a snapshot is asked for and not ready."""
 _CLIENT_TIMEOUT_NS = 2 * NS_PER_S
-_NODES = 3
 
 
 class Run:
@@ -73,6 +79,13 @@ class Run:
         """Of entries in one message; and what makes barriers large enough for several messages."""
         if self.barrier_sender and draws["compaction beside large barriers"].random() < 0.7:
             self.compact_after = 100_000  # who comes back is sent entries, and no snapshot
+        self.changes = seed >= CHANGES_FROM
+        """Clients change the controllers, too."""
+        self.changes_rate = draws["made with changes"].choice((0.004, 0.02, 0.08))
+        self.roles = set(self.members)
+        """Who runs as a controller, or would if it were up."""
+        self._left_at: dict[str, int] = {}
+        """Who has ceased to be one -> index of the list that said so."""
         self.has_wide_streams = draws["made with wide streams"].random() < 0.5
         """So that a snapshot of the feed takes several messages."""
         self.has_long_entries = draws["made with long entries"].random() < 0.7
@@ -94,7 +107,7 @@ class Run:
         self._next_tick = {name: self.now + draws["ticks"].random() * TICK_S for name in self.members}
         self.disk = FaultyDisk()
         self.up: dict[str, SimMember] = {}
-        self.nodes = {f"d{i}": DataNode(self, f"d{i}") for i in range(_NODES)}
+        self.nodes = {name: DataNode(self, name) for name in NODES}
 
     def execute(self) -> None:
         """Chaos, then peace, then the final checks. Raises Violation."""
@@ -118,6 +131,46 @@ class Run:
         for node in self.nodes.values():
             if node.process is not None:
                 node.process.end()
+
+    # ---- who runs as a controller -----------------------------------------------------------------------------------------
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The controllers, of which some may be down."""
+        return tuple(sorted(self.roles))
+
+    @property
+    def newest_list(self) -> ControllerList:
+        """As the group has decided."""
+        decided = self.ghost.newest.controllers
+        return decided if decided.index else first_list(self.members)
+
+    def lists(self) -> list[ControllerList]:
+        """Those by which anybody may count now."""
+        return [self.newest_list, *(member.log.core.controllers for member in self.up.values())]
+
+    def _follow_the_roles(self) -> None:
+        """As the shell does: a node whose feed says that it is a controller becomes one, and one that is none any more ceases."""
+        for name in [name for name, member in self.up.items() if not member.log.is_member]:
+            member = self.up.pop(name)
+            self._left_at[name] = max(member.log.core.controllers.index, member.log.core.dismissed_at)
+            self.faults.collect(member)
+            with suppress(StorageError):
+                member.log.journal.close()
+            member.died()
+            self._no_role(name)
+        for name, node in self.nodes.items():
+            process = node.process
+            fed = process.subscription.image.controllers if process is not None and process.knows_the_group else None
+            if name not in self.roles and fed is not None and fed.names(name) and fed.index > self._left_at.get(name, -1):
+                self.seen["nodes that become controllers"] += 1
+                self.roles.add(name)
+                self._next_tick[name] = self.now + TICK_S
+                self._start(name, fed)
+
+    def _no_role(self, name: str) -> None:
+        self.seen["controllers that cease to be one"] += 1
+        self.roles.discard(name)
+        self._next_tick.pop(name, None)
 
     # ---- time ----------------------------------------------------------------------------------------------------------
     def now_ns(self) -> int:
@@ -150,6 +203,10 @@ class Run:
                 callback()
             self.now = max(self.now, self._next_tick[name])
             self._next_tick[name] = self.now + TICK_S * (0.5 + self.draws["ticks"].random())
+            if self.changes:
+                self._follow_the_roles()
+            if name not in self.roles:
+                continue
             if chaos:
                 self.faults.tick()
             member = self.up.get(name)
@@ -161,9 +218,14 @@ class Run:
                 if name in self.up:
                     self._tick(member, chaos)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, joins: ControllerList | None = None) -> None:
         try:
-            self.up[name] = SimMember(self, name)
+            member = SimMember(self, name, joins)
+            if not member.log.is_member:  # by its own log: the feed may say that it is
+                member.died()
+                self._no_role(name)
+                return
+            self.up[name] = member
             self.faults.started(name)
             self.checks.started(self.up[name])
         except StorageError:
@@ -277,6 +339,8 @@ class Run:
                     member.decide(request, _CLIENT_TIMEOUT_NS, partial(self._acked, request))
         if chaos and member.log.leads and draw.random() < 0.02:
             self.ask_here(member, draw, draw.randint(_CLIENT_TIMEOUT_NS // 2, 2 * _CLIENT_TIMEOUT_NS), quiet=quiet)
+        if chaos and self.changes and self.draws["changes"].random() < self.changes_rate:
+            self._ask_for_a_change()
         if chaos and draw.random() < 0.03:
             request = self._client_request(draw)
             if not quiet:
@@ -289,6 +353,23 @@ class Run:
                     _CLIENT_TIMEOUT_NS,
                     partial(self._client_answered, request),
                 )
+
+    def _ask_for_a_change(self) -> None:
+        """Of the controllers, sensible or not."""
+        draw, asked = self.draws["what changes"], pb.ChangeControllers()
+        asked.what = draw.choice((asked.ADD, asked.REMOVE, asked.REPLACE, asked.REPLACE))
+        asked.node = draw.choice(NODES)
+        if asked.what != asked.ADD:
+            now = self.newest_list
+            asked.replaced = draw.choice(now.voters)
+            asked.node = (
+                draw.choice((*now.members, now.learner or now.leaving or asked.node))
+                if asked.what == asked.REMOVE
+                else asked.node
+            )
+        request = pb.ControlRequest(changeControllers=asked, operationId=draw.randbytes(16))
+        self.seen["changes of the controllers that are asked for"] += 1
+        Asking(self, "client", lambda c: c(), request, _CLIENT_TIMEOUT_NS, partial(self._client_answered, request))
 
     def ask_here(self, member: SimMember, draw: random.Random, timeout_ns: int, *, quiet: bool = False) -> None:
         """A client asks as the node does that the leader runs on."""
@@ -334,6 +415,10 @@ class Run:
         self.seen[f"clients: {pb.ControlResponse.Error.Name(response.error)}"] += 1
         if response.error in (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.NOT_METADATA_LEADER):
             self.ghost.told_refused(request)
+        elif request.HasField("changeControllers"):
+            self.seen[f"changes: {pb.ControlResponse.Error.Name(response.error)}"] += 1
+            if response.index:  # else there was nothing to do
+                self._acked(request, response)
         elif response.error == pb.ControlResponse.OK and response.detail == AS_MANY:
             self.seen["partitions that were there already"] += 1  # which needs no entry
         elif response.error == pb.ControlResponse.OK and request.WhichOneof("request") != "electLeader":
@@ -365,8 +450,12 @@ class Run:
 
     def _unconverged(self) -> str:
         """What is still to come, '' when all is well."""
-        if len(self.up) < len(self.members):
-            return f"{len(self.up)} of {len(self.members)} members are up"
+        decided = self.newest_list
+        if decided.learner or decided.leaving:
+            waits = [waits_for(member.log.view()) for member in self.up.values() if member.log.leads]
+            return f"a change is under way: {decided}, waits for {waits}"
+        if set(self.up) != set(decided.voters):
+            return f"{sorted(self.up)} are up of {decided}"
         if not all(self.faults.is_itself_again(m) for m in self.up.values()):
             return "a member is on probation, or not believed"
         if not any(m.log.leads and m.member.in_office for m in self.up.values()):

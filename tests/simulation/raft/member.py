@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, LookFor, MetadataMember, Order, PublishEntry
+from liftpy.cluster.member import CatchUp, Decision, EntryOutcome, HandOver, LookFor, MetadataMember, Order, PublishEntry
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.opening import MemberFolder, MemberLog, MemberSurroundings
+from sidecar.metadata.opening import UNLED_S, MemberFolder, MemberLog, MemberSurroundings
 from sidecar.raft.driver import tick_once
 from sidecar.raft.library import outcome_of
 from tests.simulation.raft.asking import Asking
@@ -58,11 +59,11 @@ class DiskBefore:
 class SimMember:
     """``death``: when it will die: one of DEATHS, or not at all; or of what it died."""
 
-    def __init__(self, run: Run, node_id: str) -> None:
+    def __init__(self, run: Run, node_id: str, joins: ControllerList | None = None) -> None:
         self.run_ = run
         self.node_id = node_id
         fsm, self.feed = CheckedFsm(run.ghost, node_id, self._steps), FeedProducer()
-        opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after)
+        opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after, joins=joins)
         around = MemberSurroundings(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
         self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
         self.log.core.conf.logCompactionBatchSize = run.piece_bytes
@@ -78,6 +79,8 @@ class SimMember:
         self._dead = False
         self._answers: list[tuple[Order, Decided, bytes | None, int]] = []
         self._open_orders: set[Order] = set()
+        self._unled_since = run.now
+        """When it began to listen for a leader, or asked last."""
         self._waits: tuple[int, int] | None = None
         """(turn of its probation, index that has to be applied) of a barrier that was committed."""
         self._catch_up()
@@ -122,8 +125,24 @@ class SimMember:
             else:
                 self._catch_up()
         run = self.run_
+        self._ask_whether_it_is_one()
         for decision in self.member.tick(run.now_ns(), votes=self.log.probation.over, online=True):
             self._do(decision)
+
+    def _ask_whether_it_is_one(self) -> None:
+        """As ``RaftMember``: who hears no leader asks whether the group goes on without it."""
+        run = self.run_
+        if run.changes and run.now - self._unled_since > UNLED_S:
+            unled, self._unled_since = not self.log.hears_a_leader(self._unled_since), run.now
+            if not unled:
+                return
+            request = pb.ControlRequest(describeCluster=pb.DescribeCluster(), linearizable=True)
+            request.operationId = run.draws["ids"].randbytes(16)
+            Asking(run, self.node_id, self.run, request, _JOIN_ATTEMPT_NS, self._told_who_they_are)
+
+    def _told_who_they_are(self, response: pb.ControlResponse) -> None:
+        if self.log.told(response):
+            self.run_.seen["members told that they are none"] += 1
 
     def _steps(self) -> int:
         """Of the work on the entry that is to be applied next: one in four takes several ticks, with all that may happen meanwhile."""
@@ -146,6 +165,10 @@ class SimMember:
                 self.order(decision, lambda _: None)
             case CatchUp():
                 self._catch_up()
+            case HandOver():
+                run.seen["leaders that hand over to leave"] += 1
+                self.member.resign()
+                self.log.core.hand_over()
             case LookFor():
                 absent = run.is_absent(decision.node_id)
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
@@ -176,7 +199,11 @@ class SimMember:
             done(entry)
             return
         self._open_orders.add(order)
-        self.log.core.propose(entry, lambda answer, reason: self._answers.append((order, done, answer, reason)))
+        self.log.core.propose(
+            entry,
+            lambda answer, reason: self._answers.append((order, done, answer, reason)),
+            change=order.changes_controllers,
+        )
         late = partial(self._order_ended, order, EntryOutcome.UNKNOWN, None, done)
         self.run_.later(order.timeout_ns, lambda: self.run(late))
 

@@ -37,6 +37,9 @@ _LEAVE_TIMEOUT_NS = NS_PER_S
 _QUESTION_TIMEOUT_NS = 2 * NS_PER_S
 
 
+NODES = ("d0", "d1", "d2")
+
+
 class DataNode:
     """A machine, and the process on it (None: it is down)."""
 
@@ -239,11 +242,18 @@ class NodeProcess:
         self.subscription.response_received(pb.FeedSnapshotResponse.FromString(said))
         self._seen(before)
 
+    @property
+    def knows_the_group(self) -> bool:
+        """It has an image, which nobody has forged."""
+        return not self.dead and self.subscription.synced and self._believed is None
+
     def forged(self, said: bytes) -> None:
         """An entry that nobody in the cluster has published. Until the image is fetched anew it need not be the group's."""
-        before = self.subscription.image
-        if self.subscription.synced and self.subscription.entry_received(pb.FeedEntry.FromString(said)):
-            self._believed = self.subscription.resync_count
+        before, entry = self.subscription.image, pb.FeedEntry.FromString(said)
+        entry.previousIndex, entry.index = before.index, before.index + 1  # as of now: it may have come late
+        count = self.subscription.resync_count
+        if self.subscription.synced and self.subscription.entry_received(entry):
+            self._believed = count
             self._seen(before)
 
     def published(self, said: bytes) -> None:
@@ -257,7 +267,7 @@ class NodeProcess:
         if image is before:
             return
         self._sim.seen["images by the feed"] += 1
-        if self._believed is not None and (not self.subscription.synced or self.subscription.resync_count > self._believed):
+        if self._believed is not None and self.subscription.synced and self.subscription.resync_count > self._believed:
             self._believed = None
         if self._believed is None:
             self._sim.ghost.check_fed(image, self.node.node_id)

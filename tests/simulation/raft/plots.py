@@ -67,7 +67,7 @@ class Plots:
         """One follower hears the leader no more while nothing is logged: it lacks nothing, campaigns, and another one that does hear
         the leader could elect it."""
         run = self._run
-        deaf, length_s = draw.choice([name for name in run.members if name != leader]), 1 + draw.random()
+        deaf, length_s = draw.choice([name for name in run.group if name != leader]), 1 + draw.random()
         self._quiet_until = run.now + 0.3 + length_s
         self._after(0.3, lambda: self._faults.cut_link(leader, deaf, run.now + length_s))
         return length_s + 1
@@ -78,7 +78,7 @@ class Plots:
         run = self._run
         node, until = draw.choice(sorted(run.nodes)), run.now + 3 + draw.random()
         breaks_s, broken_s = 0.6 + draw.random() * 0.9, 1 + draw.random() * 2
-        for name in run.members:
+        for name in run.group:
             if name != leader:
                 self._faults.cut_link(leader, name, until)
                 self._faults.cut_link(node, name, until)
@@ -97,7 +97,7 @@ class Plots:
         """A node and a follower are away together for so long that the follower needs a snapshot: what it held before is no way from
         the node's image to its own."""
         run = self._run
-        follower = draw.choice([name for name in run.members if name != leader])
+        follower = draw.choice([name for name in run.group if name != leader])
         node, length_s, longer_s = draw.choice(sorted(run.nodes)), 1 + draw.random() * 2, 0.4 + draw.random() * 0.8
         self._faults.cut_off(follower, run.now + length_s)
         self._faults.cut_off(node, run.now + length_s + longer_s)
@@ -107,7 +107,7 @@ class Plots:
         """A follower was away, and comes back on a slow link: it says several times what it lacks before the first of it arrives;
         as often it is sent that, in several messages of which some are lost."""
         run = self._run
-        follower = draw.choice([name for name in run.members if name != leader])
+        follower = draw.choice([name for name in run.group if name != leader])
         length_s, slow_s = 0.4 + draw.random() * 0.6, 1 + draw.random()
         self._faults.cut_link(leader, follower, run.now + length_s)
         self._slow[follower] = run.now + length_s + slow_s
@@ -121,7 +121,7 @@ class Plots:
         run.ask_here(member, draw, round(timeout_s * NS_PER_S))
         end = run.now + timeout_s + longer_s
         self._after(begin_s, lambda: setattr(member, "paused_until", end))
-        for name in run.members:
+        for name in run.group:
             if name != leader:
                 self._after(begin_s + 0.06, lambda name=name: self._faults.cut_link(leader, name, end + 0.5))
         return timeout_s + longer_s + 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.controller_list import ControllerList, GroupView
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -48,6 +49,11 @@ class Log:
 
     def confirmed_ns(self) -> int:
         return self.now_ns
+
+    view_: GroupView = field(default_factory=lambda: GroupView(ControllerList(("n1",)), "n1", frozenset(("n1",))))
+
+    def view(self) -> GroupView:
+        return self.view_
 
     def apply(self, entry: bytes) -> bytes:
         index = self.image.index + 1

@@ -80,7 +80,7 @@ class Member:
         conf = settings(self.journal, str(folder / "snapshot"), self._save, self._load, lambda *_: None, run.compact_after)
         self.core = RaftCore(node_id, run.members, conf, self.transport, self.machine)
         self.transport.attach(self.core, self.probation)
-        self.probation.attach(self.core, tuple(self.transport.sessions.peers.values()))
+        self.probation.attach(self.core, self.transport.sessions.peers)
         self.transport.sessions.set_online(True)
         self.barriers: list[tuple[int, bytes]] = []
         """Those that this process has asked the leader for, each with the turn of its probation."""

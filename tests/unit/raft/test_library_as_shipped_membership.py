@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.raft.library import FAIL_REASON
 from sidecar.raft.sessions import _DATA, _FIRST, _FRAME, _LAST
 from tests.unit.raft.ours import bare_member, our_net
@@ -41,17 +41,19 @@ def test_shipped_two_changes_of_the_members_are_accepted_at_once(tmp_path: Path)
     assert reasons == [FAIL_REASON.SUCCESS] * 2
 
 
-def test_ours_there_are_no_changes_of_the_members(tmp_path: Path) -> None:
+def test_ours_a_change_of_the_members_as_the_library_has_it_is_denied(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core = net.up[lead].core
-        with pytest.raises(Exception, match="dynamicMembershipChange is disabled"):
+        with pytest.raises(ProtocolError, match="not pickled here"):
             core.addNodeToCluster(Node("d"))
+        answers: list[int] = []
         for change in ("add", "d", Node("d")), ("rem", "b", Node("b")):  # what the library itself would send
-            core._applyCommand(pickle.dumps(change), None, 2)
-            assert core._SyncObj__parseChangeClusterRequest(b"\2" + pickle.dumps(change)) is None
+            core._applyCommand(pickle.dumps(change), lambda _, reason: answers.append(reason), 2)
+            assert not core._SyncObj__changeCluster(b"\2" + pickle.dumps(change))
         net.put(lead, b"behind both")
         assert net.run(lambda: all(net.values(name) == [b"behind both"] for name in "abc"))
+        assert answers == [FAIL_REASON.REQUEST_DENIED] * 2
         for name, member in net.up.items():
             assert {node.id for node in member.core.otherNodes} == {*"abc"} - {name}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.wire.refusals import REFUSED
 from sidecar.raft import codec
 from sidecar.raft.lineage import MAX_MISSED, FolderLineage
@@ -37,6 +38,7 @@ class Bench:
         made: Any = SessionTransport("a", members, clock=lambda: self.now, draw=lambda: 5, stamp=lambda: self.stamp)
         given = {"on_probation": False, "leads": False, "raftCurrentTerm": 4, "leader_id": "b", "raftLastApplied": 8}
         self.core: Any = SimpleNamespace(**(given | core))
+        self.core.controllers = ControllerList(members)
         self.core.pre_vote = SimpleNamespace(end=lambda: None)
         self.core.without_confirming = lambda node, work: work()
         made._core = self.core
