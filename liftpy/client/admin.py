@@ -56,7 +56,7 @@ _ERRORS: dict[int, type[LiftError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
     """One member of the metadata group. ``lag``: entries behind the leader's log end; ``learner``: it counts for nothing before it has
     caught up; ``leaving``: it is to go; ``waits_for``: why the change that is under way does not go on, for people."""
@@ -315,7 +315,16 @@ class Admin:
         cluster = pages.cluster
         controllers = tuple(
             Controller(
-                c.nodeId, c.leader, c.term, c.commitIndex, c.appliedIndex, c.lag, c.connected, c.learner, c.leaving, c.waitsFor
+                node_id=c.nodeId,
+                leader=c.leader,
+                term=c.term,
+                commit_index=c.commitIndex,
+                applied_index=c.appliedIndex,
+                lag=c.lag,
+                connected=c.connected,
+                learner=c.learner,
+                leaving=c.leaving,
+                waits_for=c.waitsFor,
             )
             for c in cluster.controllers
         )

@@ -8,6 +8,7 @@ from typing import Any
 import crc32c
 
 from liftpy.cluster import codec as cluster_codec
+from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.forecast import without_log
@@ -120,6 +121,19 @@ def _mend_snapshot(data: bytes) -> bytes:
     return head + struct.pack(">I", crc32c.crc32c(body, crc32c.crc32c(head))) + body
 
 
+_CHANGE = cluster_pb2.ControlRequest(
+    operationId=b"c" * 16,
+    timeNs=5,
+    changeControllers={"after": 7, "list": {"voters": ["n1", "n2", "n3"], "learner": "n4", "leaving": "n3"}},
+)
+
+
+def _change(data: bytes) -> ControllerList | None:
+    found = list_of(data, 9)
+    assert found is None or (found.index == 9 and well_formed(list_from_pb(list_to_pb(found)))), "a list that there can't be"
+    return found
+
+
 _PARTS = ("counters", "node", "operation", "partition", "report", "stream")
 
 
@@ -165,6 +179,14 @@ def decoders() -> list[Decoder]:
             _doors,
             p,
             covers=("liftpy.cluster.forecast:without_log",),
+            make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
+        ),
+        Decoder(
+            "changes of the controllers",
+            [_CHANGE.SerializeToString()],
+            _change,
+            (),
+            covers=("liftpy.cluster.controller_list:list_of", "liftpy.cluster.controller_list:list_from_pb"),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder("feed", _entries(), _Fed(), p, covers=("liftpy.cluster.records:record_from_pb",)),

@@ -38,5 +38,8 @@ ELSEWHERE = {
     "sidecar.dev.demo_steps:compute_by_spark": "the demo's own file",
     "sidecar.dev.cluster:DevNode._take_stdout": "a child's first line",
     "sidecar.dev.embedded:_port_in": "nats-server's file of ports",
+    "liftpy.cluster.member:MetadataMember._about_controllers": "an answer of the own image's window",
+    "sidecar.raft.library:RaftCore._SyncObj__changeCluster": "calls change_in first, which refuses",
+    "sidecar.raft.sessions:PeerSessions._same_list": "of a frame that was parsed, tests/unit/raft/test_controllers_by_log.py",
     "sidecar.raft.library:_NoPickle.loads": "refuses everything but entries, tests/unit/raft/test_library_as_shipped_disk.py",
 }

@@ -76,9 +76,9 @@ MUTANTS = [
         ("the feed goes on over a restored image", "        self._feed.restored(self.fsm.image.index)\n", "", "a node misses what a snapshot brought"),
         ("the journal keeps what the snapshot holds", "        trim_journal(self.journal, snapshot.previous, snapshot.last)\n", "", "after a power cut in a compaction a controller can't start"),
         ("promises are never forgotten", "        self.probation.opened(self.journal)\n", "", "an emptied controller campaigns with terms that nobody knows"),
-        ("probation obeys nobody", "        self.probation.attach(self.core, tuple(self.peers.values()))\n", "        self.probation._core, self.probation._peers = self.core, tuple(self.peers.values())\n", "a controller with an emptied folder elects leaders"),
+        ("probation obeys nobody", "        self.probation.attach(self.core, self.peers)\n", "        self.probation._core, self.probation._by_id = self.core, self.peers\n", "a controller with an emptied folder elects leaders"),
         ("journals are not flushed", "return GroupJournal(path, flush=flush)", "return GroupJournal(path, flush=False)", "a power cut takes what was acknowledged"),
-        ("a damaged snapshot is left to the library", "            decode_snapshot_file(dump.read_bytes())  #", "            dump.read_bytes()  #", "a controller goes on without what its snapshot held"),
+        ("a damaged snapshot is left to the library", "decode_snapshot_file(dump.read_bytes()).controllers", "dump.read_bytes() and None", "a controller goes on without what its snapshot held"),
         tests=("tests/unit/metadata/test_member_log.py",),
     ),
     *rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import nats.errors
@@ -50,8 +51,13 @@ class Controller:
             lambda node_id: node_id == "n1",
         )
 
-    async def subscribe(self, subject: str, cb: Any) -> None:
+    async def subscribe(self, subject: str, cb: Any) -> Any:
         self.listening[subject] = cb
+
+        async def unsubscribe() -> None:
+            del self.listening[subject]
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
 
     async def receive(self, message: Message) -> None:
         """Every subscription that matches, as NATS does."""

@@ -133,9 +133,9 @@ async def test_what_is_asked_of_the_group_from_the_nodes_loop_reaches_it(
     group.distrust()
     await until(lambda: bool(asked))
     assert asked == [group._thread.name], "on its own loop"
-    assert not group.inner._log.core.retired  # type: ignore[attr-defined]
+    assert not group.inner.current._log.core.retired  # type: ignore[union-attr]
     group.retire()
-    assert group.inner._log.core.retired  # type: ignore[attr-defined]
+    assert group.inner.current._log.core.retired  # type: ignore[union-attr]
     assert set(group.ticks()) == set(group.inner.ticks())
     assert group.held == group.inner.held
     handed: list[str] = []

@@ -68,7 +68,7 @@ class Driver:
     def __init__(self) -> None:
         self.answer: asyncio.Future[tuple[bytes | None, int]] = asyncio.get_running_loop().create_future()
 
-    def propose(self, command: bytes) -> asyncio.Future[tuple[bytes | None, int]]:
+    def propose(self, command: bytes, *, change: bool) -> asyncio.Future[tuple[bytes | None, int]]:
         return self.answer
 
 
@@ -178,9 +178,9 @@ async def test_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.Mo
 
 async def test_duties_end_before_a_successor_is_asked_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """That one waits for no election time-out, and so for no lease."""
-    told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "transferLeadership"))
+    told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
-    assert told == ["resign", "transferLeadership"]
+    assert told == ["resign", "hand_over"]
 
 
 async def test_each_tick_looks_at_probation_and_has_done_what_is_decided(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

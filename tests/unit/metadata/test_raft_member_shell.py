@@ -47,7 +47,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made.node_id = "n1"
     sessions = part("sessions", counters=Counter({"stale": 2}))
     given: dict[str, Any] = {
-        "leader_id": "n1", "leads": True, "peers": {}, "applied_index": 5, "held": {"journal_bytes": 8},
+        "leader_id": "n1", "leads": True, "is_member": True, "peers": {}, "applied_index": 5, "held": {"journal_bytes": 8},
         "transport": part("transport", sessions=sessions), "core": part("core"), "journal": part("journal"),
         "fsm": part("fsm", refused_count=3), "status": lambda: [pb.ControllerStatus(nodeId="n1", term=4)],
         "probation": part("probation", turn=7, over=True),
@@ -55,11 +55,12 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._log = part("log", **(given | log))
     made._member = part("member", counters=Counter({"looked": 4}))
     made._driver = part("driver", stopped=False, frames_lost=6, inbox_bytes=9, late_tick_count=2)
-    made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"))
+    made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"), close=lambda: closed("feed"))
     made._desk = part("desk", counters=Counter({"desk": 1}), close=lambda: closed("desk"))
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}), close=lambda: closed("outgoing"))
     made._connection = part("connection", max_payload=77)
+    made._subscriptions, made._asking = [], None
     return made, calls
 
 
@@ -146,7 +147,7 @@ async def test_a_leader_hands_over_until_somebody_else_leads() -> None:
     made, calls = a_member(peers={"n2": up})
 
     async def another_leads() -> None:
-        while ("core.transferLeadership",) not in calls:
+        while ("core.hand_over",) not in calls:
             await asyncio.sleep(0)
         made._log.leads, made._log.leader_id = False, ""
         for _ in range(3):
@@ -159,7 +160,7 @@ async def test_a_leader_hands_over_until_somebody_else_leads() -> None:
         await another_leads()
         await handing
     assert calls[0] == ("member.leave",)
-    assert calls.index(("member.resign",)) < calls.index(("core.transferLeadership",)) < calls.index(("driver.wake",))
+    assert calls.index(("member.resign",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
 
 
 async def test_nobody_is_handed_to_who_is_not_there() -> None:
@@ -170,7 +171,7 @@ async def test_nobody_is_handed_to_who_is_not_there() -> None:
     assert calls == [("member.leave",)]
     async with asyncio.timeout(30):
         await made.stop()
-    assert ("core.transferLeadership",) in calls, "a stop asks once, and waits for nobody"
+    assert ("core.hand_over",) in calls, "a stop asks once, and waits for nobody"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -184,7 +185,16 @@ async def test_a_stop_closes_everything_once_and_in_order(fails: bool) -> None:
 
         made._log.journal.close = close
     await made.stop()
-    wanted = ["member.leave", "driver.stop", "desk.close", "orders.close", "outgoing.close", "journal.close", "core.destroy"]
+    wanted = [
+        "member.leave",
+        "driver.stop",
+        "feed.close",
+        "desk.close",
+        "orders.close",
+        "outgoing.close",
+        "journal.close",
+        "core.destroy",
+    ]
     assert [call[0] for call in calls] == wanted
 
 

@@ -13,6 +13,7 @@ import nats.errors
 import pytest
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
@@ -177,7 +178,7 @@ async def test_a_leader_that_stops_waits_a_while_for_its_successor() -> None:
     member, calls = a_member(peers={"n2": SimpleNamespace(up=True)})
     stopping = asyncio.ensure_future(member.stop())
     async with asyncio.timeout(30):
-        while ("core.transferLeadership",) not in calls:
+        while ("core.hand_over",) not in calls:
             await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0.011)
@@ -379,8 +380,16 @@ async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
     joined: list[Any] = []
 
     class Group:
+        controllers, image, is_member = ControllerList(), ClusterImage(), True
+
         def __init__(self, *given: Any, **more: Any) -> None:
             joined.append((type(self).__name__, given, more))
+
+        def watch(self, watcher: Any) -> None:
+            """It shows nothing."""
+
+        async def stop(self) -> None:
+            """It has nothing."""
 
         async def start(self) -> None:
             joined.append("started")
@@ -413,6 +422,7 @@ async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
         else:
             assert (kind, given) == ("Feed", ("n1", link._connection, subjects))
         assert link._group is group
+        await group.stop()
         joined.clear()
 
 

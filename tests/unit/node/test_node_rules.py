@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
 from liftpy.replica.copying import CopyPace
 from liftpy.wire.refusals import REFUSED
@@ -203,7 +204,8 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     partitions.failed, partitions.copy_pace = failed or {}, CopyPace()
     group: Any = SimpleNamespace(
         leader="n1",
-        image=SimpleNamespace(index=5),
+        image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),
+        is_controller=True,
         held={"journal_bytes": 9},
         counters={f"{REFUSED}checksum": 2},
         ticks=lambda: {"late": 1},
@@ -223,6 +225,9 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
 def test_the_connections_are_added_up_and_told_apart(tmp_path: Path) -> None:
     links = [a_link("replication", 3), a_link("clients", 5, connected=False), a_link("ingest", 7)]
     report = a_reporter(tmp_path, links, {"s/0": "its disk is gone"}).report()
+    assert report["controllers"] == {
+        "voters": ["n1", "n2"], "learner": "n3", "leaving": "n2", "index": 4, "differ_from_settings": True,
+    }  # fmt: skip
     nats = report["nats"]
     assert {name: nats[name] for name in TRAFFIC} == {name: 150 + 3 * at for at, name in enumerate(TRAFFIC)}
     assert (nats["connected"], nats["send_buffer_bytes"], nats["errors"]) == (False, 15, {"slow": 15})
@@ -238,7 +243,7 @@ def test_the_connections_are_added_up_and_told_apart(tmp_path: Path) -> None:
     assert report["refused"] == {"sender": 3, "metadata: checksum": 2}
     assert report["counters"]["elections"] == 1
     facts = ("node", "incarnation", "metadata_leader", "metadata_index", "metadata_held", "ticks", "controller")
-    assert [report[name] for name in facts] == ["n1", 4, "n1", 5, {"journal_bytes": 9}, {"late": 1}, False]
+    assert [report[name] for name in facts] == ["n1", 4, "n1", 5, {"journal_bytes": 9}, {"late": 1}, True]
 
 
 def test_a_page_runs_nothing_that_stands_in_a_name(tmp_path: Path) -> None:

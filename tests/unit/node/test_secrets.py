@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import ssl
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,7 @@ from liftpy.client import Credentials, connect
 from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
 from sidecar.dev.embedded import NatsServer
-from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.joining import GroupLink
 from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
 
 SECRET = "s3cr3t"
@@ -219,16 +214,6 @@ async def test_where_tls_is_wanted_and_only_offered_it_is_used(tmp_path: Path) -
             await connection.close()
         with pytest.raises(UnavailableError, match="certificate"):
             await open_connection(server.url.replace("nats://", "tls://"), timeout_s=0.5)
-
-
-def test_a_member_that_its_settings_no_longer_name_does_not_start(tmp_path: Path) -> None:
-    settings = NodeSettings("n4", tmp_path, controllers=("n1", "n2", "n3"))
-    with contextlib.closing(DataFolder(tmp_path)) as folder:
-        GroupLink(settings, folder, Subjects(), InboxRule(("_INBOX.",)), Counter())
-        folder.raft.mkdir()
-        (folder.raft / "journal").touch()
-        with pytest.raises(ConfigError, match="n1, n2, n3 lacks this node: n4 is a member"):
-            GroupLink(settings, folder, Subjects(), InboxRule(("_INBOX.",)), Counter())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
 from liftpy.replica.copying import CopyPace
@@ -85,7 +86,8 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
         copy_pace = CopyPace(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
 
     link = a_link("ingest", 1)
-    group: Any = SimpleNamespace(leader="n1", image=SimpleNamespace(index=5), held={}, counters={}, ticks=dict)
+    image = SimpleNamespace(index=5, controllers=ControllerList())
+    group: Any = SimpleNamespace(leader="n1", image=image, held={}, counters={}, ticks=dict, is_controller=True)
     links: Any = SimpleNamespace(all=lambda: [link], replication=link, ingest=link)
     descriptors = {"open": 1}
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,8 +190,13 @@ async def test_what_is_asked_in_the_background_fails_loudly(
     class Bus:
         is_connected = True
 
-        async def subscribe(self, *_: Any, **__: Any) -> None:
+        async def subscribe(self, *_: Any, **__: Any) -> Any:
             """Nobody says anything."""
+
+            async def unsubscribe() -> None:
+                """Nor ever will."""
+
+            return SimpleNamespace(unsubscribe=unsubscribe)
 
     bus: Any = Bus()
     if owner is Proposals:

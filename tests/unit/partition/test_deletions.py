@@ -78,7 +78,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(asking, "_PAUSE_S", 0.001)
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 0.05)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    deletions = asking.Deletions(controllers, "a", decides=False)  # type: ignore[arg-type]
+    deletions = asking.Deletions(controllers, "a", decides=lambda: False)  # type: ignore[arg-type]
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(5):

@@ -346,7 +346,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=2, partitions=count))
     monkeypatch.setattr(set_module, "open_worker", open_worker)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    deletions = Deletions(None, "a", decides=True)  # type: ignore[arg-type]
+    deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
     tools = SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions)
     return group, set_module.Partitions(tools)  # type: ignore[arg-type]
 

@@ -186,7 +186,7 @@ async def test_the_image_that_a_node_begins_with_is_empty() -> None:
 def test_streams_that_are_gone_are_remembered_in_a_bound_the_newest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
     group: Any = None
-    deletions = Deletions(group, "n1", decides=False)
+    deletions = Deletions(group, "n1", decides=lambda: False)
     for uid in "abcde":
         deletions._remember(uid)
     assert list(deletions._gone) == ["c", "d", "e"]

@@ -18,7 +18,7 @@ from liftpy.replica.events import MetadataHeard
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.partition.deletions import Deletions
 
-DECIDES = Deletions(None, "a", decides=True)  # type: ignore[arg-type]
+DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
 
 
 class Group:

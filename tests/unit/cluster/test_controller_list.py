@@ -1,0 +1,221 @@
+"""Who forms the metadata group, step by step: what is planned, refused and waited for [M10]."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from liftpy.cluster.controller_list import (
+    Already,
+    ControllerList,
+    GroupView,
+    Refused,
+    hands_over,
+    list_from_pb,
+    list_of,
+    list_to_pb,
+    majority,
+    next_step,
+    planned,
+    waits_for,
+    well_formed,
+)
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.wire._pb import cluster_pb2 as pb
+
+ABC = ("a", "b", "c")
+NODES = frozenset("abcdefgh")
+ADD, REMOVE, REPLACE = pb.ChangeControllers.ADD, pb.ChangeControllers.REMOVE, pb.ChangeControllers.REPLACE
+_E = pb.ControlResponse
+
+
+def view(
+    voters: str = "abc",
+    *,
+    learner: str = "",
+    leaving: str = "",
+    dead: str = "",
+    leader: str = "a",
+    caught_up: bool = True,
+    blocked: str = "",
+) -> GroupView:
+    now = ControllerList(tuple(voters), learner, leaving, 7)
+    return GroupView(now, leader, frozenset(now.members) - set(dead), caught_up, blocked)
+
+
+def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
+    return pb.ChangeControllers(what=what, node=node, replaced=replaced)  # type: ignore[arg-type]
+
+
+def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | Already | Refused:
+    return planned(asked(what, node, replaced), of, NODES, frozenset(fenced))
+
+
+@pytest.mark.parametrize(
+    ("what", "node", "replaced", "of", "voters", "learner", "leaving"),
+    [
+        (ADD, "d", "", view(), "abc", "d", ""),
+        (REMOVE, "c", "", view(), "abc", "", "c"),
+        (REMOVE, "a", "", view(), "abc", "", "a"),
+        (REMOVE, "c", "", view(dead="c"), "abc", "", "c"),
+        (REPLACE, "d", "c", view(dead="c"), "abc", "d", "c"),
+        (REPLACE, "d", "a", view(), "abc", "d", "a"),
+        (ADD, "b", "", view("a"), "a", "b", ""),
+        (REMOVE, "d", "", view(learner="d", leaving="c"), "abc", "", ""),
+        (ADD, "c", "", view(leaving="c"), "abc", "", ""),
+    ],
+)
+def test_what_is_asked_for_begins_with_one_step(
+    what: int, node: str, replaced: str, of: GroupView, voters: str, learner: str, leaving: str
+) -> None:
+    made = plan(what, node, of, replaced)
+    assert isinstance(made, ControllerList)
+    assert (made.voters, made.learner, made.leaving) == (tuple(voters), learner, leaving)
+
+
+@pytest.mark.parametrize(
+    ("what", "node", "replaced", "of", "error", "says"),
+    [
+        (ADD, "x", "", view(), _E.NOT_FOUND, "there is no node 'x'"),
+        (ADD, "h", "", view(), _E.INVALID, "node h does not run"),
+        (ADD, "c", "", view(), _E.EXISTS, "c is a controller already"),
+        (ADD, "e", "", view(learner="d"), _E.EXISTS, "one change at a time: d is being added; .* liftpy controllers remove d"),
+        (ADD, "e", "", view(leaving="c"), _E.EXISTS, "one change at a time: c is being removed; .* liftpy controllers add c"),
+        (ADD, "h", "", view("abcdefg"), _E.INVALID, "h does not run"),
+        (ADD, "d", "", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do: a, d"),
+        (REMOVE, "d", "", view(), _E.NOT_FOUND, "'d' is no controller; there are: a, b, c"),
+        (REMOVE, "a", "", view("a"), _E.INVALID, "a is the last controller"),
+        (REMOVE, "c", "", view(dead="b"), _E.INVALID, "of 2 controllers, 2 would have to live, and 1 do: a"),
+        (REMOVE, "c", "", view(leaving="b"), _E.EXISTS, "b is being removed"),
+        (REPLACE, "d", "x", view(), _E.NOT_FOUND, "'x' is no controller"),
+        (REPLACE, "b", "c", view(), _E.EXISTS, "b is a controller already"),
+        (REPLACE, "d", "c", view(dead="bc"), _E.INVALID, "of 4 controllers, 3 would have to live, and 2 do"),
+        (REPLACE, "e", "c", view(learner="d", leaving="c"), _E.EXISTS, "d is being added for c"),
+        (ADD, "d", "", view(blocked="not yet"), _E.UNAVAILABLE, "not yet"),
+    ],
+)
+def test_what_can_not_be_is_refused_with_a_reason(
+    what: int, node: str, replaced: str, of: GroupView, error: int, says: str
+) -> None:
+    made = plan(what, node, of, replaced, fenced="h")
+    assert isinstance(made, Refused)
+    assert made.error == error
+
+    assert re.search(says, made.detail), made.detail
+
+
+def test_there_are_seven_at_most() -> None:
+    made = plan(ADD, "h", view("abcdefg"))
+    assert isinstance(made, Refused)
+    assert "there are 7 controllers, and there may be 7" in made.detail
+    assert isinstance(plan(REPLACE, "h", view("abcdefg"), "g"), ControllerList)
+
+
+@pytest.mark.parametrize(
+    ("what", "node", "replaced", "of"),
+    [
+        (ADD, "d", "", view(learner="d")),
+        (REMOVE, "c", "", view(leaving="c")),
+        (REPLACE, "d", "c", view(learner="d", leaving="c")),
+        (REPLACE, "d", "c", view("abcd", leaving="c")),
+        (REPLACE, "d", "c", view("abd")),
+    ],
+)
+def test_the_same_command_again_finishes_what_it_began(what: int, node: str, replaced: str, of: GroupView) -> None:
+    assert isinstance(plan(what, node, of, replaced), Already)
+
+
+def _come_to(of: GroupView) -> list[ControllerList]:
+    """The lists of a change, as a leader that is not the one to go makes them."""
+    made = []
+    while (after := next_step(of)) is not None:
+        made.append(after)
+        of = replace(of, now=after)
+    return made
+
+
+def test_a_replacement_keeps_a_majority_where_the_old_one_is_dead() -> None:
+    begun = view(learner="d", leaving="c", dead="c")
+    first, second = _come_to(begun)
+    assert (first.voters, first.leaving, second.voters, second.leaving) == (("a", "b", "c", "d"), "c", ("a", "b", "d"), "")
+    for voters in (first.voters, second.voters):
+        assert len(set(voters) & begun.live) >= majority(len(voters))
+    for before, after in zip((begun.now, first), (first, second), strict=True):
+        assert len({*before.voters} ^ {*after.voters}) == 1
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (view(learner="d", caught_up=False), "d has not caught up"),
+        (view(learner="d", dead="d"), "d is not heard"),
+        (view(learner="d", dead="bc"), "of 4 controllers, 3 would have to live, and 2 do"),
+        (view(leaving="c", dead="b"), "of 2 controllers, 2 would have to live, and 1 do"),
+        (view(learner="d", blocked="not yet"), "not yet"),
+    ],
+)
+def test_a_step_waits_and_says_for_what(of: GroupView, why: str) -> None:
+    assert why in waits_for(of)
+    assert next_step(of) is None
+    assert not hands_over(of)
+
+
+def test_a_leader_that_is_to_leave_hands_over_and_does_nothing_itself() -> None:
+    of = view(leaving="a")
+    assert hands_over(of)
+    assert next_step(of) is None
+    assert next_step(replace(of, leader="b")) == ControllerList(("b", "c"))
+    assert not hands_over(view(learner="d", leaving="a")), "whoever takes its place comes first"
+    assert not hands_over(view())
+
+
+def test_any_two_majorities_share_a_member_over_one_step() -> None:
+    """[M10]: of lists of one to seven, one voter more."""
+    for count in range(1, 7):
+        few, more = range(count), range(count + 1)
+        assert majority(len(few)) + majority(len(more)) > len(set(chain(few, more)))
+
+
+def a_change(**given: object) -> pb.ControlRequest:
+    change = {"after": 0, "list": {"voters": list(ABC), "learner": "d"}} | given
+    return pb.ControlRequest(operationId=b"o" * 16, changeControllers=change)  # type: ignore[arg-type]
+
+
+def test_only_an_entry_that_the_state_machine_takes_is_a_change() -> None:
+    entry = a_change()
+    made = list_of(entry.SerializeToString(), 5)
+    assert made == ControllerList(ABC, "d", "", 5)
+    assert made is not None
+    assert list_from_pb(list_to_pb(made)) == made
+    fsm = ClusterFsm()
+    answer = pb.ControlResponse.FromString(fsm.apply(entry.SerializeToString(), 5))
+    assert (answer.error, fsm.image.controllers) == (_E.OK, made)
+    for wrong in (
+        b"",
+        b"\xff",
+        pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()).SerializeToString(),
+        a_change(after=5).SerializeToString(),
+        a_change(list={}).SerializeToString(),
+        a_change(list={"voters": ["b", "a"]}).SerializeToString(),
+        a_change(list={"voters": ["a", "a"]}).SerializeToString(),
+        a_change(list={"voters": ["a"], "learner": "a"}).SerializeToString(),
+        a_change(list={"voters": ["a"], "leaving": "b"}).SerializeToString(),
+        a_change(list={"voters": ["a", "b c"]}).SerializeToString(),
+        a_change(list={"voters": [f"n{i}" for i in range(8)]}).SerializeToString(),
+        pb.ControlRequest(operationId=b"short", changeControllers=entry.changeControllers).SerializeToString(),
+        pb.ControlRequest(operationId=b"o" * 16, timeNs=1 << 63, changeControllers=entry.changeControllers).SerializeToString(),
+    ):
+        assert list_of(wrong, 5) is None
+    assert not well_formed(ControllerList())
+
+
+def test_what_no_leader_has_proposed_changes_no_image() -> None:
+    fsm = ClusterFsm()
+    for index, wrong in enumerate((a_change(list={}), a_change(after=1)), 3):
+        wrong.operationId = bytes(15) + bytes([index])
+        answer = pb.ControlResponse.FromString(fsm.apply(wrong.SerializeToString(), index))
+        assert answer.error == _E.INVALID
+        assert fsm.image.controllers == ControllerList()

@@ -1,0 +1,243 @@
+"""GroupRole around scripted roles: which one a node takes, when it takes another, and what is shown meanwhile [M10, M11]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import ConfigError
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import roles
+from sidecar.metadata.roles import GroupRole
+from sidecar.settings import NodeSettings
+
+THREE = ("n1", "n2", "n3")
+
+
+def an_image(index: int, *voters: str, at: int = 0, learner: str = "") -> ClusterImage:
+    return replace(ClusterImage(), index=index, controllers=ControllerList(voters, learner, "", at))
+
+
+class Part:
+    """A role as a test scripts it."""
+
+    def __init__(self, image: ClusterImage, **given: Any) -> None:
+        self.image = image
+        self.calls: list[str] = []
+        self.started = asyncio.Event()
+        self.started.set()
+        self.watcher: Callable[[ClusterImage, ClusterImage], None] = lambda *_: None
+        self.is_member, self.has_voted, self.left_at, self.controllers = True, False, 0, ControllerList()
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    async def start(self) -> None:
+        self.calls.append("start")
+        await self.started.wait()
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    def retire(self) -> None:
+        self.calls.append("retire")
+
+    def watch(self, watcher: Callable[[ClusterImage, ClusterImage], None]) -> None:
+        self.watcher = watcher
+
+    def show(self, image: ClusterImage) -> None:
+        before, self.image = self.image, image
+        self.watcher(before, image)
+
+
+class Member(Part):
+    """Stands for ``RaftMember``."""
+
+
+class Bench:
+    """A role whose parts are given one after another. ``joined``: with which controllers each member was made."""
+
+    def __init__(self, tmp_path: Path, node_id: str, controllers: tuple[str, ...] = THREE, *, journal: bool = False) -> None:
+        self.members: list[Member] = []
+        self.feeds: list[Part] = []
+        self.joined: list[ControllerList | None] = []
+        self.shown: list[tuple[int, int]] = []
+        self.connection: Any = SimpleNamespace()
+        settings = NodeSettings(node_id, tmp_path, controllers=controllers)
+        made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal)
+        self.role = GroupRole(settings, self.connection, Subjects("ns"), *made)
+        self.role.watch(lambda before, after: self.shown.append((before.index, after.index)))
+
+    def _member(self, joins: ControllerList | None) -> Member:
+        self.joined.append(joins)
+        return self.members.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "_LOOK_S", 0.001)
+    monkeypatch.setattr(roles, "RaftMember", Member)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_node_that_the_feed_names_becomes_a_controller_beside_it_and_takes_its_place(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5)), Member(an_image(3, "n1", "n2", "n3", "n4", at=8))
+    member.started.clear()
+    bench.feeds, bench.members = [feed], [member]
+    await bench.role.start()
+    assert not bench.role.is_controller
+    learns = an_image(8, *THREE, at=8, learner="n4")
+    feed.show(learns)
+    await until(lambda: member.calls == ["start"])
+    assert bench.joined == [learns.controllers]
+    assert (bench.role.is_controller, bench.role.image.index) == (False, 8), "it has caught up with nothing yet"
+    member.started.set()
+    feed.show(an_image(9, *THREE, at=8, learner="n4"))
+    await asyncio.sleep(0.05)
+    assert not bench.role.is_controller, "it knows less than is shown"
+    member.show(an_image(10, *THREE, "n4", at=10))
+    await until(lambda: feed.calls == ["start", "stop"])
+    feed.show(an_image(11))
+    member.show(an_image(12, *THREE, "n4", at=10))
+    assert bench.shown == [(5, 8), (8, 9), (9, 10), (10, 12)], "in order, and nothing of the one before"
+    assert bench.role.is_controller
+    assert not bench.role.decides, "what it has shown may have been forged on the feed"
+    await bench.role.stop()
+    assert member.calls == ["start", "stop"]
+
+
+async def test_a_controller_that_is_none_any_more_follows_the_feed_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n1")
+    member, feed = Member(an_image(7, *THREE, at=3)), Part(an_image(6, "n2", "n3", at=6))
+    feed.started.clear()
+    bench.members, bench.feeds = [member], [feed]
+    await bench.role.start()
+    assert (bench.joined, bench.role.decides) == ([None], True)
+    member.is_member, member.left_at = False, 6
+    await until(lambda: feed.calls == ["start"])
+    assert bench.role.current is member, "until it knows something"
+    assert not bench.role.decides
+    feed.started.set()
+    await asyncio.sleep(0.05)
+    assert bench.role.current is member, "it knows less than is shown"
+    feed.show(an_image(8, "n2", "n3", at=6))
+    await until(lambda: member.calls == ["start", "stop"])
+    assert bench.shown == [(7, 8)]
+    # Named again by a list that is no newer than the one that it left with, it stays; by a newer one it comes back.
+    again = Member(an_image(20, *THREE, at=9))
+    bench.members = [again]
+    feed.show(an_image(9, *THREE, at=6))
+    await asyncio.sleep(0.05)
+    assert not bench.role.is_controller
+    feed.show(an_image(10, "n2", "n3", at=9, learner="n1"))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+
+
+async def test_who_is_taken_back_before_it_has_caught_up_goes_on_with_the_feed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, left_at=7)
+    bench.feeds, bench.members = [feed], [member]
+    await bench.role.start()
+    await until(lambda: member.calls == ["start", "stop"])
+    assert bench.role.current is feed
+    assert feed.calls == ["start"]
+    await bench.role.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "starts", "follows"),
+    [
+        ({"controllers": ControllerList(("n2", "n3", "n9"), index=4)}, True, False),
+        ({"controllers": ControllerList(("n2", "n3"), index=4), "is_member": False}, False, True),
+        ({"controllers": ControllerList(("n2", "n3"))}, False, True),
+    ],
+    ids=["its log names it", "its log names it no more", "nobody has changed the list, and it never was one"],
+)
+async def test_a_journal_says_who_is_a_controller_and_not_the_settings(
+    tmp_path: Path, given: dict[str, Any], starts: bool, follows: bool
+) -> None:
+    bench = Bench(tmp_path, "n9", ("n2", "n3"), journal=True)
+    member = Member(an_image(3), **given)
+    bench.members, bench.feeds = [member], [Part(an_image(4))]
+    await bench.role.start()
+    assert (member.calls == ["start"], bench.role.is_controller, not bench.feeds) == (starts, starts, follows)
+    if follows:
+        assert member.calls == ["stop"]
+    await bench.role.stop()
+
+
+async def test_a_member_that_its_settings_no_longer_name_does_not_start_while_they_say_who_is_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4", journal=True)
+    bench.members = [Member(an_image(3), controllers=ControllerList(THREE), has_voted=True)]
+    with pytest.raises(ConfigError, match="n1, n2, n3 lacks this node: n4 is a member"):
+        await bench.role.start()
+
+
+@pytest.mark.parametrize("index", [0, 30])
+@pytest.mark.parametrize("first", [None, TimeoutError()])
+async def test_a_single_controller_begins_no_second_group_on_a_new_folder(
+    tmp_path: Path, index: int, first: Exception | None
+) -> None:
+    bench = Bench(tmp_path, "n1", ("n1",))
+    member, feed = Member(an_image(3)), Part(an_image(4, "n1", "n2", at=2))
+    bench.members, bench.feeds = [member], [feed]
+    said = [first, frames.sealed(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
+
+    async def request(subject: str, payload: bytes, timeout: float) -> Any:
+        answer = said.pop(0) if said else nats.errors.NoRespondersError()
+        if answer is None:
+            answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=answer)
+
+    bench.connection.request = request
+    await bench.role.start()
+    assert bench.joined == ([None] if not index else bench.joined)
+    assert bench.role.decides is (not index)
+    assert (feed.calls == ["start"]) is bool(index)
+    await bench.role.stop()
+
+
+async def test_who_stops_takes_no_other_role(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(5))
+    bench.feeds = [feed]
+    await bench.role.start()
+    bench.role.retire()
+    feed.show(an_image(6, *THREE, at=6, learner="n4"))
+    await asyncio.sleep(0.02)
+    assert (bench.joined, feed.calls) == ([], ["start", "retire"])
+    await bench.role.stop()
+
+
+async def test_settings_that_differ_from_the_log_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(5, *THREE, at=2))
+    bench.feeds = [feed]
+    await bench.role.start()
+    await asyncio.sleep(0.02)
+    assert caplog.messages == []
+    feed.show(an_image(6, "n1", "n2", "n5", at=6))
+    await until(lambda: caplog.messages)
+    await asyncio.sleep(0.02)
+    (said,) = caplog.messages
+    assert "name the controllers n1, n2, n3, and the group's log n1, n2, n5: the log holds" in said
+    await bench.role.stop()
