@@ -244,8 +244,8 @@ class NodeProcess:
 
     @property
     def knows_the_group(self) -> bool:
-        """It has an image, which nobody has forged."""
-        return not self.dead and self.subscription.synced and self._believed is None
+        """It has an image; nobody forges who the controllers are."""
+        return not self.dead and self.subscription.synced
 
     def forged(self, said: bytes) -> None:
         """An entry that nobody in the cluster has published. Until the image is fetched anew it need not be the group's."""

@@ -18,6 +18,7 @@ import click
 import pytest
 
 from liftpy.client import Client
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.log.log import Log
 from liftpy.service.settings import ServiceSettings
@@ -215,15 +216,21 @@ async def test_the_group_is_shown_with_all_its_figures() -> None:
     class Member:
         node_id: str
         lag: int
+        waits_for: str = ""
+
+    held = ControllerList(("n1", "n2"), "n3", "", 7)
 
     async def describe_cluster() -> Any:
         return SimpleNamespace(
-            metadata_leader="n2", image=SimpleNamespace(index=9), controllers=(Member("n1", 1), Member("n2", 0))
+            metadata_leader="n2",
+            image=SimpleNamespace(index=9, controllers=held),
+            controllers=(Member("n1", 1, "n3 is not heard"), Member("n2", 0)),
         )
 
     found = await controllers.gather(SimpleNamespace(describe_cluster=describe_cluster))  # type: ignore[arg-type]
-    members = [{"node_id": "n1", "lag": 1}, {"node_id": "n2", "lag": 0}]
-    assert found == {"metadata_leader": "n2", "index": 9, "controllers": members}
+    members = [{"node_id": "n1", "lag": 1, "waits_for": "n3 is not heard"}, {"node_id": "n2", "lag": 0, "waits_for": ""}]
+    under_way = "the controllers are n1, n2; n3 becomes one as soon as it has caught up; it waits: n3 is not heard"
+    assert found == {"metadata_leader": "n2", "index": 9, "changed_at": 7, "under_way": under_way, "controllers": members}
 
 
 # ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------

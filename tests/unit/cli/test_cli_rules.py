@@ -140,8 +140,9 @@ def test_controllers_are_json_for_who_asks_and_a_table_else(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = {"node_id": "n1", "leader": True, "term": 3, "commit_index": 9, "applied_index": 0, "lag": 2, "connected": True}
+    member |= {"learner": False, "leaving": False}
     others = [{**member, "node_id": name, "leader": False, "connected": name == "n2"} for name in ("n2", "n3")]
-    found = {"metadata_leader": "n1", "index": 9, "controllers": [member, *others]}
+    found = {"metadata_leader": "n1", "index": 9, "under_way": "", "controllers": [member, *others]}
     monkeypatch.setattr(controllers, "with_client", lambda *_: found)
     assert json.loads(run(capsys, "controllers", "--json")[1]) == found
     code, text = run(capsys, "controllers")
@@ -150,8 +151,11 @@ def test_controllers_are_json_for_who_asks_and_a_table_else(
     states = [("n1", "leader"), ("n2", "connected"), ("n3", "silent")]
     assert [row for row in rows if row[0] in ("n1", "n2", "n3")] == [[*state, "3", "9", "?", "2"] for state in states]
     assert "no metadata leader" not in text
-    found["metadata_leader"] = ""
-    assert "no metadata leader" in run(capsys, "controllers")[1]
+    found["metadata_leader"], found["under_way"] = "", "n4 is being added"
+    others[0]["learner"], others[1]["leaving"] = True, True
+    text = run(capsys, "controllers")[1]
+    for what in ("no metadata leader", "n4 is being added", "connected, catches up", "silent, is to go"):
+        assert what in text
 
 
 async def test_a_service_says_once_that_it_waits_for_the_bus(

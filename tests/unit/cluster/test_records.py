@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.records import (
+    ControllersChanged,
     CountersMoved,
     LeaderReported,
     NodeChanged,
@@ -45,6 +47,7 @@ RECORDS: list[Record] = [
     OperationDone(Operation(b"o" * 16, 12, b"answer")),
     CountersMoved(Counters(21, 22, 23, 24, 25)),
     LeaderReported("u1", 0, REPORT),
+    ControllersChanged(ControllerList(("a", "b"), "d", "b", 3)),
 ]
 
 
@@ -63,7 +66,7 @@ def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
 def test_what_each_does_to_an_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
-    created, deleted, added, altered, changed, _, state, done, counters, reported = RECORDS
+    created, deleted, added, altered, changed, _, state, done, counters, reported, led = RECORDS
     assert set(replay(image, created).streams) == {"s", "t"}
     assert not replay(image, deleted).streams
     assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
@@ -74,6 +77,7 @@ def test_what_each_does_to_an_image() -> None:
     assert replay(image, done).operations.get(b"o" * 16) == Operation(b"o" * 16, 12, b"answer")
     assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
     assert replay(image, reported).reports["u1", 0] == (REPORT,)
+    assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
     newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
     following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
@@ -92,6 +96,7 @@ def test_what_each_does_to_an_image() -> None:
         ("C3", PartitionsAdded("s", "u1", (a_partition(partition=1, isr=()),))),
         ("M11", StreamAltered("s", "old", 2)),
         ("M11", StreamAltered("t", "u1", 2)),
+        ("M10", ControllersChanged(ControllerList(("a",)))),
         ("M5", NodeRemoved("x")),
         ("M5", NodeRemoved("a")),
         ("M5", PartitionStateChanged("s", "old", a_partition(epoch=7))),

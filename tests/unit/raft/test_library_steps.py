@@ -32,7 +32,7 @@ def test_the_library_is_set_as_it_was_proven(tmp_path: Path) -> None:
         "commandsWaitLeader": False,
         "commandsQueueSize": 100_000, "journalFile": journal, "fullDumpFile": "dump", "serializer": marks[0], "deserializer": marks[1],
         "useFork": False, "logCompactionMinEntries": 77, "logCompactionMinTime": 86_400, "logCompactionBatchSize": 256 * 1024,
-        "dynamicMembershipChange": False, "onStateChanged": marks[2],
+        "dynamicMembershipChange": True, "onStateChanged": marks[2],
     }  # fmt: skip
     assert {name: getattr(conf, name) for name in wanted} == wanted
     assert (library.MAX_APPEND_BYTES, library.APPLIED_PER_TICK_BYTES, library.ENTRY_BYTES, library.STEP_BYTES) == (
@@ -55,7 +55,7 @@ def test_the_library_is_set_as_it_was_proven(tmp_path: Path) -> None:
         (None, FAIL_REASON.DISCARDED, EntryOutcome.NEVER),
         (None, FAIL_REASON.NOT_LEADER, EntryOutcome.NEVER),
         (None, FAIL_REASON.LEADER_CHANGED, EntryOutcome.UNKNOWN),
-        (None, FAIL_REASON.REQUEST_DENIED, EntryOutcome.UNKNOWN),
+        (None, FAIL_REASON.REQUEST_DENIED, EntryOutcome.NEVER),
         (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
@@ -230,7 +230,9 @@ class Ticking:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
-        self.core = SimpleNamespace(behind=False, propose=lambda command, callback: self.done.append((command, callback)))
+        self.core = SimpleNamespace(
+            behind=False, propose=lambda command, callback, *, change: self.done.append((command, callback))
+        )
         self.outbox: list[tuple[str, bytes]] = []
         transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox))
         self.fatal: list[Exception] = []

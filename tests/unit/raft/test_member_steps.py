@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import CorruptionError
 from sidecar.raft.lineage import FILE, FolderLineage
 from sidecar.raft.probation import MARKER, Probation, waits_for
@@ -202,6 +203,7 @@ class Core:
         self.log = SimpleNamespace(last_index=last_index, sync=lambda: self.told.append("flushed"))
         self.selfNode = SimpleNamespace(id="a")
         self.on_probation = False
+        self.controllers = ControllerList(("a", "b", "c"))
         self.told: list[Any] = []
 
     def begin_probation(self) -> None:
@@ -216,7 +218,7 @@ class Core:
 
 def on_probation(folder: Path, peers: list[Any], **more: Any) -> tuple[Any, Core]:
     made, core = Probation(folder, ("a", "b", "c"), draw=lambda: 5, **more), Core()
-    made.attach(core, peers)  # type: ignore[arg-type]
+    made.attach(core, {peer.node_id: peer for peer in peers})  # type: ignore[arg-type]
     assert core.on_probation is (not made.over)
     return made, core
 
@@ -263,7 +265,8 @@ def test_a_barrier_of_an_earlier_turn_ends_nothing(tmp_path: Path) -> None:
 
 def test_alone_it_votes_at_once_and_leaves_its_mark_with_the_first_tick(tmp_path: Path) -> None:
     made, core = Probation(tmp_path, ("a",), draw=lambda: 5), Core()
-    made.attach(core, ())  # type: ignore[arg-type]
+    core.controllers = ControllerList(("a",))
+    made.attach(core, {})  # type: ignore[arg-type]
     assert (made.over, core.on_probation, (tmp_path / MARKER).exists()) == (True, False, False)
     made.look()
     assert ((tmp_path / MARKER).exists(), core.told) == (True, ["flushed", "ends"])

@@ -301,7 +301,7 @@ class Ticking:
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self.order.append(name if name != "receive" else f"receive {len(args[1])}")
 
-    def propose(self, command: bytes, callback: Any) -> None:
+    def propose(self, command: bytes, callback: Any, *, change: bool) -> None:
         self.answers.append(callback)
 
 
