@@ -35,8 +35,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
     Options of a subcommand stand behind it.
     """
     if context.invoked_subcommand is None:
-        found = with_client(target, gather)
-        click.echo(json.dumps(found)) if as_json else _show(found)
+        _say(with_client(target, gather), as_json)
 
 
 def _changing(function: F) -> F:
@@ -91,7 +90,10 @@ def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", r
         await _ended(client, timeout_s)
         return await gather(client)
 
-    found = with_client(target, work)
+    _say(with_client(target, work), as_json)
+
+
+def _say(found: dict[str, Any], as_json: bool) -> None:
     click.echo(json.dumps(found)) if as_json else _show(found)
 
 

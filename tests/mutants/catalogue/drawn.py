@@ -626,8 +626,8 @@ _DRAWN = {
         ),
         (
             "entries without their heads",
-            "        self._entries.append((command, index, term))\n        self.entry_bytes += _RECORD.size + len(command)\n\n\n",
-            "        self._entries.append((command, index, term))\n        self.entry_bytes += len(command)\n\n\n",
+            "        self._entries.append((command, index, term))\n        self.entry_bytes += _RECORD.size + len(command)\n        if command[:1] == CHANGE:\n            self.changes.append((command, index",
+            "        self._entries.append((command, index, term))\n        self.entry_bytes += len(command)\n        if command[:1] == CHANGE:\n            self.changes.append((command, index",
             "the journal is compacted too late",
         ),
         (

@@ -45,13 +45,13 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/raft/library.py",
-        ("a leader on probation campaigns", "if self.on_probation or self.retired:", "if self.retired:", "a member with an emptied folder leads"),
-        ("who is retired campaigns", "if self.on_probation or self.retired:", "if self.on_probation:", "a member that stops costs an election"),
+        ("a leader on probation campaigns", "if self.on_probation or self.retired or", "if self.retired or", "a member with an emptied folder leads"),
+        ("who is retired campaigns", "if self.on_probation or self.retired or", "if self.on_probation or", "a member that stops costs an election"),
         ("nobody is asked before an election", "elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:", "elif False:", "a member without time deposes the leader"),
         ("a leader's own request is asked about", "elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:", "elif not self.leads:", "a planned transfer is refused by all who hear the leader"),
         ("a grant's term is not learned", "if self.pre_vote.asks and term > self.raftCurrentTerm:", "if False:", "as many elections as one member's term is ahead"),
         ("a late tick is a silent leader", "            self.hold_election(now + min(away_s, HOLD_S))", "            pass", "a loaded controller starts an election"),
-        ("members are changed by entries", "        return None  # the members are those of the configuration", "        return super()._SyncObj__parseChangeClusterRequest(command)", "a forged entry takes a controller out of the group"),
+        ("any change is appended", "        if after is None or self.blocked or self._node_id not in after.voters:\n            return False\n", "        if after is None:\n            return True\n", "a forged entry is logged, and two changes at once"),
         ("compaction waits for no lull", "lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S", "lull = True", "a snapshot is written in the middle of a burst"),
         ("a match outlives its session", "            self._SyncObj__raftMatchIndex[node] = 0", "            pass", "an entry counts on a member that has lost it"),
         ("a snapshot's failure is tried for ever", "self.failure = StorageError(\"the snapshot can't be put in its place\")", "pass", "a controller without disk space spins and says nothing"),
@@ -72,7 +72,7 @@ MUTANTS = [
     *rows(
         "sidecar/raft/lineage.py",
         ("one that went back is trusted", "trusted = bool(self.missed) or known in (0, nonce) or known in held", "trusted = True", "votes of an older copy of a folder count"),
-        ("one doubt is enough", "len(self._doubts) >= self._majority", "len(self._doubts) >= 1", "one liar takes a member's vote away"),
+        ("one doubt is enough", "len(self._doubts) >= self.majority", "len(self._doubts) >= 1", "one liar takes a member's vote away"),
         ("a lineage is not stored", "        replace_file(self._path, f\"{crc32c.crc32c(body):08x}\\n\".encode() + body)", "        f\"{crc32c.crc32c(body):08x}\\n\".encode() + body", "a copied folder is never told from its original"),
         ("nonces that were told are forgotten", "if n in told) + every", "if n not in told) + every", "a member that started often is taken for one that went back"),
     ),
@@ -110,7 +110,7 @@ MUTANTS = [
         "sidecar/raft/transport.py",
         ("a vote is given while the leader is there", "return bool(request[\"transfer\"]) or self._core.leads or quiet >= VOTE_AGAIN_S", "return True", "a member that was cut off deposes a leader that is well"),
         ("leases rest on the answer's time", "            sent_ns = min(answer[\"echo_ns\"], now_ns)", "            sent_ns = now_ns", "a paused metadata leader grants leases that another one has ended"),
-        ("half is a majority", "needed = (len(self._nodes) + 1) // 2\n", "needed = len(self._nodes) // 2\n", "leases are granted on a minority"),
+        ("half is a majority", "needed = (len(others) + 1) // 2\n", "needed = len(others) // 2\n", "leases are granted on a minority"),
         ("echoes of an earlier session", "        self._echoes.pop(node_id, None)\n", "", "an old stamp confirms a new leader"),
         ("who is on probation acknowledges", "if self._core.on_probation and message[\"success\"]:", "if self._core.on_probation and message[\"reset\"]:", "an entry counts on a member that may lose it"),
         ("confirmations of an earlier term", "self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))", "self._confirmed[sender] = (term, max(sent_ns, before_ns))", "a new leader rests on answers to the one before"),
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/metadata/opening.py",
-        ("a lost journal is a new one", "if self.probation.has_been_member and not (path.exists() and path.stat().st_size):", "if self.probation.has_been_member and not path.exists():", "a member whose journal was emptied votes again"),
+        ("a lost journal is a new one", "if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):", "if (self._folder / MARKER).exists() and not path.exists():", "a member whose journal was emptied votes again"),
         ("a lost snapshot is no loss", "elif len(self.journal) and self._first_index() > 1:", "elif len(self.journal) and self._first_index() > 2:", "a member without its image begins from nothing"),
     ),
     *rows(

@@ -53,7 +53,7 @@ MUTANTS = [
         ("duties outlive the leadership", "            self._member.resign()\n\n    # ---- every tick", "            pass\n\n    # ---- every tick", "who was replaced goes on granting leases"),
         ("probation is not looked at", "        self._log.probation.look()\n", "", "a first start waits for ever"),
         ("a barrier of any time ends probation", "            turn = probation.turn\n            if await self.barrier(_JOIN_ATTEMPT_S):\n                probation.barrier_applied(turn)", "            if await self.barrier(_JOIN_ATTEMPT_S):\n                probation.barrier_applied(probation.turn)", "a controller on an old copy votes before it has caught up"),
-        ("a leader that hands over goes on granting", "        self._member.resign()\n        self._log.core.transferLeadership()", "        self._log.core.transferLeadership()", "two metadata leaders grant leases"),
+        ("a leader that hands over goes on granting", "        self._member.resign()\n        self._log.core.hand_over()", "        self._log.core.hand_over()", "two metadata leaders grant leases"),
         ("the image is shown before it is applied", "            self._shown = image\n", "", "every tick shows the whole image as new"),
         ("the bus is always there", "        self._log.transport.sessions.set_online(online)", "        self._log.transport.sessions.set_online(True)", "sessions go on over a connection that is gone"),
         ("frames of any size", "            self._log.transport.sessions.fit(self._connection.max_payload)\n", "", "behind a server with a small max_payload no controller hears another"),
@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/raft/probation.py",
-        ("it ends with the first leader", "        elif not self.over and is_first_start(", "        elif not self.over and self._core is not None and self._core.leader_id:\n            self._end()\n        elif not self.over and is_first_start(", "a controller that lost its disk elects one that lacks what was committed"),
+        ("it ends with the first leader", "        elif not (self.over or self._joins) and is_first_start(", "        elif not self.over and self._core is not None and self._core.leader_id:\n            self._end()\n        elif not (self.over or self._joins) and is_first_start(", "a controller that lost its disk elects one that lacks what was committed"),
     ),
     *rows(
         "sidecar/partition/set.py",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
 import crc32c
 
-from liftpy.cluster import deletion, starts
+from liftpy.cluster import controller_list, deletion, starts
+from liftpy.cluster import member as member_module
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.forwarding import Forwarding
@@ -23,10 +25,13 @@ from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.metadata import opening
 from sidecar.raft import lineage, transport
 from sidecar.raft.hardening import Hardening
 from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import RaftCore
 from sidecar.raft.lineage import FolderLineage
+from sidecar.raft.log_controllers import LogControllers, change_in
 from sidecar.raft.pre_vote import LogEnd
 from sidecar.raft.probation import Probation
 from sidecar.raft.transport import SessionTransport
@@ -267,6 +272,83 @@ def feed_chunks_of_two_snapshots_joined() -> Patches:
     return [patch.object(FeedSubscription, "_take_chunk", take)]
 
 
+# ---- who forms the group (seeds from CHANGES_FROM on) --------------------------------------------------------------------
+def a_change_counts_when_it_is_applied() -> Patches:
+    """Not when it is appended: a member that has just started counts by a list of long ago."""
+    follow, tick, init = RaftCore._follow, RaftCore.doTick, LogControllers.newest
+
+    def applied(self: RaftCore, *, anew: bool = False) -> None:
+        with patch.object(LogControllers, "newest", lambda held, changes: held.at(self.raftLastApplied, changes)):
+            follow(self, anew=anew)
+
+    def do_tick(self: RaftCore, timeToWait: float = 0.0) -> None:
+        tick(self, timeToWait)
+        self._follow()
+
+    def nothing_yet(self: LogControllers, changes: Any) -> Any:
+        return init(self, [])
+
+    return [
+        patch.object(RaftCore, "_follow", applied),
+        patch.object(RaftCore, "doTick", do_tick),
+        patch.object(LogControllers, "newest", nothing_yet),
+    ]
+
+
+def changes_beside_one_that_is_not_committed() -> Patches:
+    """And beside the rule for new leaders: what is not committed is no reason to wait."""
+    return [patch.object(RaftCore, "blocked", property(lambda self: ""))]
+
+
+def a_learner_counts() -> Patches:
+    real = RaftCore._follow
+
+    def follow(self: RaftCore, *, anew: bool = False) -> None:
+        real(self, anew=anew)
+        if self.controllers.learner:
+            self._SyncObj__otherNodes = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
+
+    return [patch.object(RaftCore, "_follow", follow)]
+
+
+def replaced_in_one_step() -> Patches:
+    real = controller_list.next_step
+
+    def step(view: Any) -> Any:
+        after = real(view)
+        if after is None or not after.leaving or after.leaving == view.leader:
+            return after
+        return ControllerList(tuple(v for v in after.voters if v != after.leaving))
+
+    def may(self: RaftCore, command: bytes) -> bool:
+        after = change_in(command, self.log.last_index + 1)
+        return after is not None and not self.blocked and self.selfNode.id in after.voters
+
+    return [
+        patch.object(controller_list, "next_step", step),
+        patch.object(member_module, "next_step", step),
+        patch.object(RaftCore, "_SyncObj__changeCluster", may),
+    ]
+
+
+def a_cut_takes_no_change_back() -> Patches:
+    return [patch.object(GroupJournal, "_changes_from", lambda self, index: None)]
+
+
+def snapshots_without_the_controllers() -> Patches:
+    real = opening.write_snapshot_file
+    return [patch.object(opening, "write_snapshot_file", lambda path, held: real(path, replace(held, controllers=None)))]
+
+
+def deaf_to_those_of_the_list_before() -> Patches:
+    """A member whose newest list is not committed hears only those on it."""
+    return [patch.object(RaftCore, "controllers_at", lambda self, index: self._by_log.newest(self.log.changes))]
+
+
+def nobody_is_told_that_he_is_none() -> Patches:
+    return [patch.object(opening.MemberLog, "told", lambda self, response: False)]
+
+
 MUTANTS = (
     RaftMutant("leases taken from the answer instead of the question", leases_from_the_answer, 32),
     RaftMutant("votes, and pre-votes, at once after an append", votes_at_once, 51),
@@ -290,4 +372,14 @@ MUTANTS = (
     RaftMutant("a feed that goes on over a restored image", feed_goes_on_over_a_restored_image, 6),
     RaftMutant("a gap in the feed not seen", feed_gap_not_seen, 0),
     RaftMutant("chunks of two snapshots joined", feed_chunks_of_two_snapshots_joined, 15, slow=True),
+    RaftMutant("controllers: a change counts when it is applied", a_change_counts_when_it_is_applied, 1000, slow=True),
+    RaftMutant(
+        "controllers: changes beside one that is not committed", changes_beside_one_that_is_not_committed, 1000, slow=True
+    ),
+    RaftMutant("controllers: a learner counts", a_learner_counts, 1000, slow=True),
+    RaftMutant("controllers: replaced in one step", replaced_in_one_step, 1000, slow=True),
+    RaftMutant("controllers: a cut takes no change back", a_cut_takes_no_change_back, 1000, slow=True),
+    RaftMutant("controllers: snapshots without them", snapshots_without_the_controllers, 1000, slow=True),
+    RaftMutant("controllers: deaf to those of the list before", deaf_to_those_of_the_list_before, 1000, slow=True),
+    RaftMutant("controllers: nobody is told that he is none", nobody_is_told_that_he_is_none, 1000, slow=True),
 )
