@@ -121,7 +121,7 @@ def test_each_flag_of_a_connection_is_its_own(capsys: pytest.CaptureFixture[str]
 
     def with_client(target: Target, work: Any) -> Any:
         given.append(target)
-        return {"metadata_leader": "n1", "index": 1, "controllers": []}
+        return {"metadata_leader": "n1", "index": 1, "under_way": "", "controllers": []}
 
     monkeypatch.setattr(controllers, "with_client", with_client)
     monkeypatch.setenv("LIFTPY_PASSWORD", "secret")
