@@ -212,6 +212,14 @@ def test_exit_codes_are_what_scripts_rely_on() -> None:
         ({"leader": True, "connected": True, "applied_index": 40}, ("n1", "leader", "3", "41", "40", "2")),
         ({"leader": False, "connected": True, "applied_index": 0}, ("n1", "connected", "3", "41", "?", "2")),
         ({"leader": False, "connected": False, "applied_index": 5}, ("n1", "silent", "3", "41", "5", "2")),
+        (
+            {"leader": False, "connected": True, "applied_index": 5, "learner": True},
+            ("n1", "connected, catches up", "3", "41", "5", "2"),
+        ),
+        (
+            {"leader": True, "connected": True, "applied_index": 5, "leaving": True},
+            ("n1", "leader, is to go", "3", "41", "5", "2"),
+        ),
     ],
 )
 @pytest.mark.parametrize("leader", ["n1", ""])
@@ -225,8 +233,8 @@ def test_a_controller_is_a_row(
     shown: list[Any] = []
     monkeypatch.setattr(controllers, "table", lambda columns, rows: shown.append((columns, rows)) or "")
     monkeypatch.setattr(controllers, "Console", lambda: SimpleNamespace(print=lambda _: None))
-    found = {"node_id": "n1", "term": 3, "commit_index": 41, "lag": 2, **member}
-    controllers._show({"metadata_leader": leader, "controllers": [found]})
+    found = {"node_id": "n1", "term": 3, "commit_index": 41, "lag": 2, "learner": False, "leaving": False, **member}
+    controllers._show({"metadata_leader": leader, "under_way": "", "controllers": [found]})
     assert shown == [(("controller", "state", "term", "commit", "applied", "lag"), [row])]
     said = capsys.readouterr().out
     assert said == ("" if leader else "no metadata leader: at least half of the controllers can't be reached\n")
