@@ -8,7 +8,7 @@ from functools import partial
 from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.replica.events import NoticeReceived
 from liftpy.replica.phases import RoleName
-from liftpy.testing import aimed
+from liftpy.testing import aimed, draining
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.moving import move
@@ -445,5 +445,5 @@ _STRIKES = {
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
-    **aimed.STRIKES,
+    **aimed.STRIKES, **draining.STRIKES,
 }  # fmt: skip

@@ -25,6 +25,7 @@ PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
 """Drawn at a pace of their own."""
+DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
 MOVE = "move"
 """Replicas are wanted elsewhere; drawn by the profile ``moves`` alone."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
@@ -110,6 +111,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "kill", "power", "empty", "pause", "cut", "cut-link", "cut-metadata", "metadata-down", "transfer", "suspend", "hang-promotion",
         "slow-disk", "retention", "kill-power", "power-all",
     ),
+    "drains": (DRAIN, DRAIN, WEIGHT, FACTOR, "kill", "power", "pause", "cut", "cut-metadata", "transfer", "suspend", "metadata-down"),
     "lasting": (
         "kill", "cut", "cut", "cut-link", "cut-link", "cut-metadata", "pause", "slow-consumer", "empty", "suspend",
         "cut-connection", "cut-connection",
@@ -128,9 +130,11 @@ PROFILES: dict[str, tuple[str, ...]] = {
 network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]. ``lasting-many``: the
 same with several streams of several partitions. ``lasting-leaders``: the same, of faults that strike who leads, on whose disk or
 connection of publishes nothing but its own judgement tells the others; disks may drag. ``edges``, by name too: clocks never run alike,
-streams expire by age and by bytes, and leaders are struck at the end of a session, and while HW stands still."""
+streams expire by age and by bytes, and leaders are struck at the end of a session, and while HW stands still. ``moves``
+and ``drains``, by name too: replicas move, as an operator names them, or as the planner does for nodes that are drained, or gone for
+longer than the grace, or for another factor."""
 _MANY, _LEADERS, _EDGES = "lasting-many", "lasting-leaders", "edges"
-_MOVES = "moves"
+_MOVES, _DRAINS = "moves", "drains"
 _MOVE_GAPS_S = (0.3, 1.0, 4.0)
 _SOMETIMES: dict[str, dict[str, float]] = {
     OTHER_LOGS: {"": 0.12, "disks": 0.12, "folders": 0.6},
@@ -201,6 +205,11 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
     if lasting:
         bad, noise = 0.0, replace(noise, loss=0.0, duplicate=0.0, spike=0.0)
         config = replace(config, heartbeat_s=0.25, lease_s=1.5, session_s=2.0, max_idle_wait_s=0.4)  # few events a second
+    if profile == _DRAINS:
+        rng = drawn("drains")
+        node_count, factor, min_isr, by_quorum = rng.choice((4, 5)), rng.choice((2, 3)), rng.choice((1, 2)), False
+        nodes = [f"n{i}" for i in range(1, node_count + 1)]
+        config = replace(config, replacement_grace_s=rng.choice((1.0, 4.0, 300.0)), copies_at_once=rng.choice((1, 64)))
     if moving:
         node_count, factor, min_isr, by_quorum = _draw_moving_shape(seed)
         nodes = [f"n{i}" for i in range(1, node_count + 1)]

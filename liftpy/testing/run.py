@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from liftpy.errors import InvariantError
+from liftpy.testing import draining
 from liftpy.testing.availability import Availability
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.disk import Disk
@@ -77,6 +78,7 @@ def _run(cluster: Cluster, events: int) -> None:
         cluster.clock.step()
     nemesis.stopped = availability.stopped = True
     cluster.heal()
+    draining.heal(cluster)
     cluster.become_whole()
 
 

@@ -39,6 +39,9 @@ MANY = (5,)
 EDGES, LEADERS = (1, 5), (7, 10)
 """Seeds whose faults strike leaders when it matters: each is fatal to a mutant (``tests.simulation.mutants``)."""
 
+MOVES, DRAINS = (2, 7), (3, 4)
+"""Seeds whose replicas move, among the other faults."""
+
 FOLDERS = (1, 2, 8)
 """Seeds whose folders are copied, put back, and run on two machines at once."""
 
@@ -58,7 +61,8 @@ WANTED = (
     "fault late-answers", "fault half-open", "twin: it was the node",
     "deposed by another registration", "lost on a half-open connection",
     "fault session-ends", "a session ended under its leader", "fault hw-stalls", "segments above HW",
-    "fault cut-publishes", "expired by bytes",
+    "fault cut-publishes", "expired by bytes", "fault move", "copy begun", "fault drain", "fault weight", "fault factor",
+    "data deleted: moved away",
     "records dropped by compaction", "damage found", "damage met by a reader", "lost",
     "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
@@ -72,6 +76,7 @@ def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
     jobs += [(seed, 8000, "lasting") for seed in LASTING] + [(seed, EVENTS, "lasting-many") for seed in MANY]
     jobs += [(seed, 8000, "folders") for seed in FOLDERS]
     jobs += [(seed, SEED_EVENTS, "edges") for seed in EDGES] + [(seed, SEED_EVENTS, "lasting-leaders") for seed in LEADERS]
+    jobs += [(seed, SEED_EVENTS, "moves") for seed in MOVES] + [(seed, SEED_EVENTS, "drains") for seed in DRAINS]
     seen: Counter[str] = Counter()
     failures = []
     with get_context("spawn").Pool(WORKERS) as pool:
