@@ -23,11 +23,13 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion
 from liftpy.log.rechecks import Recheck
 from liftpy.log.segment import Segment
-from liftpy.replica import commit, follower, lag, quiet, reads, replica
+from liftpy.partition import PartitionState
+from liftpy.replica import commit, follower, lag, moving, quiet, reads, replica
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
+from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.local_log import LocalLog
@@ -473,6 +475,29 @@ def emptied_log_forgets_its_epoch() -> Patches:
     return [patch.object(EpochCache, "position_epoch", property(lambda self: self.latest_epoch))]
 
 
+def an_earlier_copy_counts() -> Patches:
+    return [method(FollowerProgress, "copy_is", lambda self, copy_epoch: None)]
+
+
+def one_replica_set_is_counted() -> Patches:
+    return [method(IsrChange, "replica_sets", lambda self, replicas: iter((replicas,)))]
+
+
+def who_is_wanted_no_more_stays() -> Patches:
+    return [patch.object(moving, "next_to_go", lambda state, isr, min_isr: "")]
+
+
+def the_leader_goes_unasked() -> Patches:
+    return [method(LeaderRole, "_hand_over", lambda self, now_ns, out: None)]
+
+
+def evicted_below_the_copies_that_are_wanted() -> Patches:
+    def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
+        return state.leaving if len(isr - {state.leaving}) >= min_isr - 1 else ""
+
+    return [patch.object(moving, "next_to_go", next_to_go)]
+
+
 MUTANTS: Sequence[Mutant] = (
     Mutant("an emptied log forgets its epoch", "C9; found by seed 50064", emptied_log_forgets_its_epoch),
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
@@ -533,4 +558,9 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a silent leader's node is waited for", "L1", silent_node_is_waited_for),
     Mutant("a quiet follower forgets its leader", "L1", quiet_follower_forgets_its_leader),
     Mutant("an idle leader looks no more for lag", "L8", idle_leader_looks_no_more),
+    Mutant("a learner's earlier copy counts", "C12", an_earlier_copy_counts),
+    Mutant("one replica set is counted while it changes", "D6", one_replica_set_is_counted),
+    Mutant("who is wanted no more stays", "L2", who_is_wanted_no_more_stays),
+    Mutant("the leader goes unasked", "L2", the_leader_goes_unasked),
+    Mutant("evicted below the copies that are wanted", "D21", evicted_below_the_copies_that_are_wanted),
 )
