@@ -165,6 +165,7 @@ class Node:
         self.group.watch(self.partitions.image_changed)
         await self.partitions.settled()
         self._recovered.close()
+        self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import nats.errors
 
@@ -264,6 +265,37 @@ class Partitions:
                 worker.feed(self._heard)
         else:
             self._leading.pop(worker.key, None)
+
+    # ---- what moved away while the node was down ---------------------------------------------------------------------------
+    def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
+        """Of the logs in the data folder (``<stream>-<uid>/<partition>``), delete those that the image shows on other nodes, one after
+        the other, each as if it had run here until now. One of a stream that it does not know is kept."""
+        streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
+        keys = []
+        for name in folders:
+            folder, _, number = name.rpartition("/")
+            if folder in streams:
+                keys.append(streams[folder].key(int(number)))
+        return spawn(self._leave_all(sorted(keys)), "logs that moved away")
+
+    async def _leave_all(self, keys: list[PartitionKey]) -> None:
+        for key in keys:
+            if self._stopping or key in self._busy or key in self._workers or not self._departures.gone(key, self._image):
+                continue
+            task = self._busy[key] = attended(self._leave(key))  # nothing opens it meanwhile
+            task.add_done_callback(partial(self._settled, key))
+            await asyncio.wait([task])
+
+    async def _leave(self, key: PartitionKey) -> None:
+        if not await self._node.deletions.allowed(key):
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
+            self._node.promises.forget(key.folder)
+        except (LiftError, OSError) as error:
+            logger.error("%s: moved away while this node was down, and can't be deleted: %s", key, error)
+            return
+        logger.info("%s: deleted: it moved away while this node was down", key)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def settled(self) -> None:
