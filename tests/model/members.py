@@ -135,16 +135,17 @@ _CORE_FIXED = (
 )  # fmt: skip
 _CORE_OWN = (
     "_machine", "failure", "_turned", "_late", "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
-    "on_probation", "retired", "pre_vote", "_others", "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
+    "on_probation", "retired", "pre_vote", "_by_log", "controllers", "followed", "members", "dismissed_at", "_node_id",
+    "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip
 _JOURNAL = ("_entries", "_pending", "_rewrite", "_meta_changed", "_term", "_vote", "_commit", "_failed")
-_JOURNAL_OTHER = ("_path", "_flush", "entry_bytes", "file_bytes", "_descriptor", "_closed")
+_JOURNAL_OTHER = ("_path", "_flush", "changes", "changed", "entry_bytes", "file_bytes", "_descriptor", "_closed")
 _LINEAGE = ("nonce", "earlier", "missed", "known", "_known_as", "_doubts", "_changed")
 _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
 _TRANSPORT = (
     "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_heard_at", "_transfer_asked_at", "_not_forwarded",
-    "_nodes", "_core", "_hardening", "_probation",
+    "_nodes", "_core", "_hardening", "_probation", "_node_id",
 )  # fmt: skip
 
 
@@ -174,8 +175,8 @@ class Member:
         _known(core, names)
         _known(core.pre_vote, ("_needed", "_granted", "asks"))
         _known(self.log.journal, (*_JOURNAL, *_JOURNAL_OTHER))
-        _known(self.log.probation.lineage, (*_LINEAGE, "_path", "_majority"))
-        _known(self.log.probation, (*_PROBATION, "_marker", "lineage", "_alone", "_majority", "_core", "_peers"))
+        _known(self.log.probation.lineage, (*_LINEAGE, "_path", "majority"))
+        _known(self.log.probation, (*_PROBATION, "_marker", "lineage", "_alone", "_majority", "_core", "_by_id", "_joins"))
         _known(transport, (*_TRANSPORT, *(n for n in vars(transport) if n.startswith("_on"))))
 
     def _opened(self) -> MemberLog:
