@@ -10,6 +10,7 @@ from liftpy.cluster.decisions.moving import MAX_REPLICAS, settled
 from liftpy.cluster.decisions.placing import facts_of
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import StreamImage
+from liftpy.cluster.movements import replicas_to_come
 from liftpy.cluster.placement.takers import Takers, resized
 from liftpy.cluster.records import StreamAltered
 from liftpy.cluster.steps import PER_STEP, Steps
@@ -27,7 +28,11 @@ def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
     if not 1 <= factor <= MAX_REPLICAS:
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
     facts = facts_of(draft.image)
-    takers = Takers(facts, Counter({node.node_id: node.replicas for node in facts}))
+    on = Counter({node.node_id: node.replicas for node in facts})
+    for partition in held.partitions:
+        for node_id, step in replicas_to_come(partition):
+            on[node_id] += step
+    takers = Takers(facts, on)
     partitions: list[PartitionState] = []
     for partition in held.partitions:
         wanted = partition.target or partition.replicas

@@ -1,5 +1,8 @@
 """The run: a stream of many partitions under acknowledged load while nodes join, are drained and removed, and die.
 
+Beside the load run what applications run, from the beginning to the end: a reader of a partition, and the client's publisher on a
+stream of its own. Neither may notice anything but a wait.
+
 Each step is measured: the longest time for which any partition acknowledged nothing, and the time to an ack (p99) beside that of the
 quiet time before. At the end the logs of all replicas are read from their files: every ack is kept, all replicas are equal, nobody else
 holds anything.
@@ -8,17 +11,19 @@ holds anything.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, connect
+from liftpy.client.ending import end_tasks
 from liftpy.client.plans import PlacementWish
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import StreamConfig
@@ -28,6 +33,8 @@ from tests.system.faults.check import Verdict, check, partition_folder
 from tests.system.faults.load import Load
 
 STREAM, SUBJECT = "moved", "data.moved"
+OTHER, OTHER_SUBJECT = "other", "data.other"
+"""Of the client's publisher."""
 FIRST, JOIN_LATER = ("n1", "n2", "n3"), ("n4", "n5")
 GRACE_S = 2.0
 _POLL_S = 0.1
@@ -48,6 +55,9 @@ class Size:
     record_bytes: int = 10_000
     deadline_s: float = 300.0
     """Of each step."""
+    late: bool = True
+    """The nodes that join are not there in the beginning; else they only hold nothing."""
+    settings: Mapping[str, str] = field(default_factory=dict)
     kills: bool = True
     """The rebalance's command and the metadata leader are killed in the middle of their steps."""
 
@@ -86,10 +96,16 @@ class Run:
     def __init__(self, size: Size, show: Callable[[str], None], on_line: Callable[[str, str], None] | None = None) -> None:
         self._size = size
         self._show = show
-        settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": str(GRACE_S)}
+        settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": str(GRACE_S), **size.settings}
         self._cluster = DevCluster(len(FIRST) + len(JOIN_LATER), settings=settings, on_line=on_line)
         self._loads: list[Load] = []
         self._uid = ""
+        self._apps: list[asyncio.Task[None]] = []
+        self._read: list[bytes | None] = []
+        """The values of partition 0, as the reader got them."""
+        self._told: dict[int, bytes] = {}
+        """Offset -> value, as the publisher was told."""
+        self._ends = False
         self.outcome = Outcome()
 
     async def go(self) -> Outcome:
@@ -102,6 +118,7 @@ class Run:
             await self._phase("one is killed and replaced", self._die)
             await self._close_logs()
         finally:
+            await end_tasks(self._apps)
             for load in self._loads:
                 await load.close()
             if "client" in self.__dict__:
@@ -113,7 +130,7 @@ class Run:
     async def _open(self) -> None:
         await asyncio.to_thread(self._cluster.start)
         self.client = await connect(self._cluster.nats_url)
-        for node in JOIN_LATER:
+        for node in JOIN_LATER if self._size.late else ():
             assert await asyncio.to_thread(self._cluster.nodes[node].terminate) == 0
             await self._liftpy("node", "remove", node, "--timeout", "30")
         places = tuple((number, _turned(FIRST, number)) for number in range(self._size.partitions))
@@ -137,7 +154,29 @@ class Run:
             )
             self._loads.append(load)
             await load.start()
+        await self.client.create_stream(
+            OTHER,
+            OTHER_SUBJECT,
+            config=StreamConfig(min_isr=2),
+            placement=PlacementWish(policy="manual", assignment=places[:1]),
+        )
+        self._apps = [asyncio.create_task(self._read_all()), asyncio.create_task(self._publish_all())]
         await asyncio.gather(*(load.acked_more(3, self._size.deadline_s) for load in self._loads))
+
+    async def _read_all(self) -> None:
+        async for record in self.client.consume(STREAM, 0, start="earliest"):
+            assert record.offset == len(self._read), f"the reader got offset {record.offset} after {len(self._read) - 1}"
+            self._read.append(record.value)
+
+    async def _publish_all(self) -> None:
+        async with await self.client.publisher(OTHER) as publisher:
+            for number in itertools.count():
+                if self._ends:
+                    return
+                value = b"told %d" % number
+                ack = await publisher.publish(value)
+                self._told[ack.offset] = value
+                await asyncio.sleep(self._size.pace_s)
 
     async def _fill(self, number: int) -> None:
         size = self._size
@@ -150,7 +189,7 @@ class Run:
         await asyncio.sleep(self._size.quiet_s)  # what is measured is this time itself
 
     async def _join(self) -> None:
-        for node in JOIN_LATER:
+        for node in JOIN_LATER if self._size.late else ():
             self._cluster.nodes[node].start()
         for node in JOIN_LATER:
             await asyncio.to_thread(self._cluster.nodes[node].wait_ready)
@@ -175,7 +214,7 @@ class Run:
             self._cluster.nodes[killed].start()
         await draining
         await self._until("the drain is done", _rests)
-        self._expect(not self._holds("n4"), "n4 is drained and has folders of partitions still")
+        self._expect(not await asyncio.to_thread(self._holds, "n4"), "n4 is drained and has folders of partitions still")
         assert await asyncio.to_thread(self._cluster.nodes["n4"].terminate) == 0
         await self._liftpy("node", "remove", "n4", "--timeout", "30")
 
@@ -188,10 +227,15 @@ class Run:
 
     async def _close_logs(self) -> None:
         """Stop publishing, wait until all replicas are whole and have committed all, stop, and compare their files."""
+        reader, publisher = self._apps
         for load in self._loads:
             await load.pause()
+        self._ends = True
+        async with asyncio.timeout(self._size.deadline_s):
+            await publisher
         image = await self._until("all are in sync", lambda now: all(set(p.isr) == set(p.replicas) for p in _partitions(now)))
         await self._equal(image)
+        await self._check_apps(reader)
         partitions = _partitions(image)
         data = Path(self._cluster.data)
         for node in self._cluster.nodes.values():
@@ -203,6 +247,22 @@ class Run:
             }
             self._expect(len(folders) == 3, f"partition {partition.partition} lies on {sorted(folders)}")
             self.outcome.verdicts[partition.partition] = check(load.acked, folders)
+
+    async def _check_apps(self, reader: asyncio.Task[None]) -> None:
+        """The reader has the whole partition; what the publisher was told is where it was told."""
+        end = (await self.client.bounds(STREAM, 0)).high_watermark + 1
+        async with asyncio.timeout(self._size.deadline_s):
+            while len(self._read) < end and not reader.done():
+                await asyncio.sleep(_POLL_S)
+        if reader.done():
+            await reader
+        held = [record.value async for record in self.client.consume(STREAM, 0, start="earliest", until="end")]
+        self._expect(held == self._read, "the reader did not read what partition 0 holds")
+        other = {record.offset: record.value async for record in self.client.consume(OTHER, start="earliest", until="end")}
+        wrong = [offset for offset, value in self._told.items() if other.get(offset) != value]
+        self._expect(
+            bool(self._told) and not wrong, f"{len(wrong)} of {len(self._told)} publishes are not where they were told"
+        )
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
     async def _phase(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
@@ -281,7 +341,7 @@ def _partitions(image: ClusterImage) -> Sequence[Any]:
 
 
 def _rests(image: ClusterImage) -> bool:
-    return not any(p.target or p.joining for p in _partitions(image))
+    return not any(p.target or p.joining for stream in image.streams.values() for p in stream.partitions)
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

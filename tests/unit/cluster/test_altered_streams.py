@@ -132,6 +132,8 @@ def test_why_a_node_stays() -> None:
     assert "is alive and holds 3 replicas of orders: drain it first: liftpy node drain a" in remove("a")
     driver.ask(setNode=pb.SetNode(nodeId="a", leaving=True))
     assert "they are on their way to others; liftpy node drain a --wait" in remove("a")
+    driver.register("d")
+    assert remove("d") == "node 'd' is alive: stop it first"
     driver.fence("b")
     assert (
         f"0 are on their way to others, {driver.fsm.image.replica_counts['b']} wait until it has been down for replacement_grace_s"
