@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
+from liftpy.client.admin import MoveWish
 from liftpy.cluster.movements import movements
+from liftpy.cluster.request_bounds import MAX_REQUEST_BYTES
 from liftpy.errors import UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -211,3 +213,27 @@ def test_an_estimate_needs_something_that_was_done() -> None:
         "3 partitions move, 1 are being copied, 2.5 MB left, about 7 s"
     )
     assert "nothing moves yet" in sentence(Standing(partitions=0, copying=0, left_bytes=0), None)
+
+
+async def test_many_wishes_go_together_and_each_is_answered() -> None:
+    moved = Moved("abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(200)])
+    wire = Wire(moved)
+    client = Client(wire, Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
+    uid = moved.image.streams["orders"].uid
+    wishes = [MoveWish(stream="orders", uid=uid, partition=n, replicas=("b",)) for n in range(200)]
+    before = moved.driver.index
+    assert await client.reassign_all([*wishes, MoveWish(stream="orders", uid="gone", partition=0, replicas=("b",))]) == [
+        "orders/0: there is no partition orders/0 of stream gone"
+    ]
+    assert moved.driver.index - before == 3
+    assert all(p.target == ("b",) for _, p in moved.partitions())
+    assert await client.reassign_all([]) == []
+    nodes = [f"{'n' * 50}{number:02}" for number in range(32)]
+    for node_id in nodes:
+        assert moved.driver.register(node_id).error == pb.ControlResponse.OK
+    before = moved.driver.index
+    wide = [MoveWish(stream="orders", uid=uid, partition=n, replicas=tuple(nodes)) for n in range(20)]
+    assert await client.reassign_all(wide) == []
+    assert max(map(len, moved.driver.log[before:])) < MAX_REQUEST_BYTES
+    assert all(len(p.target) == 32 for _, p in moved.partitions()[:20])

@@ -10,7 +10,7 @@ from cluster_driver import Driver, Error
 from liftpy.cluster.decisions.moving import settled
 from liftpy.cluster.doors import Door, refusal
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState
+from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -243,3 +243,17 @@ def test_operators_reassign_many_in_a_batch_and_nothing_else_comes_with_it() -> 
         batch.batch.requests.append(pb.BatchedRequest(number=1, request=foreign))
         assert refusal(Door.ADMIN, "ann", batch)
         del batch.batch.requests[1]
+
+
+def test_a_wish_that_was_made_on_another_state_is_stale(driver: Driver) -> None:
+    epoch = driver.partition().epoch
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], epoch=epoch)
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.ask(reassign=wish).error == Error.STALE
+    assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True, epoch=epoch)).error == Error.STALE
+
+
+def test_a_reason_that_nobody_knows_is_none(driver: Driver) -> None:
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], movedFor=99)  # type: ignore[arg-type]
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.partition().moved_for is MoveReason.BY_HAND

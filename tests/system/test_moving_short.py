@@ -1,0 +1,20 @@
+"""The short form of ``python -m tests.system.moving``: nodes join, one is drained, one dies and is replaced; nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.moving.run import Run, Size
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+async def test_nodes_come_and_go_under_load_and_nothing_is_lost() -> None:
+    settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": "0.2"}
+    size = Size(
+        partitions=2, workers=1, quiet_s=0.0, fill_bytes=100_000, late=False, kills=False, deadline_s=120.0, settings=settings
+    )
+    outcome = await Run(size, print, lambda node, line: print(f"{node} | {line}")).go()
+    assert outcome.wrong == []
+    assert outcome.right
+    assert [phase.acks > 0 for phase in outcome.phases[1:]] == [True] * 3
