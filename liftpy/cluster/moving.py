@@ -250,9 +250,7 @@ class MovingReplicas:
         lost = partition.wants_next
         kept = [node_id for node_id in partition.target if node_id != lost]
         other = self._takers(look).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
-        if other is None:
-            look.stuck += 1
-        elif self._propose(look, place):
+        if other is not None and self._propose(look, place):
             yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
 
     def _copies(self, look: _Look) -> Iterator[Proposed]:
@@ -316,9 +314,7 @@ class MovingReplicas:
                 if partition.leader == node_id and look.heirs(partition):
                     continue  # its leadership goes first
                 target = self._without_gone(look, stream, partition)
-                if target == partition.replicas:
-                    look.stuck += 1
-                elif self._propose(look, place):
+                if target != partition.replicas and self._propose(look, place):
                     room -= 1
                     reason = MoveReason.DRAINED if look.image.nodes[node_id].leaving else MoveReason.REPLACED
                     self.counters[f"targets: {reason.words}"] += 1
@@ -354,8 +350,6 @@ class _Look:
         self.gone = gone
         self._gone = frozenset(gone)
         self.takers: Takers | None = None
-        self.stuck = 0
-        """Replicas that nobody may take."""
 
     def is_gone(self, node_id: str) -> bool:
         """Whether it is to be replaced, or is not even known."""

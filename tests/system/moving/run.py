@@ -113,7 +113,9 @@ class Run:
         try:
             await self._open()
             await self._phase("quiet", self._wait_quietly)
-            await self._phase("two nodes join, a rebalance", self._join)
+            if self._size.late:
+                await self._phase("two nodes join", self._join)
+            await self._phase("a rebalance", self._rebalance)
             await self._phase("one is drained and removed", self._drain)
             await self._phase("one is killed and replaced", self._die)
             await self._close_logs()
@@ -189,10 +191,12 @@ class Run:
         await asyncio.sleep(self._size.quiet_s)  # what is measured is this time itself
 
     async def _join(self) -> None:
-        for node in JOIN_LATER if self._size.late else ():
+        for node in JOIN_LATER:
             self._cluster.nodes[node].start()
         for node in JOIN_LATER:
             await asyncio.to_thread(self._cluster.nodes[node].wait_ready)
+
+    async def _rebalance(self) -> None:
         if self._size.kills:
             command = subprocess.Popen(  # noqa: ASYNC220 - it is killed before it has said anything
                 [*_LIFTPY, "rebalance", "--nats", self._cluster.nats_url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
