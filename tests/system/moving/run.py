@@ -31,6 +31,7 @@ from liftpy.wire.subjects import data_subject
 from sidecar.dev.cluster import DevCluster
 from tests.system.faults.check import Verdict, check, partition_folder
 from tests.system.faults.load import Load
+from tests.system.moving.bank import Banks
 
 STREAM, SUBJECT = "moved", "data.moved"
 OTHER, OTHER_SUBJECT = "other", "data.other"
@@ -58,6 +59,8 @@ class Size:
     late: bool = True
     """The nodes that join are not there in the beginning; else they only hold nothing."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    bank: bool = True
+    """A replicated service is called all the time."""
     kills: bool = True
     """The rebalance's command and the metadata leader are killed in the middle of their steps."""
 
@@ -100,6 +103,7 @@ class Run:
         self._cluster = DevCluster(len(FIRST) + len(JOIN_LATER), settings=settings, on_line=on_line)
         self._loads: list[Load] = []
         self._uid = ""
+        self._bank: Banks | None = None
         self._apps: list[asyncio.Task[None]] = []
         self._read: list[bytes | None] = []
         """The values of partition 0, as the reader got them."""
@@ -121,6 +125,8 @@ class Run:
             await self._close_logs()
         finally:
             await end_tasks(self._apps)
+            if self._bank is not None:
+                await self._bank.close()
             for load in self._loads:
                 await load.close()
             if "client" in self.__dict__:
@@ -162,6 +168,9 @@ class Run:
             config=StreamConfig(min_isr=2),
             placement=PlacementWish(policy="manual", assignment=places[:1]),
         )
+        if self._size.bank:
+            self._bank = Banks(self.client, self._cluster.nats_url)
+            await self._bank.open(FIRST)
         self._apps = [asyncio.create_task(self._read_all()), asyncio.create_task(self._publish_all())]
         await asyncio.gather(*(load.acked_more(3, self._size.deadline_s) for load in self._loads))
 
@@ -195,6 +204,8 @@ class Run:
             self._cluster.nodes[node].start()
         for node in JOIN_LATER:
             await asyncio.to_thread(self._cluster.nodes[node].wait_ready)
+        if self._bank is not None:
+            self._bank.start(JOIN_LATER)
 
     async def _rebalance(self) -> None:
         if self._size.kills:
@@ -253,7 +264,14 @@ class Run:
             self.outcome.verdicts[partition.partition] = check(load.acked, folders)
 
     async def _check_apps(self, reader: asyncio.Task[None]) -> None:
-        """The reader has the whole partition; what the publisher was told is where it was told."""
+        """The bank has every cent; the reader has the whole partition; what the publisher was told is where it was told."""
+        if self._bank is not None:
+            await self._bank.check(self._size.deadline_s)
+            self.outcome.wrong += self._bank.wrong
+            self._show(
+                f"the bank answered {self._bank.answered} deposits, one after {self._bank.longest_s:.2f} s at the latest; "
+                f"{self._bank.restarts} services were started again"
+            )
         end = (await self.client.bounds(STREAM, 0)).high_watermark + 1
         async with asyncio.timeout(self._size.deadline_s):
             while len(self._read) < end and not reader.done():
@@ -276,6 +294,8 @@ class Run:
         now = time.monotonic()
         await asyncio.gather(*(load.acked_since(now, self._size.deadline_s) for load in self._loads))
         took = sorted(a.acked_at - a.sent_at for load in self._loads for a in load.acked if began <= a.sent_at <= now)
+        if self._bank is not None:
+            await self._bank.answered_more(1, self._size.deadline_s)
         phase = Phase(
             name=name,
             took_s=now - began,
