@@ -374,3 +374,20 @@ async def test_outputs_that_disprove_the_state_have_the_feeder_go_back(running: 
     monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
     server._disproven()
     assert told == ["disproven"]
+
+
+async def test_work_that_has_ended_is_forgotten_and_only_its_error_ends_the_service(running: Any) -> None:
+    server, _, _ = running
+
+    async def ended(error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+
+    for error in (None, asyncio.CancelledError(), UnavailableError("no ack"), UnavailableError("later")):
+        task = asyncio.ensure_future(ended(error))
+        server._tasks.add(task)
+        await asyncio.wait([task])
+        server._task_ended(task)
+        assert task not in server._tasks
+        assert server._ended.done() is isinstance(error, UnavailableError)
+    assert str(server._ended.exception()) == "no ack", "the first one counts"

@@ -298,3 +298,23 @@ def test_one_bad_stamp_is_seen_until_records_have_come_there() -> None:
     assert again.ahead_ns == 3_599_700
     again.apply([record(4, at_ns=3_600_001)])
     assert again.ahead_ns == 0
+
+
+def test_a_snapshot_holds_all_that_the_state_is_made_of() -> None:
+    """Whatever is left out of it is lost with the next start, on one node alone."""
+    _, machine = started()
+    machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
+    made = machine.snapshot()
+    assert machine.outbox is not None
+    assert (made.identity, made.position, made.last_epoch, made.now_ns, made.output_count) == (WHO, 2, 4, 7, 2)
+    assert (made.timers, made.output_digest, made.skips, made.make) == (((99, "late"),), machine.outbox.digest, (), None)
+    assert len(made.output_digest) == 16
+    assert json.loads(made.state) == [[0, "e:a,b", 5], [1, "t:late:99", 7]]
+    assert machine.snapshot(40).position == 40
+    other = Journal()
+    plain = ServiceMachine(other, WHO, snapshot_every=1000)
+    plain.start(None)
+    assert (plain.snapshot().output_count, plain.snapshot().output_digest) == (0, b"")
+    other.take_snapshot = lambda: lambda: b"later"  # type: ignore[method-assign, assignment, return-value]
+    later = plain.snapshot()
+    assert (later.state, later.whole().state, later.whole().make) == (b"", b"later", None)

@@ -449,3 +449,24 @@ async def test_eight_snapshots_are_open_at_once_those_that_were_asked_for_last(b
     old.store._path(39).unlink()
     assert giver._hold(every[9]) is None
     assert len(giver._held) == 8
+
+
+@pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])
+async def test_a_peer_that_gives_too_little_in_ten_seconds_is_left(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, taken: bool
+) -> None:
+    """64 KiB a second, on average; before, it may begin slowly."""
+    new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
+    (digest,) = await old.has(snapshot(30, b"x" * 9000))
+    bus.agree((30, digest, 1))
+    now_s = [1000.0]
+    monkeypatch.setattr(fetching.time, "monotonic", lambda: now_s[0])
+
+    def late(node: str, question: Any, answer: Any) -> Any:
+        now_s[0] += passed_s if question.digest else 0.0
+        return answer
+
+    bus.spoil = late
+    offer = fetching.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
+    assert await new.fetcher._take(offer) is taken
+    assert new.store.positions() == ([30] if taken else [])
