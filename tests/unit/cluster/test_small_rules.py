@@ -1,0 +1,148 @@
+"""Small rules of the metadata group, each by itself: counters of a batch, questions, details, what a feed holds, what is canonical."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from immutables import Map
+
+from liftpy.cluster import codec
+from liftpy.cluster.accusations import ANSWER_NS, Accusations, LeaderQuestion, Said
+from liftpy.cluster.batches import _one_count
+from liftpy.cluster.draft import MAX_DETAIL_LENGTH, refuse
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.image import Counters, NodeImage
+from liftpy.cluster.operations import Operation
+from liftpy.cluster.pages import cut_stream
+from liftpy.cluster.preferred import PreferredLeaders
+from liftpy.cluster.records import CountersMoved, NodeChanged, NodeRemoved, OperationDone, Record
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
+from tests.unit.cluster.test_feed_bounds import created
+
+NODE = NodeChanged(NodeImage(node_id="d", incarnation=9))
+GONE = NodeRemoved("x")
+FIRST, LAST = (CountersMoved(Counters(number, 1, 1, 1, 1)) for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("records", "wanted"),
+    [
+        ([], ()),
+        ([NODE], (NODE,)),
+        ([FIRST, NODE], (FIRST, NODE)),
+        ([NODE, GONE], (NODE, GONE)),
+        ([FIRST, NODE, LAST, GONE], (NODE, GONE, LAST)),
+        ([NODE, FIRST, LAST], (NODE, LAST)),
+    ],
+)
+def test_a_batch_moves_the_counters_once_and_last(records: list[Record], wanted: tuple[Record, ...]) -> None:
+    assert _one_count(records) == wanted
+
+
+# ---- accusations ---------------------------------------------------------------------------------------------------------------
+def accused(accusations: Accusations, witness: str = "b") -> pb.ReportLeader:
+    report = pb.ReportLeader(stream="s", uid="u1", witness=witness, leader="a", leaderEpoch=5)
+    assert accusations.reported(report, an_image(a_stream(a_partition(isr=("a", "b")))), 100)
+    return report
+
+
+def test_who_leads_no_more_asks_and_proposes_nothing_of_before() -> None:
+    for ends in ("asked nobody yet", "proven"):
+        accusations = Accusations()
+        accusations.lead(7)
+        report = accused(accusations)
+        if ends == "proven":
+            for question in accusations.questions():
+                accusations.testified(question, Said.DOES_NOT)
+            assert accusations.next_deadline_ns() == 0
+        assert report.stampTerm == 7
+        accusations.resign()
+        assert (accusations.next_deadline_ns(), accusations.questions(), accusations.due(10 * S)) == (None, [], [])
+        assert not accusations.counters or ends == "proven"
+        accusations.lead(8)
+        assert accused(accusations).stampTerm == 8
+        assert [question.node for question in accusations.questions()] == ["a", "b"]
+
+
+def test_a_case_is_one_of_its_partition_and_epoch_and_ends_at_its_time() -> None:
+    accusations = Accusations()
+    accusations.lead(7)
+    accused(accusations)
+    assert accusations.next_deadline_ns() == 100 + ANSWER_NS
+    key = PartitionKey("s", "u1", 0)
+    assert accusations.questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
+    accused(accusations, "b")
+    assert accusations.questions() == [], "it is being looked into"
+    accusations.testified(LeaderQuestion(key, 4, "a"), Said.SERVES)
+    accusations.testified(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), Said.SERVES)
+    assert not accusations.counters
+    accusations.testified(LeaderQuestion(key, 5, "b"), Said.DOES_NOT)
+    assert accusations.due(100 + ANSWER_NS - 1) == []
+    (proven,) = accusations.due(100 + ANSWER_NS)
+    assert (proven.accusedAsked, proven.witness) == (True, "b")
+    assert accusations.due(100 + ANSWER_NS) == []
+    assert accusations.counters == {"accused leaders that don't serve": 1}
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------------------
+def test_what_is_repeated_of_a_request_has_a_bound() -> None:
+    fits = "é" * MAX_DETAIL_LENGTH
+    decision = refuse(pb.ControlResponse.INVALID, fits)
+    assert (decision.records, decision.response) == ((), pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=fits))
+    longer = refuse(pb.ControlResponse.STALE, fits + "x", a_partition())
+    assert longer.response.detail == f"{fits}…({MAX_DETAIL_LENGTH + 1} characters)"
+    assert codec.partition_from_pb(longer.response.partition) == a_partition()
+
+
+def test_an_answer_that_fits_is_left_as_it_is_and_another_says_where_it_goes_on() -> None:
+    whole = pb.ControlResponse(stream=codec.stream_to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
+    answer = pb.ControlResponse()
+    answer.CopyFrom(whole)
+    cut_stream(answer, whole.stream.ByteSize())
+    assert answer == whole
+    cut_stream(answer, whole.stream.ByteSize() // 2)
+    kept = len(answer.stream.partitions)
+    assert 0 < kept < 9
+    assert list(answer.stream.partitions) == list(whole.stream.partitions)[:kept]
+    assert answer.nextPartition == kept
+    assert sum(partition.ByteSize() for partition in answer.stream.partitions) <= whole.stream.ByteSize() // 2
+    other = pb.ControlResponse(detail="x" * 100)
+    cut_stream(other, 1)
+    assert other == pb.ControlResponse(detail="x" * 100)
+
+
+def test_leaderships_are_looked_at_once_in_their_interval() -> None:
+    image = an_image(a_stream(a_partition(leader="b", last_leader="b")))
+    leaders = PreferredLeaders(10.0)
+    leaders.lead(0)
+    found = [bool(leaders.due(image, now_s * S)) for now_s in (9, 10, 11, 19, 20, 21)]
+    assert found == [False, False, False, False, True, False], "a look at 10, another one at 20, and none between them"
+    assert leaders.next_deadline_ns() == 30 * S
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------------
+def test_operations_are_for_controllers_alone() -> None:
+    producer = FeedProducer()
+    producer.applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
+    (entry,) = producer.take()
+    assert [record.WhichOneof("record") for record in entry.records] == ["streamCreated"]
+    assert producer._held_records == 1
+    assert producer.index == 1
+
+
+# ---- bytes ---------------------------------------------------------------------------------------------------------------------
+def test_an_image_has_the_same_bytes_whatever_the_order_in_which_it_came_to_be() -> None:
+    streams = [replace(a_stream(), name=f"s{number}", uid=f"u{number}", subject=f"x.{number}") for number in range(5)]
+    first, second = (an_image().with_streams(order) for order in (streams, streams[::-1]))
+    nodes = Map(dict(reversed(list(first.nodes.items()))))
+    second = replace(second, nodes=nodes)
+    assert codec.image_to_bytes(first) == codec.image_to_bytes(second)
+    found = pb.Image.FromString(codec.image_to_bytes(first))
+    assert [stream.name for stream in found.streams] == [f"s{number}" for number in range(5)]
+    assert [node.nodeId for node in found.nodes] == ["a", "b", "c"]
+    done = replace(first, operations=first.operations.with_operation(Operation(b"o" * 16, 1, b"answer")))
+    assert codec.image_to_bytes(done) != codec.image_to_bytes(first)
+    assert codec.image_to_bytes(done, operations=False) == codec.image_to_bytes(first, operations=False)
