@@ -142,7 +142,8 @@ async def test_without_an_answer_data_is_kept(node: Any, answer: pb.ControlRespo
     assert node.controllers.distrusted == 0
 
 
-async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any) -> None:
+async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 30.0)
     answers = iter([UNAVAILABLE] * 3)
     node.controllers.answer = lambda response: next(answers, response)
     before = node.controllers.image

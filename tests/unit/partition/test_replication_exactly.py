@@ -63,11 +63,11 @@ def test_a_fetch_is_an_event_with_all_that_it_says() -> None:
     leader = Leader()
     request = pb.ReplicationRequest(
         replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u1",
-        awaitsMore=True, badOffset=17, position=18, batchCrc=19, flushMicros=20, partition=3,
+        awaitsMore=True, badOffset=17, position=18, batchCrc=19, flushMicros=20, partition=3, copyEpoch=24,
     )  # fmt: skip
     expected = events.FetchReceived(
         token=1, replica="n2", offset=11, leader_epoch=12, offset_epoch=13, incarnation=14, request_id=15, max_bytes=16,
-        stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000,
+        stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000, copy_epoch=24,
     )  # fmt: skip
     assert leader.ask(request) == expected
     assert leader.desk._tokens[1] == replication.Asker(REPLY, Held(18, 19), 15)
@@ -240,7 +240,7 @@ class Follower:
     def fetch(self, request_id: int = 41, **more: Any) -> pb.ReplicationRequest:
         fields = {
             "request_id": request_id, "leader": "n1", "offset": 42, "offset_epoch": 43, "leader_epoch": 44, "max_bytes": 45,
-            "bad_offset": None, "flush_ns": 0,
+            "bad_offset": None, "flush_ns": 0, "copy_epoch": 47,
         }  # fmt: skip
         self.client.send_fetch(do.SendFetch(**{**fields, **more}), 46)  # type: ignore[arg-type]
         subject, frame, reply = self.sent.pop()
@@ -256,7 +256,7 @@ def test_a_fetch_says_what_was_decided() -> None:
     follower = Follower()
     assert follower.fetch() == pb.ReplicationRequest(
         replicaID="n2", offset=42, leaderEpoch=44, offsetEpoch=43, incarnation=46, requestId=41, maxBytes=45, streamUid="u1",
-        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3,
+        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3, copyEpoch=47,
     )  # fmt: skip
     more = follower.fetch(bad_offset=0, flush_ns=1001, max_bytes=1 << 30)
     assert more.HasField("badOffset")
@@ -288,7 +288,7 @@ def test_an_answer_is_an_event_with_all_that_it_says() -> None:
         events.BatchSpan(base_offset=45, last_offset=45, leader_epoch=6),
     )
     assert follower.answered(frame) == events.FetchAnswered(
-        token=1, request_id=41, leader_epoch=44, high_watermark=40, spans=spans
+        token=1, request_id=41, leader_epoch=44, high_watermark=40, spans=spans, size_bytes=sum(map(len, batches))
     )
     assert bytes(follower.client.fetched[1].buffer) == b"".join(batches)
     assert [batch.base_offset for batch in follower.client.fetched[1].batches] == [43, 45]
@@ -338,7 +338,9 @@ def test_the_last_piece_is_an_answer_and_the_room_is_given_back() -> None:
     assert (asked.position, asked.batchCrc) == (1000 * len(first), parse_header(memoryview(batch)).crc)
     answer = follower.answered(last, 50)
     span = events.BatchSpan(base_offset=43, last_offset=43, leader_epoch=5)
-    assert answer == events.FetchAnswered(token=1, request_id=50, leader_epoch=44, high_watermark=40, spans=(span,))
+    assert answer == events.FetchAnswered(
+        token=1, request_id=50, leader_epoch=44, high_watermark=40, spans=(span,), size_bytes=len(batch)
+    )
     assert bytes(follower.client.fetched[1].buffer) == batch
     assert (follower.router.assembling_bytes, follower.client.assembling_bytes) == (0, 0)
     assert follower.counters == {"pieces of batches received": 3}

@@ -97,13 +97,13 @@ async def test_after_the_end_nobody_is_asked_and_nothing_is_deleted(monkeypatch:
             deletions.close()
         return pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 
-    deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=False)  # type: ignore[arg-type]
+    deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=lambda: False)  # type: ignore[arg-type]
     assert not await deletions.allowed(KEY)
     assert len(asked) == 3
     assert not await deletions.allowed(KEY)
     assert len(asked) == 3
     assert deletions._asking == {}
-    controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=True)  # type: ignore[arg-type]
+    controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=lambda: True)  # type: ignore[arg-type]
     assert await controller.allowed(KEY)
 
 
