@@ -77,14 +77,17 @@ _REPLICA_FULL = {
 }
 
 _FOLDERS = control.Budget(commits=1, fences=0, moves=0)
+_SWAP = control.Budget(commits=2, deaths=1, losses=0, fences=0, moves=1, swaps=2)
 _CONTROL_SMALL = {
     "depth 5": Bound(control.ControlModel, 5),
     "folders": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 7),
+    "a swap": Bound(lambda: control.ControlModel(_SWAP._replace(commits=1, deaths=0, swaps=1)), 7),
 }
 _CONTROL_FULL = {
     "folders": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 12),
     "no request waits": Bound(lambda: control.ControlModel(pending=False), 12),
     "depth 12": Bound(control.ControlModel, 12),
+    "a swap": Bound(lambda: control.ControlModel(_SWAP)),
 }
 
 
@@ -187,6 +190,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("a fenced node is elected", "depth 5", mutants.fenced_nodes_are_elected),
         Mutant("one report deposes", "depth 5", mutants.one_report_deposes),
         Mutant("two lead in one epoch", "depth 5", mutants.two_lead_in_one_epoch),
+        Mutant("a learner may lead", "a swap", mutants.learners_may_lead),
         Mutant("a snapshot forgets who is complete", "depth 5", mutants.snapshot_forgets_the_complete),
     ),
     "lease": (

@@ -2,7 +2,7 @@
 
 Requests name what they were made on, so one of them may wait (``pending``) while the state goes on. Nodes die, are silent while they
 live, come back, with what they had, with an empty folder, or with a copy of it that was made before. A process may die after it was
-registered and before it has stored that.
+registered and before it has stored that. In the bounds with a swap the partition lies on two nodes, and a replica moves to the third.
 
 The data are a number for each folder: how much of what was committed it holds. A commit is everything to all who count at that
 moment, the ISR and who may have joined it; so whoever may lead has to hold all of it [D3], unless its folder has lost something and
@@ -56,6 +56,8 @@ class Budget(NamedTuple):
     fences: int = 1
     """Sessions that end while the process lives."""
     moves: int = 1
+    swaps: int = 0
+    """Wishes that a replica lies elsewhere, or that it stays. With some the partition begins on two of the nodes."""
 
 
 class State(NamedTuple):
@@ -108,6 +110,8 @@ class ControlModel:
             self._apply_to(fsm, pb.ControlRequest(registerNode=request))
             nodes.append(Node(starts.taken(), number, 0, number))
         create = pb.CreateStream(name="s", subject="s", partitions=1, replicationFactor=3)
+        if self._budget.swaps:
+            create = pb.CreateStream(name="s", subject="s", manual=[pb.ReplicaList(partition=0, replicas=NODES[:2])])
         self._apply_to(fsm, pb.ControlRequest(createStream=create))
         assert self._partition_of(fsm.image).leader, "no stream was made"
         return State(self._add(fsm.image), (nodes[0], nodes[1], nodes[2]), None, None, 0, frozenset(), self._budget)
@@ -184,6 +188,7 @@ class ControlModel:
         image: ClusterImage = self._images[state.image]
         partition = self._partition_of(image)
         yield from self._commits(state, image, partition)
+        yield from self._copies(state, image, partition)
         for i, name in enumerate(NODES):
             yield from self._lives(state, i, name)
         for asked in self._requests(state, image, partition):
@@ -221,6 +226,18 @@ class ControlModel:
             )
             left = state.left._replace(commits=state.left.commits - 1)
             yield ("commit", *sorted(counted)), state._replace(nodes=nodes, committed=state.committed + 1, left=left)
+
+    def _copies(
+        self, state: State, image: ClusterImage, partition: PartitionState
+    ) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
+        """The learner has got everything from the leader."""
+        name, leader = partition.joining, partition.leader
+        if not (name and leader and self._runs(state, image, name) and self._runs(state, image, leader)):
+            return
+        i, has = NODES.index(name), state.nodes[NODES.index(leader)].data
+        if state.nodes[i].data < has:
+            copied = state.nodes[i]._replace(data=has)
+            yield (name, "has copied"), state._replace(nodes=(*state.nodes[:i], copied, *state.nodes[i + 1 :]))
 
     def _lives(self, state: State, i: int, name: str) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
         """Processes begin and end, folders are copied, put back and emptied."""
@@ -287,6 +304,7 @@ class ControlModel:
                     lastEpoch=1, newestOffset=state.nodes[NODES.index(name)].data,
                 )  # fmt: skip
                 yield Asked(f"{name} reports", pb.ControlRequest(reportLeader=report))
+        yield from self._swaps(state, partition)
         if status is PartitionStatus.ONLINE:
             yield from self._isr_changes(state, image, partition)
             if state.left.moves:
@@ -306,22 +324,50 @@ class ControlModel:
                 )  # fmt: skip
                 yield Asked(f"{partition.candidate} is ready", pb.ControlRequest(reportPromotion=promoted))
 
+    def _swaps(self, state: State, partition: PartitionState) -> Iterator[Asked]:
+        """Where the replicas are to be; the copies that follow from it begin, and are given up."""
+        if state.left.swaps:
+            for kept in partition.replicas:
+                wanted = [kept, *(name for name in NODES if name not in partition.holders)]
+                if len(wanted) == 2:
+                    there = pb.Reassign(**_WHERE, replicas=wanted)
+                    yield Asked(f"to be on {''.join(wanted)}", pb.ControlRequest(reassign=there))
+            if partition.target:
+                yield Asked("they stay", pb.ControlRequest(reassign=pb.Reassign(**_WHERE, cancel=True)))
+        if partition.wants_next:
+            begun = pb.BeginCopy(**_WHERE, epoch=partition.epoch, node=partition.wants_next)
+            yield Asked(f"{partition.wants_next} learns", pb.ControlRequest(beginCopy=begun))
+        if partition.joining and state.left.swaps:
+            given_up = pb.BeginCopy(**_WHERE, epoch=partition.epoch)
+            yield Asked("its copy is given up", pb.ControlRequest(beginCopy=given_up))
+
     def _isr_changes(self, state: State, image: ClusterImage, partition: PartitionState) -> Iterator[Asked]:
-        """By the leader: one leaves, or one joins that holds everything and runs."""
+        """By the leader: one leaves, or one joins that holds everything and runs; or one goes for good."""
         if not self._runs(state, image, partition.leader):
             return
+        if partition.leaving not in ("", partition.leader):
+            yield self._change(image, partition, [n for n in partition.isr if n != partition.leaving], partition.leaving)
         for i, name in enumerate(NODES):
-            if name == partition.leader:
+            if name == partition.leader or name not in partition.holders:
                 continue
             leaves = name in partition.isr
             if not leaves and not (self._runs(state, image, name) and state.nodes[i].data == state.committed):
                 continue
-            members = [n for n in NODES if (n in partition.isr) != (n == name)]
-            change = pb.ChangeIsr(
-                **_WHERE, leader=partition.leader, leaderEpoch=partition.leader_epoch, epoch=partition.epoch, isr=members
-            )
-            change.incarnations.update({n: image.nodes[n].incarnation for n in members})
-            yield Asked(f"ISR {''.join(members)}", pb.ControlRequest(changeIsr=change))
+            yield self._change(image, partition, [n for n in NODES if (n in partition.isr) != (n == name)])
+
+    @staticmethod
+    def _change(image: ClusterImage, partition: PartitionState, members: list[str], evicted: str = "") -> Asked:
+        change = pb.ChangeIsr(
+            **_WHERE,
+            leader=partition.leader,
+            leaderEpoch=partition.leader_epoch,
+            epoch=partition.epoch,
+            isr=members,
+            evicted=evicted,
+        )
+        change.incarnations.update({n: image.nodes[n].incarnation for n in members})
+        goes = f", {evicted} goes" if evicted else ""
+        return Asked(f"ISR {''.join(members)}{goes}", pb.ControlRequest(changeIsr=change))
 
     def _decided(
         self, state: State, what: str, data: bytes, pending: tuple[str, bytes] | None
@@ -335,6 +381,8 @@ class ControlModel:
         before: ClusterImage = self._images[state.image]
         if request.HasField("fenceNode") and self._runs(state, before, request.fenceNode.nodeId):
             left = left._replace(fences=left.fences - 1)
+        if request.HasField("reassign") or (request.HasField("beginCopy") and not request.beginCopy.node):
+            left = left._replace(swaps=left.swaps - 1)
         if request.HasField("electLeader"):
             left = left._replace(moves=left.moves - 1)
         if request.HasField("reportLeader") and accepted:
@@ -384,4 +432,5 @@ class ControlModel:
             for name, node in zip(NODES, state.nodes, strict=True)
         )
         who = p.leader or f"{p.status.name} {p.candidate}".strip()
-        return f"{who} e{p.leader_epoch}/{p.epoch} isr {''.join(p.isr)}; of {state.committed} commits: {nodes}"
+        moving = f" ({''.join(p.replicas)} to {''.join(p.target)}, {p.joining or 'nobody'} learns)" if p.target else ""
+        return f"{who} e{p.leader_epoch}/{p.epoch} isr {''.join(p.isr)}{moving}; of {state.committed} commits: {nodes}"

@@ -9,6 +9,7 @@ from liftpy.cluster import codec, election
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.draft import Draft
 from liftpy.cluster.session import NodeSessions
+from liftpy.partition import PartitionState
 from liftpy.replica import lag
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
@@ -56,6 +57,15 @@ def snapshot_forgets_the_complete() -> Patches:
         return real(replace(partition, passed_over=()))
 
     return [method(codec, "partition_to_pb", forget)]
+
+
+def learners_may_lead() -> Patches:
+    real = PartitionState.may_lead
+
+    def also_the_learner(partition: PartitionState, policy: Any) -> tuple[str, ...]:
+        return (*real(partition, policy), *((partition.joining,) if partition.joining else ()))
+
+    return [method(PartitionState, "may_lead", also_the_learner)]
 
 
 # ---- lease -------------------------------------------------------------------------------------------------------------
