@@ -59,6 +59,8 @@ class GroupJournal:
         """Bytes of all entries that are held, as they are stored."""
         self.file_bytes = 0
         """Bytes of the file, without what waits for the next ``sync``."""
+        self.flushed_index = 0
+        """The entries up to here are on disk."""
         self._pending: list[bytes] = []
         self._rewrite = True
         self._meta_changed = False
@@ -84,7 +86,7 @@ class GroupJournal:
     def clear(self) -> None:
         """Drop everything (a snapshot takes its place)."""
         self._entries, self.changes = [], []
-        self.entry_bytes = 0
+        self.entry_bytes = self.flushed_index = 0
         self._rewrite = True
         self.changed()
 
@@ -92,6 +94,7 @@ class GroupJournal:
         """Drop the entries from ``position`` (in the list) on: they conflict with the leader's."""
         if position < len(self._entries):
             self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
+            self.flushed_index = min(self.flushed_index, self._entries[position][1] - 1)
             self.entry_bytes -= _size_bytes(self._entries[position:])
             del self._entries[position:]
             self._changes_from(self.last_index + 1)
@@ -212,7 +215,7 @@ class GroupJournal:
         yield _frame([*records, self._meta()])
 
     def _written(self) -> None:
-        self._pending, self._meta_changed = [], False
+        self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
 
     def _meta(self) -> bytes:
         vote = self._vote.encode()

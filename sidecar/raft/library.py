@@ -535,13 +535,22 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def behind(self) -> bool:
-        """Whether entries are committed that have not been applied: the next tick goes on."""
-        return bool(self.raftCommitIndex > self.raftLastApplied) and self.failure is None
+        """Whether entries are committed that have not been applied, or flushed by the only voter: the next tick goes on."""
+        there = self.log.last_index if self._decides_alone else self.raftCommitIndex
+        return bool(there > self.raftLastApplied) and self.failure is None
+
+    @property
+    def _decides_alone(self) -> bool:
+        """Leader of a group of one: what it has is committed as soon as it is flushed, and not before. Whoever else can lead after it
+        may not have it."""
+        return self.leads and len(self.controllers.voters) == 1
 
     def _SyncObj__applyLogEntries(self) -> bool:
         """So much of what is committed as fits into one tick: a member that comes back has thousands of entries to apply, and must
         take and send frames meanwhile. Counted in bytes, which tell how much work it is: time can't be replayed."""
         committed = self.raftCommitIndex
+        if self._decides_alone:  # the library has counted what the journal is still to flush
+            committed = max(self.raftLastApplied, min(committed, self.log.flushed_index))
         if not self._goes_on:
             self._applied_bytes = 0
         try:

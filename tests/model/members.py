@@ -139,7 +139,17 @@ _CORE_OWN = (
     "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip
 _JOURNAL = ("_entries", "_pending", "_rewrite", "_meta_changed", "_term", "_vote", "_commit", "_failed")
-_JOURNAL_OTHER = ("_path", "_flush", "changes", "changed", "entry_bytes", "file_bytes", "_descriptor", "_closed")
+_JOURNAL_OTHER = (
+    "_path",
+    "_flush",
+    "changes",
+    "changed",
+    "entry_bytes",
+    "file_bytes",
+    "flushed_index",
+    "_descriptor",
+    "_closed",
+)
 _LINEAGE = ("nonce", "earlier", "missed", "known", "_known_as", "_doubts", "_changed")
 _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
@@ -242,6 +252,7 @@ class Member:
         core.pre_vote._granted, core.pre_vote.asks = set(asked[0]), asked[1]
         for name, value in zip(_JOURNAL, journal, strict=True):
             setattr(log.journal, name, list(value) if isinstance(value, tuple) else value)
+        log.journal.flushed_index = log.journal.last_index  # a tick is over
         for name, value in zip(_LINEAGE, lineage, strict=True):
             setattr(log.probation.lineage, name, dict(value) if isinstance(value, frozenset) else value)
         for name, value in zip(_PROBATION, probation, strict=True):

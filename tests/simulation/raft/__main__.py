@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.simulation.raft.group_simulation import Run, Violation
@@ -34,7 +35,7 @@ def run_seed(seed: int, seen: Counter[str]) -> str:
     return failure
 
 
-def run_seeds(seeds: range) -> tuple[Counter[str], list[str]]:
+def run_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
     """What was seen over all seeds, and the failures."""
     seen: Counter[str] = Counter()
     failures = [run_seed(seed, seen) for seed in seeds]

@@ -360,9 +360,6 @@ class Run:
         asked.what = draw.choice((asked.ADD, asked.REMOVE, asked.REPLACE, asked.REPLACE))
         asked.node = draw.choice(NODES)
         now = self.newest_list
-        if len(now.voters) < 3 and not now.learner:
-            # A group of one commits, and applies, before it flushes: nobody is shown it before, but the ghost sees it.
-            asked.what = asked.ADD
         if asked.what != asked.ADD:
             asked.replaced = draw.choice(now.voters)
             asked.node = (

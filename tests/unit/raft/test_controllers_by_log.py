@@ -215,3 +215,61 @@ def test_peers_follow_the_controllers() -> None:
     assert made.peers["b"] is kept
     assert ended == [("c", False)]
     assert not made.send("c", b"x", 1, 0.0)
+
+
+def test_a_group_of_one_applies_nothing_that_is_not_flushed(tmp_path: Path) -> None:
+    with our_net(tmp_path, "a") as net:
+        elected(net)
+        member = net.up["a"]
+        core, journal = member.core, member.journal
+        member.propose(b"y")
+        core.doTick(0)
+        core.doTick(0)
+        assert journal.last_index == core.raftCommitIndex + 1 == core.raftLastApplied + 1, "a power cut here would take it"
+        assert core.behind, "the next tick comes at once"
+        journal.sync()
+        core.doTick(0)
+        assert (core.raftCommitIndex, core.raftLastApplied) == (journal.last_index, journal.last_index)
+        assert not core.behind
+        assert b"y" in net.values("a")
+
+
+def test_the_one_who_stays_applies_its_change_once_it_is_flushed(tmp_path: Path) -> None:
+    with our_net(tmp_path, "ab") as net:
+        lead, other = elected(net)
+        member = net.up[lead]
+        assert propose(net, lead, a_change(lead, after=0)) == []
+        change = member.journal.last_index
+        member.propose(b"behind it")
+        for _ in range(3):
+            member.core.doTick(0)
+            assert member.core.raftLastApplied < change, (
+                "the other one, with a list of two, may lead and put another in its place"
+            )
+        net.crash(lead)
+        net.start(lead)
+        assert net.run(lambda: bool(net.leaders()))
+        assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
+
+
+def test_the_journal_knows_what_is_flushed(tmp_path: Path) -> None:
+    journal = GroupJournal(tmp_path / "journal")
+    for index in range(1, 5):
+        journal.add(b"x", index, 1)
+    assert journal.flushed_index == 0
+    journal.sync()
+    journal.add(b"x", 5, 1)
+    assert journal.flushed_index == 4
+    journal.deleteEntriesFrom(2)
+    journal.add(b"y", 3, 2)
+    assert journal.flushed_index == 2, "what took the place of a flushed one is not"
+    journal.sync()
+    assert journal.flushed_index == 3
+    journal.deleteEntriesTo(1)
+    assert journal.flushed_index == 3
+    journal.close()
+    journal = GroupJournal(tmp_path / "journal")
+    assert journal.flushed_index == 3
+    journal.clear()
+    assert journal.flushed_index == 0
+    journal.close()

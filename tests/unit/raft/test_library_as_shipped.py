@@ -100,6 +100,7 @@ def test_ours_an_apply_that_raises_is_tried_once_and_stops_the_process(tmp_path:
     core.propose(b"raise", lambda *_: None)
     for _ in range(20):
         core.doTick(0.005)
+        core.log.sync()
     assert machine.calls == 1
     assert isinstance(core.failure, ValueError)
 
