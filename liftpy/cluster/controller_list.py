@@ -128,7 +128,7 @@ class GroupView:
     leader: str
     """It itself."""
     live: frozenset[str]
-    """Members that it hears now, itself included."""
+    """Members that it hears now and that acknowledge, itself included; the learner as soon as it is heard."""
     caught_up: bool = False
     """The learner has all that is committed, and everything that was lost before is behind it."""
     blocked: str = ""

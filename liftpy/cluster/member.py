@@ -27,6 +27,7 @@ from liftpy.cluster.controller_list import (
     next_step,
     planned,
 )
+from liftpy.cluster.decisions.nodes import still_a_controller
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.feed import FeedProducer
@@ -301,6 +302,10 @@ class MetadataMember:
             return here if rest is None else Order(rest, timeout_ns, here)
         if request.HasField("changeControllers"):
             answer = self._about_controllers(request)
+        elif request.HasField("removeNode") and self._log.view().now.names(request.removeNode.nodeId):
+            # the image knows who they are after the first change only
+            detail = still_a_controller(request.removeNode.nodeId)
+            answer = error_response(request, pb.ControlResponse.INVALID, detail)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
         return Order(request, timeout_ns) if answer is None else answer

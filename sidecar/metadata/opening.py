@@ -181,9 +181,11 @@ class MemberLog:
         return self.transport.confirmed_ns()
 
     def view(self) -> GroupView:
-        """Who forms the group, and what is known of them here."""
+        """Who forms the group, and what is known of them here. A member on probation acknowledges nothing: it does not count as live,
+        for it may be waiting for the very majority that the change would need it for."""
         core, now = self.core, self.core.controllers
-        live = frozenset(i for i, peer in self.peers.items() if peer.up and peer.trusted) | {self.node_id}
+        heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
+        live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
         caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
         return GroupView(now, self.leader_id, live, caught_up, core.blocked)
 

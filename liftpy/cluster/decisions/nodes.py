@@ -158,11 +158,18 @@ def remove_node(draft: Draft, request: pb.RemoveNode) -> Decision:
     return draft.done()
 
 
+def still_a_controller(node_id: str) -> str:
+    """Why it can't be removed, for people: it would go on to be counted, as one that is dead, in each majority."""
+    return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
+
+
 def why_it_stays(image: ClusterImage, node_id: str) -> str:
     """Why the node can't be removed, '' if it can."""
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
+    if image.controllers.names(node_id):
+        return still_a_controller(node_id)
     hosted = image.hosted.get(node_id)
     if not hosted:
         return "" if node.fenced else f"node {node_id!r} is alive: stop it first"
@@ -203,10 +210,10 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
 
 def _make_room(draft: Draft, node_id: str) -> bool:
     """Whether there is room for the node; one that does not run and holds nothing goes for it, the one longest unheard of first."""
-    nodes = draft.image.nodes
+    nodes, stays = draft.image.nodes, draft.image.controllers.names
     if node_id in nodes or len(nodes) < MAX_NODES:
         return True
-    useless = [node for node in nodes.values() if node.fenced and not draft.image.hosted.get(node.node_id)]
+    useless = [n for n in nodes.values() if n.fenced and not draft.image.hosted.get(n.node_id) and not stays(n.node_id)]
     if not useless:
         return False
     draft.add(NodeRemoved(min(useless, key=lambda node: (node.session_time_ns, node.node_id)).node_id))

@@ -302,3 +302,19 @@ def test_a_request_that_is_too_large_is_refused_and_not_logged() -> None:
     refused = made.member.entry(order, 1, 300)
     assert isinstance(refused, pb.ControlResponse)
     assert refused.error == pb.ControlResponse.INVALID
+
+
+def test_a_controller_of_the_settings_is_not_removed_as_a_node() -> None:
+    """Nobody has changed who they are, so that no image says it."""
+    one = Member()
+    one.lead()
+    one.register(2)
+    one.log.view_ = GroupView(ControllerList(("d1", "n1")), "n1", frozenset(("n1",)))
+    remove = pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="d1"), operationId=b"r" * 16)
+    refused = one.ask(remove)
+    assert isinstance(refused, pb.ControlResponse)
+    assert (refused.error, refused.operationId) == (pb.ControlResponse.INVALID, b"r" * 16)
+    assert "liftpy controllers remove d1" in refused.detail
+    remove.removeNode.nodeId = "d0"
+    other = one.ask(remove)
+    assert isinstance(other, Order) or "controllers" not in other.detail  # type: ignore[union-attr]

@@ -133,6 +133,23 @@ def test_a_node_is_removed_only_when_it_is_stopped_and_holds_nothing() -> None:
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.NOT_FOUND
 
 
+def now_form_the_group(driver: Driver, *voters: str) -> None:
+    change = pb.ChangeControllers(after=driver.fsm.image.controllers.index)
+    change.list.voters.extend(voters)
+    assert driver.ask(changeControllers=change).error == Error.OK
+
+
+def test_a_node_that_is_a_controller_is_taken_out_of_them_first() -> None:
+    driver = Driver(("a", "b"))
+    now_form_the_group(driver, "a", "b")
+    driver.fence("b")
+    refused = driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
+    assert refused.error == Error.INVALID
+    assert "take it out of the controllers first: liftpy controllers remove b" in refused.detail
+    now_form_the_group(driver, "a")
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.OK
+
+
 @pytest.mark.parametrize("fields", [{"weight": float("nan")}, {"weight": -1.0}, {"rack": "r" * 300}, {"nodeId": "a b"}])
 def test_a_wrong_registration_is_refused(fields: dict[str, object]) -> None:
     driver = Driver()
@@ -303,5 +320,7 @@ def test_ghosts_neither_pile_up_nor_keep_a_real_node_out() -> None:
     assert driver.register("newer").error == Error.OK
     assert {"ghost4", "ghost5"}.isdisjoint(driver.fsm.image.nodes)
     assert "b" in driver.fsm.image.nodes, "it holds data"
+    now_form_the_group(driver, "a", "ghost6")
+    driver.fence("ghost6")  # a controller: it goes for nobody
     assert driver.register("newest").error == Error.INVALID
     check_image(driver.fsm.image)

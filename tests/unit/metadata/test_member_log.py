@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sidecar.raft.journal
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.errors import CorruptionError
@@ -113,3 +114,17 @@ def test_a_member_whose_files_are_lost_does_not_begin_anew(opened: Opened, lost:
         written.close()
     with pytest.raises(CorruptionError, match=f"lost its {lost}"):
         Opened(opened.folder)
+
+
+def test_who_acknowledges_nothing_is_not_counted_as_live_but_for_the_learner(opened: Opened) -> None:
+    """A member on probation waits for the majority that a change of the controllers would need it for."""
+    log = opened.log
+    assert log.view().live == {"a"}
+    for peer in log.peers.values():
+        peer.up = True
+    log.core._SyncObj__raftMatchIndex = {Node("b"): 5, Node("c"): 0}
+    assert log.view().live == {"a", "b"}, "c is heard, and on probation"
+    log.core.controllers = ControllerList(("a", "b"), learner="c")
+    assert log.view().live == {"a", "b", "c"}
+    log.peers["b"].trusted = False
+    assert log.view().live == {"a", "c"}, "its folder went back"
