@@ -9,7 +9,7 @@ import time
 import click
 
 from liftpy.client import Client, ClusterState
-from liftpy.cluster.decisions.nodes import why_it_stays
+from liftpy.cluster.decisions.nodes import still_a_controller, why_it_stays
 from liftpy.cluster.image import NodeImage
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
@@ -44,20 +44,18 @@ node.add_command(drain)
 @json_option
 @connection_options
 def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Forget NODE, which has stopped and holds no replica. Its data folder is left alone; started again, it registers again."""
+    """Forget NODE, which has stopped, holds no replica, and is no controller. Its data folder is left alone; started again, it
+    registers again."""
     check_name(node_id, "node")
 
     async def work(client: Client) -> ClusterState:
         return await _removed(client, node_id, dry_run, timeout_s)
 
-    state = with_client(target, work)
-    controller = any(node_id == member.node_id for member in state.controllers)
+    with_client(target, work)
     if as_json:
-        click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": controller}))
+        click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False}))
         return
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
-    if controller:
-        click.echo(f"{node_id} stays one of the controllers: liftpy controllers remove {node_id}", err=True)
 
 
 @node.command(name="set-weight")
@@ -118,6 +116,8 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.describe_cluster()
+        if any(node_id == member.node_id for member in state.controllers):
+            raise ConfigError(still_a_controller(node_id))
         wrong = why_it_stays(state.image, node_id)
         known = state.image.nodes.get(node_id)
         if known is None:

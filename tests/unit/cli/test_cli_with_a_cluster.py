@@ -187,17 +187,21 @@ def spare(cluster: Cluster) -> Cluster:
 
 
 def test_a_node_that_stops_meanwhile_is_waited_for_and_removed(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    spare.controllers = (SimpleNamespace(node_id="n4"),)
     spare.turns = [lambda: None, lambda: None, lambda: spare.driver.fence("n4") and None]
     code, out, err = run(capsys, "node", "remove", "n4", "--json")
     assert (code, spare.asked, spare.turns) == (0, [("remove", "n4")], [])
-    assert json.loads(out) == {"node": "n4", "removed": True, "dry_run": False, "controller": True}
+    assert json.loads(out) == {"node": "n4", "removed": True, "dry_run": False, "controller": False}
     assert err == ""
     code, out, err = run(capsys, "node", "remove", "n4")
-    assert "n4 is removed" in out
-    assert "stays one of the controllers" in err
-    spare.controllers = ()
-    assert run(capsys, "node", "remove", "n4")[2] == ""
+    assert ("n4 is removed" in out, err) == (True, "")
+
+
+def test_a_controller_is_not_removed_as_a_node(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    spare.controllers = (SimpleNamespace(node_id="n4"),)
+    spare.driver.fence("n4")
+    code, _, err = run(capsys, "node", "remove", "n4", "--timeout", "3600")  # said at once
+    assert (code, "take it out of the controllers first: liftpy controllers remove n4" in err) == (2, True)
+    assert spare.asked == []
 
 
 def test_a_dry_run_removes_nothing(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
