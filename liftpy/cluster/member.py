@@ -302,12 +302,12 @@ class MetadataMember:
             return here if rest is None else Order(rest, timeout_ns, here)
         if request.HasField("changeControllers"):
             answer = self._about_controllers(request)
-        elif request.HasField("removeNode") and self._log.view().now.names(request.removeNode.nodeId):
+        else:
+            answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
+        if answer is None and request.HasField("removeNode") and self._log.view().now.names(request.removeNode.nodeId):
             # the image knows who they are after the first change only
             detail = still_a_controller(request.removeNode.nodeId)
             answer = error_response(request, pb.ControlResponse.INVALID, detail)
-        else:
-            answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
         return Order(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:

@@ -310,11 +310,11 @@ def test_a_controller_of_the_settings_is_not_removed_as_a_node() -> None:
     one.lead()
     one.register(2)
     one.log.view_ = GroupView(ControllerList(("d1", "n1")), "n1", frozenset(("n1",)))
+    one.member._duties.answer = lambda *_: None  # type: ignore[method-assign]  # it has stopped: nothing else is in the way
     remove = pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="d1"), operationId=b"r" * 16)
     refused = one.ask(remove)
     assert isinstance(refused, pb.ControlResponse)
     assert (refused.error, refused.operationId) == (pb.ControlResponse.INVALID, b"r" * 16)
     assert "liftpy controllers remove d1" in refused.detail
     remove.removeNode.nodeId = "d0"
-    other = one.ask(remove)
-    assert isinstance(other, Order) or "controllers" not in other.detail  # type: ignore[union-attr]
+    assert isinstance(one.ask(remove), Order)
