@@ -36,6 +36,7 @@ MUTANTS = [
         ("a journal is written on after a failure", "        self._failed = True\n        try:\n            spent", "        try:\n            spent", "a right frame behind a torn one looks like damage"),
         ("frames are not flushed", "            os.fdatasync(self._descriptor)\n        self.file_bytes", "            pass\n        self.file_bytes", "votes and entries are forgotten by a power cut"),
         ("a cut is not written", "            self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))\n", "", "after a restart entries are back that the leader had cut"),
+        ("a cut takes no change of controllers back", "            self._changes_from(self.last_index + 1)\n", "", "a member counts controllers that no entry names any more"),
         ("the vote is not stored", "return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote", "return _RECORD.pack(_META, self._term, self._commit, 0)", "a member votes twice in one term"),
         ("spent bytes are never given back", "spent = self.file_bytes - self.entry_bytes > MAX_SPENT_BYTES", "spent = self.entry_bytes - self.file_bytes > MAX_SPENT_BYTES", "a journal grows for ever"),
         ("a torn frame in the middle is the end", "        if position < len(data) and _frame_behind(data, position):\n            raise self._damage(position)\n", "", "a member that lost entries votes"),
