@@ -137,8 +137,8 @@ def _why_not(draft: Draft, partition: PartitionState, wanted: tuple[str, ...]) -
         node = draft.node(node_id)
         if node is None:
             return f"there is no node {node_id!r}"
-        if node_id in partition.holders:
-            continue
+        if node_id in partition.holders or node_id in partition.target:
+            continue  # it is chosen already: what has become of it is the planner's business
         if node.fenced or node.leaving:
             return f"node {node_id!r} " + (
                 "is not live" if node.fenced else "is leaving (liftpy node drain): it is given nothing"

@@ -181,6 +181,15 @@ def test_wishes_that_can_not_be(driver: Driver, replicas: tuple[str, ...], said:
     assert driver.partition().target == ()
 
 
+def test_a_node_that_was_wanted_before_it_went_down_may_still_be_named(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    driver.fence("e")
+    assert to(driver, "b", "e", "a").error == Error.OK
+    assert driver.partition().target == ("b", "e", "a")
+    to(driver, cancel=True)
+    assert "not live" in to(driver, "b", "e", "a").detail
+
+
 def test_a_node_that_leaves_and_one_that_is_full_are_given_nothing(driver: Driver) -> None:
     driver.ask(setNode=pb.SetNode(nodeId="d", leaving=True))
     assert driver.fsm.image.nodes["d"].leaving

@@ -4,7 +4,7 @@ whether the marker of a clean stop is left [S9]."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,10 @@ class Held:
 
     async def settled(self) -> None:
         self._world.say("opened")
+
+    def leave_behind(self, folders: Iterable[str]) -> None:
+        if any(folders):
+            self._world.say("left behind")
 
     async def close_subjects(self, timeout_s: float) -> None:
         self._world.say("subjects closed")
