@@ -166,6 +166,7 @@ async def test_a_client_hands_on_what_it_is_asked() -> None:
     client._admin, client._streams = Answers(), {"s": "as it was", "t": "another"}
     client._reader = lambda *given: asked.append(given) or Answers()
     assert await client.elect_leader("s", 2, "n2", unclean=True) == "elected"
+    assert await client.elect_leader("s") == "elected"
     await client.remove_node("n3")
     await client.delete_stream("s", "u1")
     assert client._streams == {"t": "another"}
@@ -174,7 +175,8 @@ async def test_a_client_hands_on_what_it_is_asked() -> None:
     assert await client.offset_at("s", 2, moment, options="how") == round(moment.timestamp()) * 10**9
     assert asked.pop() == ("s", 2, "how")
     assert asked == [
-        ("stream", "s"), (("the stream", 2, "n2"), {"unclean": True}), ("remove", "n3"), ("delete", "s", "u1"), ("s", 1, "how"),
+        ("stream", "s"), (("the stream", 2, "n2"), {"unclean": True}),
+        ("stream", "s"), (("the stream", 0, ""), {"unclean": False}), ("remove", "n3"), ("delete", "s", "u1"), ("s", 1, "how"),
     ]  # fmt: skip
     with pytest.raises(InvalidNameError):
         await client.stream("a.b")

@@ -23,7 +23,15 @@ from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import Transport, _not_swallowed
 from liftpy.client.window import Window
 from liftpy.config import AckPolicy
-from liftpy.errors import ConfigError, LiftError, NotAllowedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+)
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
@@ -294,6 +302,22 @@ async def test_two_publishes_at_once_share_a_publisher() -> None:
     one, two = await asyncio.gather(client._own_publisher("s", 0), client._own_publisher("s", 0))
     assert one is two
     assert made == [("s", 0)]
+
+
+async def test_a_closed_client_makes_no_publisher_and_waits_for_nobody() -> None:
+    client, made = a_client(), []
+
+    async def publisher(stream: str, partition: int) -> None:
+        made.append((stream, partition))
+
+    client.publisher = publisher
+    client._transport.closed = True
+    async with client._making:  # somebody else makes one, and is not waited for
+        with pytest.raises(ClientClosedError, match="the client is closed"):
+            await asyncio.wait_for(client._own_publisher("s", 0), 30)
+    with pytest.raises(ClientClosedError):
+        await client.publish("s", b"v")
+    assert (made, client._publishers) == ([], {})
 
 
 async def test_a_stream_that_is_deleted_is_not_known_any_more_and_one_that_is_new_is_asked_for_twice() -> None:

@@ -13,6 +13,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.timers import Timer
 from tests.unit.partition.shell_parts import PARTS
 
 KEY = PartitionKey("s", "u", 0)
@@ -167,3 +168,44 @@ def test_the_first_error_says_why_and_is_told_once() -> None:
     assert [str(error) for error in told] == ["full"]
     assert runner.no_space
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
+
+
+class KeptTimers:
+    """Timers that note what is set, and what is cancelled."""
+
+    def __init__(self) -> None:
+        self.at_ns: dict[Timer, int | None] = {}
+
+    def set(self, timer: Timer, at_ns: int) -> None:
+        self.at_ns[timer] = at_ns
+
+    def cancel(self, timer: Timer) -> None:
+        self.at_ns[timer] = None
+
+
+def test_deadlines_are_set_moved_cancelled_and_gone_with_the_replica() -> None:
+    runner, _, fed = executor()
+    kept = KeptTimers()
+    runner._t.timers = kept  # type: ignore[assignment]
+    fetch, request = events.Deadline.FETCH, events.Deadline.REQUEST
+    runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
+    assert kept.at_ns == {}
+    for kind, at_ns in ((fetch, 5), (request, 6), (fetch, 7)):
+        runner.execute(do.SetDeadline(kind=kind, at_ns=at_ns))
+    assert list(kept.at_ns.values()) == [7, 6], "one timer for each kind"
+    for timer in kept.at_ns:
+        timer.fire()
+    assert fed == [events.DeadlineReached(kind=fetch), events.DeadlineReached(kind=request)]
+    runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
+    assert list(kept.at_ns.values()) == [None, 6]
+    runner.execute(do.SetDeadline(kind=fetch, at_ns=8))
+    runner.close()
+    assert list(kept.at_ns.values()) == [None, None]
+
+
+def test_what_is_promised_after_the_close_is_told_to_nobody() -> None:
+    runner, calls, fed = executor()
+    runner.close()
+    runner._promised(4, None)
+    runner._promised(4, StorageError("late"))
+    assert (calls, fed, runner.storage_failed) == ([], [], False)

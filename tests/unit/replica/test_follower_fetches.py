@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.config import ReplicationConfig
 from liftpy.partition import PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -86,6 +87,24 @@ def test_while_it_sleeps_more_may_come_to_the_fetch_that_was_answered_with_nothi
     assert follower.only(do.SendFetch).offset == 2
     follower.answered([(3, 4, 1)], -1, request=request)
     assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
+
+
+def test_a_piece_ends_its_request_and_the_next_one_has_a_time_of_its_own() -> None:
+    follower = Stepped("b").follows()
+    first = follower.only(do.SendFetch)
+    follower.step(ev.FetchPieceArrived(request_id=first.request_id, leader_epoch=1), after_s=1)
+    at_ns = follower.now_ns + round(ReplicationConfig().fetch_timeout_s * S)
+    asked = follower.only(do.SendFetch)
+    assert [effect for effect in follower.out if getattr(effect, "kind", None) is Deadline.REQUEST] == [
+        do.SetDeadline(kind=Deadline.REQUEST, at_ns=None),
+        do.SetDeadline(kind=Deadline.REQUEST, at_ns=at_ns),
+    ]
+    assert asked.request_id > first.request_id
+    assert (asked.offset, asked.leader) == (first.offset, "a")
+    follower.answered([(0, 2, 1)], -1, request=first.request_id)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], -1, request=asked.request_id)
+    assert follower.only(do.AppendFetched).last_offset == 2
 
 
 def test_a_second_answer_that_does_not_fit_ends_the_sleep_with_a_back_off() -> None:
