@@ -21,9 +21,17 @@ from liftpy.errors import (
     UnavailableError,
 )
 from sidecar.dev.cluster import DevCluster
+from tests.clients.__main__ import checked
+from tests.clients.build import PROGRAMS
+from tests.clients.checks import CHECKS
+from tests.clients.targets import Ours
 
 pytestmark = pytest.mark.processes
 _numbers = count()
+NOT_YET = {
+    "6 Msg-Id", "6 before 7", "8 of a subject", "8 not its last", "8 named subject", "11 last Msg-Id", "11 not its id",
+}  # fmt: skip
+"""What waits for the state that a leader derives from its log."""
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +233,10 @@ async def test_a_cached_subject_is_believed_only_while_its_stream_is_there(clien
     (record,) = await read(client, name)
     assert (record.value, record.headers) == (b"second", (("h", b"1"), ("g", b"2"), ("h", b"\xff")))
     assert (record.header("h"), record.header_values("h"), record.header("x")) == (b"1", [b"1", b"\xff"], None)
+
+
+async def test_a_jetstream_client_is_told_the_truth(client: Client, dev: DevCluster) -> None:
+    """nats-py, with its own JetStream calls; the others: ``python -m tests.clients``."""
+    found = await checked(Ours(dev.nats_url, client), PROGRAMS["nats-py"], many=2000)
+    assert len(found) > len(CHECKS) - 3
+    assert {check: wrong for check, wrong in found.items() if wrong and check not in NOT_YET} == {}

@@ -1,0 +1,51 @@
+"""A raw tap: how many answers each request got, as the wire shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import nats
+
+_PATIENCE_S = 30.0
+
+
+class Tap:
+    """Hears what is published on ``subject`` with a reply, and all that goes to inboxes. Use as ``async with``."""
+
+    def __init__(self, url: str, subject: str) -> None:
+        self._url = url
+        self._subject = subject
+        self._asked: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Tap:
+        self._connection = await nats.connect(self._url)
+        for subject, into in ((self._subject, self._hear), ("_INBOX.>", self._answer)):
+            await self._connection.subscribe(subject, cb=into, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        await self._connection.flush()
+        return self
+
+    async def _hear(self, message: Any) -> None:
+        if message.reply.startswith("_INBOX.") and not message.reply.endswith(".$FI"):
+            self._asked[message.reply] += 1
+
+    async def _answer(self, message: Any) -> None:
+        self._answers[message.subject] += 1
+
+    async def wrong(self) -> str:
+        """'' when every request has exactly one answer; else an example, after some patience for those that have none yet."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while any(self._answers[reply] < count for reply, count in self._asked.items()):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pass
+        for reply, count in self._asked.items():
+            if self._answers[reply] != count:
+                return f"{self._answers[reply]} answers to {count} requests on {reply}"
+        return "" if self._asked else "nobody asked anything"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()
