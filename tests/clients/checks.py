@@ -1,4 +1,4 @@
-"""What a JetStream publisher is promised, one function for each promise: the table of spec 5 and what stands around it.
+"""What a JetStream publisher is promised, one function for each promise: ``liftpy/ingest/jetstream.py``.
 
 Each check makes its own stream, so that none disturbs another. It raises AssertionError where a promise is broken.
 """
@@ -218,6 +218,6 @@ CHECKS: dict[str, Callable[[Asking], Awaitable[None]]] = {
     "5 before 7": refused(400, 10166, "per-message TTL is disabled", expect_last=77, headers=_headers(TTL="1m")),
     "7 before 10": refused(400, 10071, "wrong last sequence: LAST", expect_last=77, headers=_headers(Rollup="all")),
 }
-"""Name of a check -> the check. A number is the row of spec 5's table."""
+"""Name of a check -> the check. A number says when a server looks: 4 before 5, 6 before 7."""
 NEEDS = {"many in flight": "many", "atomic batch": "atomic", "fast batch": "fast"}
 """Name of a check -> the command that a client's program may lack."""
