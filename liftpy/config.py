@@ -173,8 +173,15 @@ class ReplicationConfig:
     service_hold_bytes: int = 1024 * 1024 * 1024
     """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
     copy_bytes_per_second: int = 32 * 1024 * 1024
-    """How fast the learners of a node copy, all together; what partitions grow meanwhile does not count (``copying.py``). 0: as fast as
-    they can."""
+    """How fast the learners of a node copy at most, all together; what partitions grow meanwhile does not count (``copying.py``). 0: as
+    fast as they can."""
+    copy_share: float = 0.2
+    """Of the time, that goes by with what they copy on its way, or in its flush; the rest is for others. The busier the machines, the
+    slower a copy; 1: it never yields."""
+    copy_least_bytes_per_second: int = 1024 * 1024
+    """So fast a copy stays, whatever its share; 0: as slow as it gets."""
+    copy_piece_bytes: int = 128 * 1024
+    """What a learner asks for at a time, beside what its partition grows by; a larger batch comes as a whole."""
     preferred_leaders_every: float = 0.0
     """Seconds between looks for partitions that could go back to their preferred leader; 0: only by command."""
     replacement_grace_s: float = 300.0
@@ -204,6 +211,9 @@ class ReplicationConfig:
                 "node_unreplicated_bytes": (512, 16 << 30),
                 "ingest_queue_records": (16, 1 << 26),
                 "copy_bytes_per_second": (0, 64 << 30),
+                "copy_share": (0.001, 1.0),
+                "copy_least_bytes_per_second": (0, 64 << 30),
+                "copy_piece_bytes": (4096, 64 << 20),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

@@ -25,7 +25,7 @@ from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
 from liftpy.ids import PartitionKey
 from liftpy.log.flush_place import FlushPlace
-from liftpy.replica.copying import CopyPace
+from liftpy.replica.copying import pace_of
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
@@ -210,7 +210,7 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._intake,
-            copy_pace=CopyPace(settings.replication.copy_bytes_per_second),
+            copy_pace=pace_of(settings.replication),
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 
 from liftpy.partition import PartitionStatus
-from liftpy.replica.copying import backlog_part
+from liftpy.replica.copying import LearnerCopy
 from liftpy.replica.effects import (
     AppendFetched,
     CutLog,
@@ -84,6 +84,7 @@ class FollowerRole(ReplicaRole):
         self._asked_epoch = 0  # of the outstanding epoch query
         self._asks_for_horizon = False  # that query is about the horizon, not the log's end
         self._horizon_reached = False  # the leader holds what compaction here has seen
+        self._copy: LearnerCopy | None = None  # of a learner that has asked for something
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -118,6 +119,8 @@ class FollowerRole(ReplicaRole):
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
+        if self._copy is not None:
+            self._copy.let_go()
 
     @property
     def agrees(self) -> bool:
@@ -238,6 +241,9 @@ class FollowerRole(ReplicaRole):
         self._woken = False
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
+        if copy_epoch:
+            self._copy = self._copy or LearnerCopy(self.shared.copy_pace)
+            most_bytes = self._copy.asks(now_ns, most_bytes)
         out.append(
             SendFetch(
                 request_id=self._next_request(now_ns, out),
@@ -245,7 +251,7 @@ class FollowerRole(ReplicaRole):
                 offset=log.flushed_newest_offset,
                 offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
                 leader_epoch=self.leader_epoch,
-                max_bytes=min(most_bytes, self.shared.copy_pace.fetch_bytes or most_bytes) if copy_epoch else most_bytes,
+                max_bytes=most_bytes,
                 bad_offset=self._bad_offset,
                 flush_ns=self.shared.flush_ns,
                 copy_epoch=copy_epoch,
@@ -274,7 +280,9 @@ class FollowerRole(ReplicaRole):
         grown = event.high_watermark - self._leader_high_watermark if self._leader_high_watermark >= 0 else 0
         self._leader_high_watermark = event.high_watermark
         if event.spans:
-            self._count_copied(event, grown, now_ns)
+            if self._copy is not None:
+                record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
+                self._copy.came(event.size_bytes, record_count, max(grown, 0))
             self._quiet_rounds, self._bad_offset = 0, None
             self._waits_for(Following.FLUSHING)
             self.log.append_spans(event.spans)
@@ -291,23 +299,20 @@ class FollowerRole(ReplicaRole):
             self._idle_request_id = event.request_id
             self._sleep(now_ns, out)
 
-    def _count_copied(self, event: FetchAnswered, grown: int, now_ns: int) -> None:
-        """What a learner has copied counts for all learners of its node. ``grown``: by so much the leader's HW rose meanwhile."""
-        if self.shared.copy_epoch:
-            record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
-            part = backlog_part(event.size_bytes, record_count, max(grown, 0))
-            self.shared.copy_pace.copied(event.size_bytes, part, now_ns)
-
     def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
-        """Fetch; a learner that is behind, when its node may copy more."""
-        pace = self.shared.copy_pace
-        behind = self.shared.copy_epoch and self.log.newest_offset < self._leader_high_watermark
-        if not behind or pace.free_ns() <= now_ns:
+        """Fetch; a learner that is behind, when its turn among those of its node has come."""
+        copy = self._copy
+        if copy is None:
             self._fetch(now_ns, out)
             return
-        pace.waits(pace.free_ns() - now_ns)
+        copy.flushed(now_ns)
+        behind = self.shared.copy_epoch and self.log.newest_offset < self._leader_high_watermark
+        begins_ns = copy.turn(now_ns) if behind else now_ns
+        if begins_ns <= now_ns:
+            self._fetch(now_ns, out)
+            return
         self._waits_for(Following.PACED)
-        self.shared.deadlines.set(Deadline.FETCH, pace.free_ns(), out)
+        self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
         """The next batch needs several answers: ask for more of it, of the leader of this epoch only."""

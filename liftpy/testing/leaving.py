@@ -10,7 +10,7 @@ from liftpy.cluster.deletion import may_go, question
 from liftpy.cluster.image import ClusterImage
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
-from liftpy.replica.copying import CopyPace
+from liftpy.replica.copying import pace_of
 from liftpy.testing.clock import MS
 from liftpy.testing.world import Life
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -32,7 +32,7 @@ class Leaving:
     ) -> None:
         """``stop``: a replica, and say its folder; ``deleted``: a folder; ``over``: one may be opened again."""
         self._process = process
-        self.pace = CopyPace(process.cluster.config.copy_bytes_per_second)
+        self.pace = pace_of(process.cluster.config)
         self._stop = stop
         self._deleted = deleted
         self._over = over

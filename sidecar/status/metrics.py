@@ -155,8 +155,12 @@ class NodeCollector(Collector):
         yield CounterMetricFamily("liftpy_copied_bytes", text, value=copies["copied_bytes"])
         text = "Of them, what counted against the node's bound of bytes a second."
         yield CounterMetricFamily("liftpy_copied_backlog_bytes", text, value=copies["backlog_bytes"])
-        text = "By how much the bound has put fetches of learners off, summed up."
+        text = "By how much fetches of learners were put off, summed up."
         yield CounterMetricFamily("liftpy_copies_put_off_seconds", text, value=copies["waited_s"])
+        text = (
+            "By how much copies have slowed down because pieces took long; more in a second than out of it: something is busy."
+        )
+        yield CounterMetricFamily("liftpy_copies_yielded_seconds", text, value=copies["yielded_s"])
 
     def _ticks(self, ticks: dict[str, float]) -> Iterator[Metric]:
         text = "How late the last ticks of the metadata group came; none on a node that is no controller."

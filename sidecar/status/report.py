@@ -182,6 +182,7 @@ def _copies(pace: CopyPace) -> dict[str, Any]:
         "copied_bytes": pace.copied_bytes,
         "backlog_bytes": pace.backlog_bytes,
         "waited_s": round(pace.waited_ns / 1e9, 3),
+        "yielded_s": round(pace.yielded_ns / 1e9, 3),
     }
 
 

@@ -27,7 +27,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
-from liftpy.replica.copying import CopyPace
+from liftpy.replica.copying import CopyPace, LearnerCopy
 from liftpy.replica.deadlines import Deadlines
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.follower import FollowerRole
@@ -91,8 +91,8 @@ class Stepped(NamedTuple):
 STRUCTURE = Structure(
     state=(
         Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchDesk,
-        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, SlowFlushes, ReplicaRole, WaitingRole, FailedRole, StoppedRole,
-        FollowerRole, CandidateRole, LeaderRole,
+        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, ReplicaRole, WaitingRole, FailedRole,
+        StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),
 )  # fmt: skip

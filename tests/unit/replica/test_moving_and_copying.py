@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.config import ReplicationConfig
 from liftpy.partition import PartitionState
-from liftpy.replica.copying import LEAST_FETCH_BYTES, CopyPace, backlog_part
+from liftpy.replica.copying import CopyPace, LearnerCopy, backlog_part, pace_of
 from liftpy.replica.moving import heir, majority_holds, next_to_go
 
-S = 1_000_000_000
+S, MS = 1_000_000_000, 1_000_000
 
 
 def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **more: object) -> PartitionState:
@@ -77,19 +78,82 @@ def test_the_backlog_alone_counts() -> None:
     assert backlog_part(10, 0, 0) == 0
 
 
-def test_all_learners_of_a_node_wait_for_one_debt() -> None:
+def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> None:
     pace = CopyPace(10_000_000)
-    pace.copied(1_000_000, 600_000, 5 * S)
-    assert pace.free_ns() == 5 * S + 60_000_000
-    pace.copied(1_000_000, 1_000_000, 5 * S)
-    assert pace.free_ns() == 5 * S + 160_000_000
-    pace.copied(1_000_000, 0, 9 * S)
-    assert pace.free_ns() == 5 * S + 160_000_000, "what the partition grew by is not put off"
-    pace.copied(1_000_000, 1_000_000, 9 * S)
-    assert pace.free_ns() == 9 * S + 100_000_000, "nothing is saved up"
-    assert (pace.copied_bytes, pace.backlog_bytes) == (4_000_000, 2_600_000)
+    assert pace.turn(5 * S) == (5 * S, 0)
+    pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
+    assert pace.turn(5 * S + 4 * MS) == (5 * S + 60 * MS, 60 * MS)
+    assert pace.turn(5 * S + 4 * MS) == (5 * S + 120 * MS, 60 * MS), "the next learner's"
+    pace.flushed(1_000_000, 1_000_000, 5 * S + 60 * MS, 5 * S + 64 * MS, 60 * MS)
+    assert pace.turn(5 * S + 64 * MS) == (5 * S + 220 * MS, 100 * MS), "what the turn really was"
+    pace.give_back(100 * MS)
+    pace.flushed(1_000_000, 0, 5 * S, 9 * S, 60 * MS)
+    assert pace.turn(5 * S + 64 * MS) == (5 * S + 160 * MS, 100 * MS), "what the partition grew by is not put off"
+    pace.flushed(1_000_000, 1_000_000, 9 * S, 9 * S, 100 * MS)
+    assert pace.turn(9 * S)[0] == 9 * S + 100 * MS, "nothing is saved up"
+    pace.copied(1_000_000, 600_000)
+    assert (pace.copied_bytes, pace.backlog_bytes) == (1_000_000, 600_000)
+    assert pace.waited_ns == (56 + 116 + 156 + 96 + 100) * MS
 
 
-@pytest.mark.parametrize(("rate", "most"), [(0, 0), (1000, LEAST_FETCH_BYTES), (40_000_000, 2_000_000)])
-def test_a_slow_copy_asks_for_little_at_a_time(rate: int, most: int) -> None:
-    assert CopyPace(rate).fetch_bytes == most
+@pytest.mark.parametrize(
+    ("took_ms", "size_bytes", "turn_ms"),
+    [
+        (1, 100_000, 10),  # by its bytes
+        (6, 100_000, 30),
+        (6, 200_000, 15),  # half of it was growth
+        (60, 100_000, 100),  # so slow it never is
+    ],
+)
+def test_a_piece_that_takes_long_is_followed_by_a_long_rest(took_ms: int, size_bytes: int, turn_ms: int) -> None:
+    pace = CopyPace(10_000_000, share=0.2, least_bytes_per_second=1_000_000)
+    pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
+    assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
+    assert pace.yielded_ns == (turn_ms - 10) * MS
+
+
+def test_without_a_least_rate_a_rest_is_as_long_as_it_comes_and_without_a_rate_there_is_none() -> None:
+    pace = CopyPace(10_000_000, share=0.1)
+    pace.flushed(1000, 1000, S, 2 * S)
+    assert pace.turn(S)[0] == 11 * S
+    pace = CopyPace(0, share=0.1)
+    pace.flushed(1000, 1000, S, 2 * S)
+    assert pace.turn(S)[0] == S
+
+
+def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
+    copy = LearnerCopy(CopyPace(10_000_000, piece_bytes=100_000))
+    assert copy.asks(S, 1_000_000) == 100_000
+    copy.came(100_000, 1000, 400)
+    copy.flushed(S + MS)
+    assert copy.turn(S + MS) == S + 6 * MS
+    assert copy.asks(S + 6 * MS, 1_000_000) == 140_000
+    copy.came(140_000, 1400, 1400)
+    copy.flushed(S + 9 * MS)
+    assert copy.turn(S + 9 * MS) == S + 9 * MS
+    assert copy.asks(S + 9 * MS, 150_000) == 150_000, "more than a follower asks for, never"
+    assert LearnerCopy(CopyPace()).asks(S, 1_000_000) == 1_000_000
+
+
+def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
+    pace = CopyPace(10_000_000)
+    one, other = LearnerCopy(pace), LearnerCopy(pace)
+    one.asks(S, 1000)
+    one.came(100_000, 1, 0)
+    one.flushed(S)
+    assert one.turn(S) == S + 10 * MS
+    one.let_go()
+    one.let_go()
+    assert other.turn(S) == S + 10 * MS
+
+
+@pytest.mark.parametrize(
+    ("rate", "piece", "most"), [(0, 7, 0), (1000, 0, 4096), (40_000_000, 0, 2_000_000), (40_000_000, 9000, 9000)]
+)
+def test_a_slow_copy_asks_for_little_at_a_time(rate: int, piece: int, most: int) -> None:
+    assert CopyPace(rate, piece_bytes=piece).fetch_bytes == most
+
+
+def test_a_pace_is_as_the_settings_say() -> None:
+    config = ReplicationConfig(copy_bytes_per_second=1, copy_least_bytes_per_second=2, copy_share=0.3, copy_piece_bytes=4096)
+    assert pace_of(config) == CopyPace(1, 2, 0.3, 4096)

@@ -1,0 +1,1 @@
+"""What a copy costs those who publish: ``python -m tests.bench.copies``."""
