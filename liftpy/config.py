@@ -178,7 +178,7 @@ class ReplicationConfig:
     copy_share: float = 0.2
     """Of the time, that goes by with what they copy on its way, or in its flush; the rest is for others. The busier the machines, the
     slower a copy; 1: it never yields."""
-    copy_least_bytes_per_second: int = 1024 * 1024
+    copy_least_bytes_per_second: int = 4 * 1024 * 1024
     """So fast a copy stays, whatever its share; 0: as slow as it gets."""
     copy_piece_bytes: int = 128 * 1024
     """What a learner asks for at a time, beside what its partition grows by; a larger batch comes as a whole."""

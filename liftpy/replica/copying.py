@@ -27,7 +27,7 @@ _TURNS_PER_S = 20
 LEAST_PIECE_BYTES = 4096
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CopyPace:
     """One for a node. ``bytes_per_second`` 0: nothing is put off."""
 

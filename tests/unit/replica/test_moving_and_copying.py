@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.partition import PartitionState
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
 from liftpy.replica.copying import CopyPace, LearnerCopy, backlog_part, pace_of
 from liftpy.replica.moving import heir, majority_holds, next_to_go
+from liftpy.replica.replica import Replica
+from tests.unit.replica.stepping import S, Stepped, state
 
-S, MS = 1_000_000_000, 1_000_000
+MS = 1_000_000
 
 
 def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **more: object) -> PartitionState:
@@ -79,7 +85,7 @@ def test_the_backlog_alone_counts() -> None:
 
 
 def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> None:
-    pace = CopyPace(10_000_000)
+    pace = CopyPace(bytes_per_second=10_000_000)
     assert pace.turn(5 * S) == (5 * S, 0)
     pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
     assert pace.turn(5 * S + 4 * MS) == (5 * S + 60 * MS, 60 * MS)
@@ -106,23 +112,23 @@ def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> Non
     ],
 )
 def test_a_piece_that_takes_long_is_followed_by_a_long_rest(took_ms: int, size_bytes: int, turn_ms: int) -> None:
-    pace = CopyPace(10_000_000, share=0.2, least_bytes_per_second=1_000_000)
+    pace = CopyPace(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
     pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
     assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
     assert pace.yielded_ns == (turn_ms - 10) * MS
 
 
 def test_without_a_least_rate_a_rest_is_as_long_as_it_comes_and_without_a_rate_there_is_none() -> None:
-    pace = CopyPace(10_000_000, share=0.1)
+    pace = CopyPace(bytes_per_second=10_000_000, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == 11 * S
-    pace = CopyPace(0, share=0.1)
+    pace = CopyPace(bytes_per_second=0, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == S
 
 
 def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
-    copy = LearnerCopy(CopyPace(10_000_000, piece_bytes=100_000))
+    copy = LearnerCopy(CopyPace(bytes_per_second=10_000_000, piece_bytes=100_000))
     assert copy.asks(S, 1_000_000) == 100_000
     copy.came(100_000, 1000, 400)
     copy.flushed(S + MS)
@@ -136,7 +142,7 @@ def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
 
 
 def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
-    pace = CopyPace(10_000_000)
+    pace = CopyPace(bytes_per_second=10_000_000)
     one, other = LearnerCopy(pace), LearnerCopy(pace)
     one.asks(S, 1000)
     one.came(100_000, 1, 0)
@@ -151,9 +157,58 @@ def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
     ("rate", "piece", "most"), [(0, 7, 0), (1000, 0, 4096), (40_000_000, 0, 2_000_000), (40_000_000, 9000, 9000)]
 )
 def test_a_slow_copy_asks_for_little_at_a_time(rate: int, piece: int, most: int) -> None:
-    assert CopyPace(rate, piece_bytes=piece).fetch_bytes == most
+    assert CopyPace(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
 
 
 def test_a_pace_is_as_the_settings_say() -> None:
     config = ReplicationConfig(copy_bytes_per_second=1, copy_least_bytes_per_second=2, copy_share=0.3, copy_piece_bytes=4096)
-    assert pace_of(config) == CopyPace(1, 2, 0.3, 4096)
+    assert pace_of(config) == CopyPace(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
+
+
+class Learner(Stepped):
+    """d, which is to get the partition: told what it has to copy."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        super().__init__("d")
+        self.replica = Replica("d", 1, config, seed=7, copy_pace=pace_of(config))
+        held = state()
+        moved = replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=1)
+        self.follows(replace(held, state=moved))
+
+    def copies(self, base: int, last: int, hw: int, *, size_bytes: int, took_ms: int = 0) -> None:
+        request_id = self.only(do.SendFetch).request_id
+        span = ev.BatchSpan(base_offset=base, last_offset=last, leader_epoch=1)
+        self.step(
+            ev.FetchAnswered(
+                token=1, request_id=request_id, leader_epoch=1, high_watermark=hw, spans=(span,), size_bytes=size_bytes
+            ),
+            after_s=took_ms / 1000,
+        )
+        self.step(ev.LogFlushed(end_offset=last + 1))
+
+
+def test_a_learner_that_is_behind_fetches_in_its_turn_and_one_that_is_not_at_once() -> None:
+    config = ReplicationConfig(copy_bytes_per_second=10_000_000, copy_share=0.1, copy_piece_bytes=50_000)
+    learner = Learner(config)
+    assert learner.only(do.SendFetch).max_bytes == 50_000
+    learner.copies(0, 9, 99, size_bytes=100_000, took_ms=2)
+    assert learner.replica.phase == "FOLLOWER_PACED"
+    assert learner.only(do.SetDeadline).at_ns == 100 * S + 20 * MS, "ten times what it took"
+    learner.fire(ev.Deadline.FETCH)
+    learner.copies(10, 19, 104, size_bytes=100_000)
+    assert learner.only(do.SetDeadline).at_ns == 100 * S + 25 * MS, "half of it was growth, and it took no time"
+    learner.fire(ev.Deadline.FETCH)
+    assert learner.only(do.SendFetch).max_bytes == 100_000, "a piece, and what came on top"
+    learner.copies(20, 104, 104, size_bytes=100_000)
+    assert learner.has(do.SendFetch)
+
+
+def test_a_learner_that_becomes_something_else_leaves_its_turn_to_others() -> None:
+    config = ReplicationConfig(copy_bytes_per_second=1_000_000)
+    learner = Learner(config)
+    pace = learner.replica._shared.copy_pace
+    learner.copies(0, 9, 99, size_bytes=100_000)
+    assert pace.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
+    pace.give_back(100 * MS)
+    learner.step(ev.StopRequested())
+    assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
