@@ -8,6 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+"""A machine that is slow, or shared, fails no property: hypothesis gives an example 200 ms by itself."""
 
 ONE_AT_A_TIME = ("tests/integration/", "tests/system/", "tests/unit/test_compose.py", "tests/bench/")
 """Where the tests marked ``processes`` and ``spark`` are (``test_tidy`` sees to it): they wait for elections, beside their own load.
