@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 
 import pytest
 
 from liftpy.client import admin
 from liftpy.cluster.doors import Door, refusal
-from liftpy.cluster.requests import REQUESTS, AskedBy, kind_of
+from liftpy.cluster.requests import REQUESTS, AskedBy, RequestKind, changes_nothing, kind_of, may_be_logged
 from liftpy.wire._pb import cluster_pb2 as pb
 
 KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
@@ -26,6 +27,41 @@ def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
 
 def test_every_kind_of_request_has_one_row() -> None:
     assert set(REQUESTS) == set(KINDS)
+
+
+def test_the_whole_table() -> None:
+    def those(is_so: Callable[[RequestKind], object]) -> str:
+        return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
+
+    by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
+    assert by[AskedBy.READERS] == "describeCluster describeStream"
+    assert by[AskedBy.OPERATORS] == (
+        "addPartitions alterStream changeControllers createStream deleteStream electLeader reassign removeNode setNode"
+    )
+    assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
+    assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
+    assert those(lambda kind: kind.batched) == (
+        "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver reassign reportLeader reportPromotion"
+    )
+    assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader"
+    assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
+        "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
+        "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_what_only_looks_is_logged_where_it_has_to_be_of_now(name: str) -> None:
+    request = asked(name)
+    reads = name in ("barrier", "describeCluster", "describeStream", "heartbeat")
+    assert changes_nothing(request) == reads
+    assert may_be_logged(request) == (not reads or name == "barrier")
+    request.linearizable = True
+    assert may_be_logged(request)
+    if hasattr(getattr(request, name), "dryRun"):
+        getattr(request, name).dryRun = True
+        assert changes_nothing(request)
+    assert not changes_nothing(pb.ControlRequest()), "a kind of a later version"
 
 
 def test_what_decides_is_named_as_the_request() -> None:

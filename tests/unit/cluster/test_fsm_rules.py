@@ -28,6 +28,31 @@ def test_an_entry_is_applied_once_and_a_retry_is_told_the_same() -> None:
     assert driver.fsm.image.time_ns == before, "a request without a time"
 
 
+def test_bugs_and_foreign_entries_are_counted_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(("a", "b", "c"))
+    fsm = driver.fsm
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
+    driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
+    driver.ask(barrier=pb.Barrier())
+    driver.ask(createStream=pb.CreateStream(name="t", subject="y", dryRun=True))
+    fsm.apply(b"\xff", driver.index)
+    assert (fsm.failure_count, fsm.refused_count) == (0, 0)
+    fsm.apply(b"\xff", driver.index + 1)
+    assert (fsm.failure_count, fsm.refused_count, fsm.image.index) == (0, 1, driver.index + 1)
+    before = fsm.image
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("liftpy.cluster.fsm.kind_of", broken)
+    answer = pb.ControlResponse.FromString(
+        fsm.apply(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()).SerializeToString(), driver.index + 2)
+    )
+    assert (answer.error, answer.detail, answer.index) == (pb.ControlResponse.UNKNOWN, "RuntimeError: a bug", driver.index + 2)
+    assert (fsm.failure_count, fsm.refused_count) == (1, 1)
+    assert (fsm.image.index, fsm.image.streams, fsm.last_records) == (driver.index + 2, before.streams, ())
+
+
 @pytest.mark.parametrize("reporters", [1, 2, 3])
 @pytest.mark.parametrize("apart_s", [0, 3, 5])
 def test_a_leader_of_many_is_deposed_by_most_within_a_window(reporters: int, apart_s: int) -> None:

@@ -95,6 +95,22 @@ def test_what_has_no_size_stays_and_small_differences_are_not_worth_a_copy() -> 
     assert {move.into for move in moves} == {"c"}
 
 
+def test_nobody_gives_within_the_tolerance() -> None:
+    """100 each: 2 more, or fewer, are not worth a copy."""
+    for above in (2, 3):
+        held = held_by(*["a"] * (100 + above), *["b"] * (100 - above))
+        plan = plan_sizes(cluster("ab"), held, dict.fromkeys(held, 1))
+        assert (len(plan.moves), plan.moved_bytes, plan.fewest_bytes) == ((0, 0, 0) if above == 2 else (1, 1, 1))
+        assert dict(plan.held_bytes) == ({"a": 102, "b": 98})
+
+
+def test_of_equal_replicas_those_that_do_not_lead_go_first() -> None:
+    held = held_by("ab", "ba", "ab", "ba")
+    plan = plan_sizes(cluster("abc"), held, dict.fromkeys(held, 30))
+    assert [(move.out, move.into, move.leads) for move in plan.moves] == [("a", "c", False), ("b", "c", False)]
+    assert dict(plan.held_bytes) == {"a": 90, "b": 90, "c": 60}
+
+
 @given(st.data())
 def test_bytes_never_end_further_apart(data: st.DataObject) -> None:
     ids = "abcde"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.cluster.decisions.moving import settled
+from liftpy.cluster.decisions.moving import evicted, settled, where_it_stays
 from liftpy.cluster.doors import Door, refusal
 from liftpy.config import StreamConfig
-from liftpy.partition import MoveReason, PartitionState
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -260,6 +261,74 @@ def test_a_wish_that_was_made_on_another_state_is_stale(driver: Driver) -> None:
     assert driver.ask(reassign=wish).error == Error.OK
     assert driver.ask(reassign=wish).error == Error.STALE
     assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True, epoch=epoch)).error == Error.STALE
+
+
+@pytest.mark.parametrize(
+    ("place", "of"),
+    [
+        ({"stream": "no"}, "no/0 of stream of that name"),
+        ({"stream": "orders", "partition": 1}, "orders/1 of stream of that name"),
+        ({"stream": "orders", "uid": "u9"}, "orders/0 of stream u9"),
+    ],
+)
+def test_what_is_not_there_moves_nowhere(driver: Driver, place: dict[str, Any], of: str) -> None:
+    for asked in (
+        pb.ControlRequest(reassign=pb.Reassign(replicas=["d"], **place)),
+        pb.ControlRequest(beginCopy=pb.BeginCopy(node="d", **place)),
+    ):
+        kind = asked.WhichOneof("request") or ""
+        answer = driver.ask(**{kind: getattr(asked, kind)})
+        assert (answer.error, answer.detail) == (Error.NOT_FOUND, f"there is no partition {of}")
+
+
+def test_where_a_partition_stays_when_it_is_to_move_no_more() -> None:
+    waits = PartitionState(
+        partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
+        copy_epoch=1,
+    )  # fmt: skip
+    stays = where_it_stays(replace(waits, target=("a", "d", "e")))
+    assert (stays.replicas, stays.target, stays.joining, stays.copy_epoch) == (("a", "b", "c"), (), "", 0)
+    leaves = where_it_stays(waits)
+    assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
+
+
+def test_a_rebalance_of_order_moves_the_leadership_and_only_where_it_can(driver: Driver) -> None:
+    def asked(*replicas: str, reason: pb.MoveReason = pb.REBALANCED) -> PartitionState:
+        wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=reason)
+        assert driver.ask(reassign=wish).error == Error.OK
+        return driver.partition()
+
+    assert asked("b", "a", "c").leader == "a", "a cluster without elections"
+    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+    assert asked("b", "a", "c", reason=pb.BY_HAND).leader == "a"
+    assert asked("a", "b", "c").candidate == "", "it leads already"
+    moved = asked("c", "a", "b")
+    assert (moved.replicas, moved.candidate, moved.status) == (("c", "a", "b"), "c", PartitionStatus.CANDIDATE_FOUND)
+    again = asked("b", "a", "c")
+    assert (again.replicas, again.candidate) == (("b", "a", "c"), "c"), "one is found already"
+
+
+def test_who_is_evicted_counts_nowhere_any_more() -> None:
+    abc = ("a", "b", "c")
+    whole = PartitionState(
+        partition=0, replicas=abc, isr=abc, leader="a", leader_epoch=1, epoch=1, incomplete=abc, complete=abc, passed_over=abc,
+        joining="d", target=("a", "b"),
+    )  # fmt: skip
+    ac = ("a", "c")
+    assert evicted(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
+
+
+def test_a_settled_partition_has_its_members_in_replica_order(driver: Driver) -> None:
+    stream = driver.fsm.image.streams["orders"]
+    mixed = PartitionState(
+        partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
+        complete=("b",), target=("c", "b", "a"), moved_for=MoveReason.DRAINED,
+    )  # fmt: skip
+    found = settled(stream, mixed)
+    assert (found.replicas, found.isr, found.incomplete, found.complete) == (("c", "b", "a"), ("c", "a"), ("c", "b"), ())
+    assert (found.target, found.moved_for) == ((), MoveReason.BY_HAND)
+    short = settled(stream, replace(mixed, isr=("a",), complete=("b", "c"), target=("a", "b", "d")))
+    assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
 
 
 def test_a_reason_that_nobody_knows_is_none(driver: Driver) -> None:
