@@ -104,6 +104,30 @@ def test_retention_stops_at_hw() -> None:
     assert log.log_end_offset == 12
 
 
+@pytest.mark.parametrize(("committed", "now_s", "start"), [(5, 101, 6), (5, 100, 0), (4, 101, 0), (-1, 101, 0)])
+def test_a_quiet_log_keeps_to_its_age_once_all_of_it_is_committed(committed: int, now_s: int, start: int) -> None:
+    log = a_log(retention_age_s=100.0)
+    add(log, 6, timestamp_ns=1)
+    log.flush()
+    log.raise_high_watermark(committed)
+    assert log.apply_retention(now_s * S) is (start > 0)
+    assert (log.log_start_offset, len(log.segments), log.log_end_offset) == (start, 1, 6)
+    assert log.apply_retention(now_s * S) is False
+
+
+@pytest.mark.parametrize(("held_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
+def test_what_a_service_still_needs_is_held(held_from: int | None, hold_bytes: int, start: int) -> None:
+    log = a_log(retention_records=1)
+    for count in (2, 4, 1):
+        add(log, count)
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(6)
+    log.segments[-2].made_wall_ns = 0
+    assert log.apply_retention(0, held_from, hold_bytes)
+    assert log.log_start_offset == start
+
+
 class Held:
     """A segment, as retention sees one."""
 
