@@ -12,7 +12,8 @@ Algorithm, at a look (when something has changed, four times a second at most):
    replicas that are to stay are in the ISR. The rest of a swap is the leader's business.
 2. Copies that come to nothing. The node that joins has been down for the grace, or is drained itself: the copy is given up (BeginCopy
    with no node), and the target names another one; where an operator had chosen it, the move is cancelled. The node that was to be
-   replaced is back, and nobody has joined for it yet: the move is cancelled.
+   replaced is back, and nobody has joined for it yet: the move is cancelled; while another node of the partition is still missed, the
+   target names the one that is back again. A replica that is to stay is gone: who was to go stays for it, or another one comes.
 3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time.
 4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``copies_at_once`` at most before
    they are needed: each in the place of the one that goes, where least is (``placement/takers.py``).
@@ -225,6 +226,8 @@ class MovingReplicas:
             elif look.is_gone(partition.joining) and self._propose(look, place):
                 self.counters["copies given up, their node is down or drained"] += 1
                 yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
+            else:
+                yield from self._corrected(look, place)
         for place in list(islice(self._waiting.values(), _LOOKED_AT)):
             partition = place[1]
             if self._is_needless(look, partition):
@@ -233,6 +236,31 @@ class MovingReplicas:
                     yield _cancelled(place)
             elif look.is_gone(partition.wants_next):
                 yield from self._instead(look, place)
+            else:
+                yield from self._corrected(look, place)
+        for place in list(islice(self._finishing.values(), _LOOKED_AT)):
+            yield from self._corrected(look, place)
+
+    def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
+        """A replica that is to stay is gone: who was to go stays in its place, or another node comes. And who was to be replaced is
+        back, while others of the partition are not: it stays in the place of a node that has not joined yet."""
+        stream, partition = place
+        target, replicas = list(partition.target), partition.replicas
+        spare = [node_id for node_id in replicas if node_id not in target and not look.is_missed(node_id)]
+        spare.sort(key=lambda node_id: node_id not in partition.isr)
+        for number, node_id in enumerate(target):
+            if node_id in replicas and look.is_gone(node_id):
+                kept = [n for n in target if n != node_id]
+                other = spare.pop(0) if spare else None
+                other = other or self._takers(look).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                target[number] = other or node_id
+        to_come = [node_id for node_id in target if node_id not in replicas]
+        to_come.sort(key=lambda node_id: node_id == partition.joining)
+        for back, node_id in zip(spare if partition.moved_for in _OWN else (), to_come, strict=False):
+            target[target.index(node_id)] = back
+        if tuple(target) != partition.target and self._propose(look, place):
+            self.counters["targets corrected, a node of theirs is gone or back"] += 1
+            yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, look: _Look, partition: PartitionState) -> bool:
         """It was for nodes that are back."""

@@ -69,7 +69,7 @@ class Cluster:
             trace.clock = self.clock
         self.network = Network(self.clock, plan.seed, replace(plan.noise), self._deliver)
         self.network.max_payload_bytes = plan.max_payload_bytes
-        self.group = SimGroup(self.clock, plan.seed, plan.config)
+        self.group = self.make_group()
         self.group.loss, self.group.slow_ns = plan.metadata_loss, plan.metadata_slow_ns
         self.checkers = Checkers(self)
         self.group.watch = self._image_changed
@@ -82,6 +82,10 @@ class Cluster:
         self.twins = Twins(self)
         for node in self.nodes.values():
             node.disk.flush_ns = plan.flush_ns
+
+    def make_group(self) -> SimGroup:
+        """The metadata group: one log without Raft underneath, and on none of the nodes."""
+        return SimGroup(self.clock, self.plan.seed, self.plan.config)
 
     # ---- machines ----------------------------------------------------------------------------------------------------
     @property
@@ -110,6 +114,12 @@ class Cluster:
             AskingFirst(process)
         else:
             process.begin()
+
+    def ended(self, machine: Machine, *, power: bool) -> None:
+        """A process is gone, with ``power`` what its host had not flushed, too. The group has no part in it: it is on none of them."""
+
+    def stands_still(self, process: Life, *, still: bool) -> None:
+        """A process is paused, or goes on. The group has no part in it."""
 
     def about_to_register(self, machine: Machine) -> None:
         """The twin of a node whose process has not started anew since the copy was made says all that this one would say."""
@@ -334,7 +344,7 @@ class Cluster:
         return all(
             node_id in self.group.partition(key.stream, key.partition).holders
             for node_id, node in self.nodes.items()
-            for key in map(key_of, node.disk.folders)
+            for key in map(key_of, () if node.is_gone else node.disk.folders)
         )
 
     def _all_is_committed(self) -> bool:

@@ -41,9 +41,9 @@ def _factor(cluster: Cluster, fault: Fault) -> bool:
 
 
 def heal(cluster: Cluster) -> None:
-    """Nobody is drained any more."""
+    """Nobody is drained any more, but who is gone for good."""
     for node_id, node in sorted(cluster.group.image.nodes.items()):
-        if node.leaving:
+        if node.leaving and not cluster.nodes[node_id].is_gone:
             _apply(cluster, pb.ControlRequest(setNode=pb.SetNode(nodeId=node_id, leaving=False)))
 
 

@@ -284,6 +284,12 @@ class World(Protocol):
     def begin(self, process: Life) -> None:
         """A process has been started."""
 
+    def ended(self, machine: Machine, *, power: bool) -> None:
+        """A process is gone, with ``power`` what its host had not flushed, too."""
+
+    def stands_still(self, process: Life, *, still: bool) -> None:
+        """A process is paused, or goes on."""
+
     def about_to_register(self, machine: Machine) -> None:
         """Its process is about to."""
 

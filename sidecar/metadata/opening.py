@@ -86,7 +86,7 @@ class MemberLog:
         self._folder = opened.folder
         make_folder(opened.folder)
         self.journal = self._open_journal(opened.flush)
-        by_log = LogControllers(opened.joins or first_list(opened.members))
+        self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
         dump = self._checked_dump(by_log)
         voters = by_log.newest(self.journal.changes).voters
         joins = opened.joins is not None or node_id not in voters
@@ -202,10 +202,16 @@ class MemberLog:
         return self.leads or self.transport.leader_heard_at >= since
 
     def told(self, response: pb.ControlResponse) -> bool:
-        """What the metadata leader has answered to a description that is linearizable; whether this node is none of them any more."""
+        """What the metadata leader has answered to a description that is linearizable; whether this node is none of them any more. One
+        that is, by a list which its log does not reach, listens to those in it from now on: it may know nobody of them."""
         known = list_from_pb(response.cluster.image.controllers)
-        if response.error == pb.ControlResponse.OK and well_formed(known) and not known.names(self.node_id):
+        if response.error != pb.ControlResponse.OK or not well_formed(known):
+            return self.core.dismissed_at > 0
+        if not known.names(self.node_id):
             self.core.dismissed(known.index)
+        elif known.index > self.core.controllers.index:  # it is committed, as the list of one that joins
+            self._by_log.first = known
+            self.journal.changed()
         return self.core.dismissed_at > 0
 
     # ---- what others ask -----------------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/metadata/opening.py",
+        ("who is named by a list beyond its log goes by its own", "            self._by_log.first = known\n            self.journal.changed()\n", "            pass\n", "a controller that was taken out and in again while it was down never hears the group"),
+        ("an older list takes the place of a newer one", "elif known.index > self.core.controllers.index:  #", "else:  #", "an answer that comes late takes a member's own list away"),
         ("a lost journal is a new one", "if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):", "if (self._folder / MARKER).exists() and not path.exists():", "a member whose journal was emptied votes again"),
         ("a lost snapshot is no loss", "elif len(self.journal) and self._first_index() > 1:", "elif len(self.journal) and self._first_index() > 2:", "a member without its image begins from nothing"),
     ),

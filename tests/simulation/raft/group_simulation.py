@@ -62,6 +62,8 @@ _CLIENT_TIMEOUT_NS = 2 * NS_PER_S
 class Run:
     """One seed. ``seen``: what happened how often."""
 
+    make_member: type[SimMember] = SimMember
+
     def __init__(self, seed: int, folder: Path) -> None:
         self.draws = draws = Draws(seed)
         self.folder = folder
@@ -113,7 +115,7 @@ class Run:
         """Chaos, then peace, then the final checks. Raises Violation."""
         with _virtual(self), faulty_disk() as self.disk:
             for name in self.members:
-                self.up[name] = SimMember(self, name)
+                self.up[name] = self.make_member(self, name)
             for node in self.nodes.values():
                 node.start()
             self.disk.fault = self.faults.of_the_disk
@@ -220,7 +222,7 @@ class Run:
 
     def _start(self, name: str, joins: ControllerList | None = None) -> None:
         try:
-            member = SimMember(self, name, joins)
+            member = self.make_member(self, name, joins)
             if not member.log.is_member:  # by its own log: the feed may say that it is
                 member.died()
                 self._no_role(name)

@@ -9,6 +9,7 @@ from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.moving import LOOK_EVERY_NS, MovingReplicas
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.replica.moving import next_to_go
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.cluster_driver import Driver
 
@@ -101,7 +102,7 @@ class Moved:
             there = [n for n in p.holders if self.image.is_live(n) and (self.copies or n != p.joining)]
             if set(there) - set(p.isr):
                 self._change(stream, p, [n for n in p.holders if n in there or n in p.isr])
-            elif p.leaving == p.leader:
+            elif p.leaving and p.leaving == p.leader:
                 toward = next(n for n in p.target if n in p.isr)
                 self.driver.ask(
                     giveUpLeadership=pb.GiveUpLeadership(
@@ -109,7 +110,7 @@ class Moved:
                         incarnation=self.driver.incarnation(p.leader), toward=toward,
                     )
                 )  # fmt: skip
-            elif p.leaving:
+            elif p.leaving == next_to_go(p, frozenset(p.isr), p.min_isr(stream.config)) != "":
                 self._change(stream, p, [n for n in p.isr if n != p.leaving], p.leaving)
 
     def _change(self, stream: StreamImage, p: PartitionState, isr: list[str], evicted: str = "") -> None:

@@ -164,6 +164,74 @@ def test_a_copy_into_a_node_that_dies_is_given_up_and_another_one_is_picked() ->
     assert moved.moving.counters["copies given up, their node is down or drained"] == 1
 
 
+def _of_three(nodes: str = "abcde") -> Moved:
+    moved = Moved(nodes)
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    return moved
+
+
+@pytest.mark.parametrize("reason", [pb.BY_HAND, pb.REBALANCED, pb.FACTOR])
+def test_a_replica_that_has_joined_and_dies_for_good_gives_its_place_back(reason: pb.MoveReason) -> None:
+    """Seeds 4, 8 and 9 of ``tests.simulation.whole``: nobody may go while the newcomer is missing, and nobody was chosen instead."""
+    moved = _of_three()
+    reassign(moved, "a", "b", "d", reason=reason)
+    moved.until(lambda: "d" in moved.driver.partition().isr)
+    moved.down("d")
+    for _ in range(20):
+        moved.step()
+    assert set(moved.driver.partition().replicas) == set("abcd"), "it may come back"
+    moved.pass_time(GRACE_S)
+    moved.until(lambda: settled(moved), 20)
+    assert moved.driver.partition().replicas == ("a", "b", "c")
+
+
+def test_who_is_kept_when_there_are_to_be_fewer_and_dies_for_good_gives_its_place_to_who_was_to_go() -> None:
+    moved = _of_three()
+    moved.down("b")
+    reassign(moved, "a", "b", reason=pb.FACTOR)
+    moved.step()
+    moved.pass_time(GRACE_S)
+    moved.until(lambda: settled(moved), 20)
+    assert moved.driver.partition().replicas == ("a", "c")
+
+
+def test_where_nobody_who_was_to_go_can_stay_another_one_comes() -> None:
+    moved = _of_three()
+    drain(moved, "c")
+    moved.until(lambda: len(moved.driver.partition().isr) == 4, 20)
+    newcomer = ({*moved.driver.partition().isr} - {*"abc"}).pop()
+    moved.down(newcomer)
+    moved.look()
+    moved.pass_time(GRACE_S)
+    moved.until(lambda: settled(moved), 40)
+    assert set(moved.driver.partition().replicas) == {*"abde"} - {newcomer}
+
+
+@pytest.mark.parametrize("copying", [True, False])
+def test_who_is_back_while_another_one_is_drained_keeps_its_place(copying: bool) -> None:
+    """One copy is made and not two; the one that is under way goes on."""
+    moved = Moved("abcdef")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    moved.copies = False
+    moved.down("b")
+    moved.look()
+    moved.pass_time(GRACE_S)
+    drain(moved, "c")
+    moved.until(lambda: len({*moved.driver.partition().target} - {*"abc"}) == 2)
+    for _ in range(3 if copying else 0):
+        moved.step()
+    joining = moved.driver.partition().joining
+    assert bool(joining) is copying
+    moved.driver.unfence("b")
+    moved.step()
+    partition = moved.driver.partition()
+    assert {"a", "b"} < {*partition.target}
+    assert "c" not in partition.target
+    assert partition.joining == joining
+    moved.look()
+    assert moved.driver.partition().target == partition.target, "and it is asked for once"
+
+
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
 def test_what_an_operator_had_chosen_is_cancelled_and_what_was_chosen_for_him_is_chosen_anew(
     reason: pb.MoveReason, goes_on: bool

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sidecar.raft.journal
-from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.controller_list import ControllerList, list_to_pb
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.errors import CorruptionError
@@ -128,3 +128,26 @@ def test_who_acknowledges_nothing_is_not_counted_as_live_but_for_the_learner(ope
     assert log.view().live == {"a", "b", "c"}
     log.peers["b"].trusted = False
     assert log.view().live == {"a", "c"}, "its folder went back"
+
+
+def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK) -> bool:
+    response = pb.ControlResponse(error=error)
+    response.cluster.image.controllers.CopyFrom(list_to_pb(known))
+    return opened.log.told(response)
+
+
+@pytest.mark.parametrize("known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)])
+def test_who_is_named_by_a_list_that_its_log_does_not_reach_listens_to_those_in_it(opened: Opened, known: ControllerList) -> None:
+    """Seed 57 of ``tests.simulation.whole``: it had been taken out and in again, or all others had been replaced, while it was down."""
+    log = opened.log
+    assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)
+    assert log.core.controllers.voters == ("a", "b", "c")
+    assert not _told(opened, known)
+    assert log.core.controllers == known
+    assert log.is_member
+    assert {"d", "e"} <= {*log.peers}
+    assert log.core.votes is ("a" in known.voters)
+    assert not _told(opened, ControllerList(("a", "b", "c"), index=74)), "an older list says nothing"
+    assert log.core.controllers == known
+    assert _told(opened, ControllerList(("d", "e"), index=80))
+    assert not log.is_member

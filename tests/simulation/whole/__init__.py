@@ -1,0 +1,1 @@
+"""Replicas and the metadata group's Raft in one simulated cluster."""

@@ -1,0 +1,46 @@
+"""The short form of ``python -m tests.simulation.whole``: two clusters in which controllers come, go, and are lost for good."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.whole.run import Change, draw_whole_plan, run_seed, run_whole
+
+SEEDS = (4, 20)
+"""4: a replica that had joined was on a node that was lost for good, and its swap never ended."""
+EVENTS = 9000
+WANTED = (
+    "a controller is gone for good", "nodes that become controllers", "controllers that cease to be one",
+    "controller in the place of its feed", "feed in the place of a controller", "data deleted: moved away", "fault drain",
+    "images by the feed",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.timeout(300)
+def test_replicas_move_while_controllers_are_replaced_and_nothing_is_lost() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        outcome = run_seed(seed, EVENTS)
+        assert outcome.violation is None, outcome.report()
+        seen += outcome.counters
+    assert [what for what in WANTED if not seen[what]] == []
+
+
+def test_the_same_plan_gives_the_same_history() -> None:
+    plan = replace(draw_whole_plan(4), changes=(Change(2_000_000_000, "add", 0.5),))
+    first, second = (run_whole(plan, 4000, trace=True) for _ in range(2))
+    assert first.trace is not None
+    assert second.trace is not None
+    assert first.trace.lines == second.trace.lines
