@@ -136,8 +136,12 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
     return opened.log.told(response)
 
 
-@pytest.mark.parametrize("known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)])
-def test_who_is_named_by_a_list_that_its_log_does_not_reach_listens_to_those_in_it(opened: Opened, known: ControllerList) -> None:
+@pytest.mark.parametrize(
+    "known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)]
+)
+def test_who_is_named_by_a_list_that_its_log_does_not_reach_listens_to_those_in_it(
+    opened: Opened, known: ControllerList
+) -> None:
     """Seed 57 of ``tests.simulation.whole``: it had been taken out and in again, or all others had been replaced, while it was down."""
     log = opened.log
     assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)
