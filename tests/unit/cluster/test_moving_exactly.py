@@ -156,7 +156,7 @@ def test_a_partition_that_moves_or_is_not_led_gets_no_target() -> None:
     image = image_of(
         a_partition(leader="b"), a_partition(partition=1, status=PartitionStatus.ELECTION, leader=""),
         a_partition(partition=2, leader="b", joining="d", copy_epoch=6),
-        a_partition(partition=3, leader="b", target=("a", "b"), moved_for=MoveReason.FACTOR), leaving="a",
+        a_partition(partition=3, leader="b", target=("b", "c"), moved_for=MoveReason.FACTOR), leaving="a",
     )  # fmt: skip
     assert Planner(image).numbers() == [("Reassign", 0)]
 
