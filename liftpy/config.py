@@ -154,6 +154,8 @@ class ReplicationConfig:
     """What a leader may have appended and not committed, of one partition; more is held back. It lies in the log, not in memory."""
     node_unreplicated_bytes: int = 512 * 1024 * 1024
     """The same for all partitions that a node leads."""
+    dedup_bytes: int = 64 * 1024 * 1024
+    """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes. Beyond it the oldest go early."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
     slow_flush_s: float = 0.2
@@ -214,6 +216,7 @@ class ReplicationConfig:
                 "copy_share": (0.001, 1.0),
                 "copy_least_bytes_per_second": (0, 64 << 30),
                 "copy_piece_bytes": (4096, 64 << 20),
+                "dedup_bytes": (4096, 16 << 30),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

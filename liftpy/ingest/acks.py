@@ -11,11 +11,14 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.jetstream import Unfit, stream_of
+from liftpy.ingest.recent_ids import Stored
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -81,6 +84,18 @@ class Publishers:
         plain = self.replies.count(b"")
         return plain * self.batch_records if self.batch_records else plain
 
+    def only(self, index: int) -> Publishers:
+        """The publisher of the record at ``index``, alone."""
+        envelopes = None if self.envelopes is None else [self.envelopes[index]]
+        policies = None if self.policies is None else [self.policies[index]]
+        return Publishers(self.policy, [self.replies[index]], envelopes, policies)
+
+    @property
+    def wanted(self) -> AckPolicy:
+        """What a single publisher waits for; NONE: nothing."""
+        own = self.policy if self.policies is None else self.policies[0]
+        return own if self.replies[0] else AckPolicy.NONE
+
 
 @dataclass(slots=True)
 class _Unanswered:
@@ -88,6 +103,10 @@ class _Unanswered:
     last_offset: int
     """Inclusive."""
     publishers: Publishers
+
+
+_Again = tuple[int, int, int, Publishers]
+"""(last offset of the record's batch, number, the record's offset, one publisher)"""
 
 
 class PendingAcks:
@@ -98,6 +117,9 @@ class PendingAcks:
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
+        self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        """Heaps: who has sent again what is in the log, at any offset."""
+        self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
         self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
         self.count = 0
@@ -113,6 +135,12 @@ class PendingAcks:
             self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers))
             self.count += len(publishers.replies)
 
+    def add_again(self, stored: Stored, publishers: Publishers) -> None:
+        """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be."""
+        if publishers.wanted is not AckPolicy.NONE:
+            heappush(self._again[publishers.wanted], (stored.last_offset, next(self._number), stored.offset, publishers))
+            self.count += 1
+
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
         """Answer everybody of ``policy`` at or below ``through_offset``."""
         lines: list[bytes] = []
@@ -124,6 +152,11 @@ class PendingAcks:
             waiting.popleft()
             self.count -= len(entry.publishers.replies)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
+        again = self._again[policy]
+        while again and again[0][0] <= through_offset:
+            _, _, offset, publishers = heappop(again)
+            self.count -= 1
+            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines)
         if lines:
             self._shell.send_lines(lines)
 
@@ -150,6 +183,16 @@ class PendingAcks:
                 body = self._ack(envelope, entry.base_offset + index, leader_epoch, now_wall_ns)
             lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
+    def _answer_again(
+        self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes]
+    ) -> None:
+        reply, envelope = publishers.replies[0], publishers.envelopes and publishers.envelopes[0]
+        if envelope:
+            body = self._ack(envelope, offset, leader_epoch, now_wall_ns, duplicate=True)
+        else:
+            body = b'%b%d,"duplicate":true}' % (self._json_prefix, offset + 1)
+        lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+
     def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0) -> None:
         """Answer everybody of a batch that was not appended with a negative ack [A2]."""
         lines: list[bytes] = []
@@ -166,9 +209,11 @@ class PendingAcks:
         """Forget everybody without an answer: their records may or may not survive."""
         for waiting in self._waiting.values():
             waiting.clear()
+        for again in self._again.values():
+            again.clear()
         self.count = 0
 
-    def _ack(self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int) -> bytes:
+    def _ack(self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int, *, duplicate: bool = False) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
             streamUid=self.key.uid,
@@ -183,6 +228,7 @@ class PendingAcks:
             commitTimestamp=now_wall_ns,
             leaderEpoch=leader_epoch,
             recordCount=envelope.record_count,
+            duplicate=duplicate,
         )
         return frames.encode(ack)
 

@@ -17,6 +17,7 @@ from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.published_batch import MAX_HEADERS, UnfitBatchError, body_to_store
+from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
@@ -56,6 +57,8 @@ class MessageColumns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
+    ids: dict[int, bytes] = field(default_factory=dict)
+    """Record index -> message id."""
     batch: Body | None = None
     """The one message is a whole batch; the other columns are not filled in."""
     apart: bool = False
@@ -124,6 +127,11 @@ class MessageReader:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
         return columns
 
+    def is_command(self, columns: MessageColumns, index: int) -> bool:
+        """Whether the record names who is to answer it: sent again under its message id it is stored again, for the service that
+        reads it knows the id, and answers once more (``liftpy/service/replies.py``)."""
+        return columns.replies is not None and columns.replies[index] is not None
+
     def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], bool]:
         """Those that may be answered; and whether one of them is a fast batch's."""
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream.FAST_BATCH_REPLY):
@@ -165,8 +173,9 @@ class MessageReader:
             headers += [(header.name, header.value) for header in published.headers]
             asks = asks or bool(published.headers)
         if asks and self._policy is not AckPolicy.NONE:
-            columns.unfit = jetstream.why_not_first(headers, self._key.stream, self._key.partition)
-            if columns.unfit is not None:
+            unfit = jetstream.why_not_first(headers, self._key.stream, self._key.partition)
+            if unfit is not None:
+                columns.unfit = unfit
                 return
             columns.unfit_then = jetstream.why_not_then(headers) or columns.unfit_then
         for name, value in headers:
@@ -184,6 +193,12 @@ class MessageReader:
                     columns.unfit = _NO_TOMBSTONE
                     return
                 columns.values[index] = None
+            elif name == MESSAGE_ID:
+                if is_id(value):
+                    columns.ids.setdefault(index, value)
+                elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
+                    columns.unfit = jetstream.ID_TOO_LONG
+                    return
             elif name == jetstream.EXPECTED_LAST_SEQUENCE:
                 columns.expected[index] = _expected_offset(value)
         if headers:

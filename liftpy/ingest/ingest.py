@@ -4,22 +4,27 @@ A sink call appends to a list; the batch is taken once the socket's whole read h
 once waits here under its token, in the form in which it will be sealed; the core bounds that (``liftpy/replica/intake.py``). Two more
 bounds hold: what one read of the socket has brought, and the publishers that wait for an ack. Beyond either a publish that waits for
 an answer is refused with OVERLOADED, one that does not is dropped; both are counted, what was dropped by its reason.
+
+A message whose id is in the log within the window, or in hand, is left out: who waits for an answer to it gets that of the record, as
+``duplicate``, when the record's own publisher gets his, and never before (``recent_ids.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ingest.acks import AckShell, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
+from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.recent_ids import Stored
 from liftpy.replica.effects import AppendBatch, RejectReason
-from liftpy.replica.events import PublishesReceived
+from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
@@ -79,8 +84,22 @@ class IngestCounters:
     """Refused or dropped for want of room here."""
     rejected: int = 0
     """Answered with a negative ack for another reason."""
+    duplicates: int = 0
+    """Left out, because a record with their message id is stored or in hand."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that nobody waits for, and that are not stored."""
+
+
+@dataclass(slots=True)
+class _InHand:
+    """What the core has been asked to append, and has not yet."""
+
+    body: Body
+    publishers: Publishers
+    ids: dict[int, bytes]
+    """Record index -> message id."""
+    again: list[tuple[int, Publishers]] = field(default_factory=list)
+    """(record index, publisher) who have sent one of them again meanwhile."""
 
 
 class Ingest:
@@ -96,10 +115,11 @@ class Ingest:
         codec: Codec,
         inboxes: InboxRule,
         acks: PendingAcks,
-        feed: Callable[[PublishesReceived], None],
+        feed: Callable[[PublishesReceived | DuplicateReceived], None],
         wall_ns: Callable[[], int],
         log_end_offset: Callable[[], int],
         may_refuse: Callable[[], bool],
+        derived: DerivedState,
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
@@ -112,6 +132,7 @@ class Ingest:
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
         self._may_refuse = may_refuse
+        self._derived = derived
         self._takes = takes
         self._on_drop = on_drop
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
@@ -124,7 +145,11 @@ class Ingest:
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
-        self._tokens: dict[int, tuple[Body, Publishers]] = {}
+        self._tokens: dict[int, _InHand] = {}
+        self._ids_in_hand: dict[bytes, tuple[_InHand, int]] = {}
+        """Message id -> where it is, and the record's index there."""
+        self._again_count = 0
+        """Of all ``_InHand.again``."""
         self._next_token = 1
 
     @property
@@ -181,6 +206,8 @@ class Ingest:
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()
+        self._ids_in_hand.clear()
+        self._again_count = 0
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
@@ -237,13 +264,16 @@ class Ingest:
             if self._alone(messages):
                 self._refuse(columns.publishers, columns.unfit)
             return
+        if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
+            self._leave_out(repeats, columns, messages)
+            return
         if columns.unfit_then is not None:
             if self._alone(messages) and (not columns.expected or self._as_expected(columns, messages)):
                 self._refuse(columns.publishers, columns.unfit_then)
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
-        acks_are_full = plain_count < len(messages) and self._acks.count + len(messages) > self._config.ingest_queue_records
+        acks_are_full = plain_count < len(messages) and self._owed + len(messages) > self._config.ingest_queue_records
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
             self._submit_apart(messages, columns.publishers)
             return
@@ -259,7 +289,9 @@ class Ingest:
             return
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = body, columns.publishers
+        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids)
+        for index, message_id in columns.ids.items():
+            self._ids_in_hand[message_id] = in_hand, index
         self._feed(
             PublishesReceived(
                 token=token,
@@ -270,6 +302,54 @@ class Ingest:
                 conditional=bool(columns.expected),
             )
         )
+
+    def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
+        """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
+        found: dict[int, Stored | None] = {}
+        seen: set[bytes] = set()
+        if not self._derived.ids.window_ns:
+            return found
+        for index, message_id in columns.ids.items():
+            if self.reader.is_command(columns, index):
+                continue
+            stored = None if message_id in self._ids_in_hand else self._derived.ids.find(message_id, now_wall_ns)
+            if stored is not None or message_id in seen or message_id in self._ids_in_hand:
+                found[index] = stored
+            seen.add(message_id)
+        return found
+
+    def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
+        """Keep who waits for an answer to a repeated message, and submit the others. What repeats one of these is looked at again
+        behind them, alone: the first may have been refused."""
+        repeated_here, lowest = [], None
+        for index, stored in repeats.items():
+            message_id = columns.ids[index]
+            if stored is None and message_id not in self._ids_in_hand:
+                repeated_here.append(index)
+                continue
+            self.counters.duplicates += 1
+            publishers = columns.publishers.only(index)
+            if publishers.wanted is AckPolicy.NONE or self._owed >= self._config.ingest_queue_records:
+                continue  # beyond the bound in silence: it is stored, and whoever asks again is told
+            if stored is None:
+                in_hand, first = self._ids_in_hand[message_id]
+                in_hand.again.append((first, publishers))
+                self._again_count += 1
+            else:
+                self._acks.add_again(stored, publishers)
+                lowest = stored.last_offset if lowest is None else min(lowest, stored.last_offset)
+        if lowest is not None:
+            self._feed(DuplicateReceived(last_offset=lowest))
+        fresh = [message for index, message in enumerate(messages) if index not in repeats]
+        if fresh:
+            self._submit(fresh)
+        for index in repeated_here:
+            self._submit([messages[index]])
+
+    @property
+    def _owed(self) -> int:
+        """Answers that publishers wait for."""
+        return self._acks.count + self._again_count
 
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
@@ -317,10 +397,16 @@ class Ingest:
         self.counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            columns = self.reader.read(messages, self._wall_ns())
-            plain = columns.publishers.plain_count
+            now_wall_ns = self._wall_ns()
+            columns = self.reader.read(messages, now_wall_ns)
+            publishers = columns.publishers
+            plain = publishers.plain_count
+            repeats = self._repeats(columns, now_wall_ns) if columns.ids else ()
+            if repeats:  # who is told no must not find it stored [A2]
+                kept = [b"" if index in repeats else reply for index, reply in enumerate(publishers.replies)]
+                publishers = replace(publishers, replies=kept)
             if self._may_refuse():
-                self._acks.reject(columns.publishers, Unfit(RejectReason.OVERLOADED, ""))
+                self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self._count_dropped(RejectReason.OVERLOADED, plain)
 
     def _given_up(self, count: int) -> None:
@@ -351,31 +437,46 @@ class Ingest:
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
-        body, _ = self._tokens[effect.token]
+        body = self._tokens[effect.token].body
         return seal(body, base_offset=effect.base_offset, leader_epoch=effect.leader_epoch, timestamp_ns=effect.timestamp_ns)
 
     def appended(self, effect: AppendBatch, size_bytes: int) -> None:
         """The batch is in the log: its publishers now wait for acks."""
-        body, publishers = self._tokens.pop(effect.token)
-        self._acks.add(effect.base_offset, publishers)
-        self.counters.records += body.record_count
+        in_hand = self._taken_out(effect.token)
+        assert in_hand is not None
+        base_offset, record_count = effect.base_offset, in_hand.body.record_count
+        self._acks.add(base_offset, in_hand.publishers)
+        ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
+        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids)
+        for index, publishers in in_hand.again:
+            self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
+        self.counters.records += record_count
         self.counters.size_bytes += size_bytes
         self.counters.batches += 1
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
-        body, publishers = self._tokens.pop(token, (None, None))
-        if body is not None and publishers is not None and reason is not None:
-            self._count_dropped(reason, publishers.plain_count)
-            self.counters.overloaded += body.record_count if reason is RejectReason.OVERLOADED else 0
+        in_hand = self._taken_out(token)
+        if in_hand is not None and reason is not None:
+            self._count_dropped(reason, in_hand.publishers.plain_count)
+            self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:
         """Answer the publishes under ``token`` with a negative ack and forget them."""
-        refused = self._tokens.pop(token, None)
-        if refused is not None:
-            _, publishers = refused
-            self._count_refused(publishers, reason)
-            self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch)
+        in_hand = self._taken_out(token)
+        if in_hand is not None:
+            self._count_refused(in_hand.publishers, reason)
+            for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
+                self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch)
+
+    def _taken_out(self, token: int) -> _InHand | None:
+        in_hand = self._tokens.pop(token, None)
+        if in_hand is not None and in_hand.ids:
+            self._again_count -= len(in_hand.again)
+            for message_id in in_hand.ids.values():
+                if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
+                    del self._ids_in_hand[message_id]
+        return in_hand
 
 
 def _size_bytes(message: RawMessage) -> int:

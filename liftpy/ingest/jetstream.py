@@ -9,8 +9,8 @@ other are made in the order of nats-server's; those that come after the expected
 Worked example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last is 9 is answered "wrong last
 sequence: 9"; with 9, "rollup not permitted".
 
-Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``. ``Nats-Msg-Id`` is kept with the record; repeated
-ones are not recognised yet.
+Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``. What is known of a ``Nats-Msg-Id`` is in
+``recent_ids.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.header_block import Headers
 
@@ -51,6 +52,7 @@ def _unsupported(err_code: int, detail: str, code: int = 400) -> Unfit:
 
 FAST_BATCH = _unsupported(10205, "batch publish is disabled")
 BLOCK_TOO_LARGE = Unfit(RejectReason.TOO_LARGE, "header size exceeds maximum allowed of 64k", (400, 10097))
+ID_TOO_LONG = Unfit(RejectReason.TOO_LARGE, f"a {MESSAGE_ID} has at most {MAX_ID_BYTES} bytes")
 _ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
 _OTHER_STREAM = Unfit(RejectReason.WRONG_STREAM, "expected stream does not match")
 _NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
@@ -69,7 +71,7 @@ _THEN = {
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
     _LAST_MSG_ID: _unsupported(10003, f"{_LAST_MSG_ID} is not supported"),
 }
-_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE}
+_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, MESSAGE_ID}
 
 
 def asks(block: bytes) -> bool:

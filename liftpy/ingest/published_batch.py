@@ -78,7 +78,7 @@ def _check(columns: ColumnSet) -> None:
         names = {name.decode("utf-8", "surrogateescape") for name in _distinct_names(columns.headers)}
         asked = first_refused(names)
         if asked:
-            detail = f"{asked!r} within a published batch is not heeded: the offset that is expected stands beside the batch"
+            detail = f"{asked!r} within a published batch is not heeded; the offset that is expected stands beside the batch"
             raise UnfitBatchError(detail, RejectReason.UNSUPPORTED)
         wrong = next((name for name in sorted(names) if not may_be_enveloped(name)), None)
         if wrong is not None:

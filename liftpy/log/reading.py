@@ -123,3 +123,13 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
             segment.damaged = True
             raise
     return None
+
+
+def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
+    """Base offset of a batch that has none before it whose timestamp is at or past ``timestamp_ns``, by the indexes alone: some way
+    before the first such batch. The last segment's first where there is none."""
+    for segment in segments:
+        if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
+            before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
+            return segment.entries[max(before, 0)].base_offset
+    return segments[-1].base_offset

@@ -402,6 +402,14 @@ class ReplayFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateReceived:
+    """Leader: publishers wait who have sent again what is in the log; they are answered as those of that record are [A3]."""
+
+    last_offset: int
+    """Inclusive: of the batch that holds the record; of several the lowest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """The node stops: give up the role in good order. Last event of a replica."""
 
@@ -413,6 +421,7 @@ Event = (
     | MetadataHeard
     | DataPathChanged
     | PublishesReceived
+    | DuplicateReceived
     | FetchReceived
     | EpochQueryReceived
     | FetchAnswered

@@ -86,7 +86,9 @@ class LeaderRole(ReplicaRole):
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = desk is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
-        self._acked_all_through = shared.log.newest_offset  # inclusive: nobody waits for a record of an earlier leader
+        self._acked_all_through = (
+            shared.log.newest_offset
+        )  # inclusive: who waits for an earlier leader's record comes as a duplicate
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -188,6 +190,12 @@ class LeaderRole(ReplicaRole):
                 if may_tell
                 else DropPublishes(token=event.token, reason=reason)
             )
+
+    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
+        """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
+        self._acked_leader_through = min(self._acked_leader_through, last_offset - 1)
+        self._acked_all_through = min(self._acked_all_through, last_offset - 1)
+        self._acknowledge(now_ns, out)
 
     def _append(self, event: PublishesReceived, out: Effects) -> None:
         base_offset = self.log.append(event.record_count, self.leader_epoch)

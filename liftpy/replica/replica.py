@@ -221,6 +221,8 @@ class Replica:
                 role.log_flushed(now_ns, out)
             case ev.PublishesReceived():
                 role.publishes_received(event, now_ns, out)
+            case ev.DuplicateReceived():
+                role.duplicate_received(event.last_offset, now_ns, out)
             case ev.WokenUp():
                 role.woken_up(now_ns, out)
             case ev.MetadataHeard():
@@ -254,10 +256,8 @@ class Replica:
                 role.isr_change_answered(event, now_ns, out)
             case ev.LogCut():
                 self._log_cut(event, now_ns, out)
-            case ev.ReplayProgressed():
-                role.replay_progressed(event.end_offset, False, now_ns, out)
-            case ev.ReplayFinished():
-                role.replay_progressed(event.end_offset, True, now_ns, out)
+            case ev.ReplayProgressed() | ev.ReplayFinished():
+                role.replay_progressed(event.end_offset, isinstance(event, ev.ReplayFinished), now_ns, out)
             case ev.LeaderEpochPersisted():
                 self._persisted_epoch = max(self._persisted_epoch, event.leader_epoch)
                 role.epoch_persisted(event.leader_epoch, now_ns, out)

@@ -158,6 +158,9 @@ class ReplicaRole:
         """Messages on the data subject."""
         out.append(DropPublishes(token=event.token))
 
+    def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
+        """Publishers wait for the answer to a record that is in the log."""
+
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """A follower fetches."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)

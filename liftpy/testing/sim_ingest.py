@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from liftpy.config import AckPolicy, Codec
+from liftpy.config import NS_PER_S, AckPolicy, Codec
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest, Sink
 from liftpy.replica import effects as do
 from liftpy.testing.messages import AckFrame, Publish
@@ -31,6 +32,8 @@ class SimIngest:
         """Inbox -> (publish, index of its message, way back)."""
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
+        window_ns = round(replica.log.config.dedup_window_s * NS_PER_S)
+        self.derived = DerivedState(replica.log, window_ns, self._cluster.config.dedup_bytes)
         self.ingest = Ingest(
             shell=self,
             subject=replica.subject,
@@ -43,6 +46,7 @@ class SimIngest:
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
             may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
+            derived=self.derived,
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )

@@ -39,6 +39,8 @@ from liftpy.wire.pieces import room_bytes
 _OVERHEAD_BYTES = 64
 """Of a message that carries batches."""
 _REPLAY_NS = 3 * MS
+_REPLAY_BYTES = 2048
+"""In one slice: a few batches, so that a replay has several."""
 _DIRTY_RATIO = 0.5
 
 
@@ -73,6 +75,8 @@ class SimReplica(Asking):
         self._stepping = False
         self._timers: dict[ev.Deadline, SimTimer] = {}
         self._tokens: dict[int, Any] = {}
+        self._replaying: do.ReplayLog | None = None
+        """The last one that was asked for; nobody waits for an earlier one any more."""
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
@@ -187,6 +191,7 @@ class SimReplica(Asking):
         except StorageError as error:
             self._storage_failed(error)
             return
+        self.publishers.derived.fetched(batches)
         self.cluster.checkers.appended(self, data, led=False)
         self.commit.appended()
 
@@ -205,6 +210,7 @@ class SimReplica(Asking):
     def _cut(self, cut: Callable[[], Any]) -> None:
         def cut_and_tell() -> None:
             cut()
+            self.publishers.derived.cut()
             self.cluster.checkers.cut(self)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
@@ -241,6 +247,7 @@ class SimReplica(Asking):
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
+        self.publishers.derived.committed(effect.high_watermark)
         self.reads.advanced()
 
     def scrub(self) -> bool:
@@ -306,9 +313,24 @@ class SimReplica(Asking):
             self.cluster.counters["promotion hangs"] += 1
             self.later(100 * MS, lambda: self.replay_log(effect))
             return
-        half = effect.end_offset // 2
-        self.later(_REPLAY_NS, lambda: self.feed(ev.ReplayProgressed(end_offset=half)))
-        self.later(2 * _REPLAY_NS, lambda: self.feed(ev.ReplayFinished(end_offset=effect.end_offset)))
+        self._replaying = effect
+        self.later(_REPLAY_NS, lambda: self._replay(effect))
+
+    def _replay(self, effect: do.ReplayLog) -> None:
+        """One slice; the last one, too, takes its time before it is told."""
+        derived = self.publishers.derived
+        if self.failed or self._replaying is not effect:
+            return
+        try:
+            complete = derived.replay(_REPLAY_BYTES)
+        except LiftError:
+            return  # damage: ``_damaged`` has been told
+        self.feed(ev.ReplayProgressed(end_offset=min(derived.ids.end_offset or 0, effect.end_offset)))
+        self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
+
+    def _replayed(self, effect: do.ReplayLog) -> None:
+        if self._replaying is effect:
+            self.feed(ev.ReplayFinished(end_offset=effect.end_offset))
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
     def open_subject(self, effect: do.OpenSubject) -> None:
@@ -316,6 +338,7 @@ class SimReplica(Asking):
 
     def close_subject(self, effect: do.CloseSubject) -> None:
         self.publishers.ingest.stop()
+        self._replaying = None
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.host, subject)
         self._kept.clear()

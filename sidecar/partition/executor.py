@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
@@ -31,6 +32,7 @@ from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.replaying import LogReplay
 from sidecar.partition.replication import FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.timers import Timer, Timers
@@ -52,6 +54,8 @@ class Tools:
     promises: Promises
     timers: Timers
     ingest: Ingest
+    derived: DerivedState
+    replay: LogReplay
     acks: PendingAcks
     replication: ReplicationDesk
     fetches: FetchClient
@@ -120,6 +124,7 @@ class Executor:
         except StorageError as error:
             self.failed(error)
             return
+        self._t.derived.fetched(batches)
         self._t.flusher.appended()
 
     def drop_fetched(self, effect: do.DropFetched) -> None:
@@ -137,6 +142,7 @@ class Executor:
     def _cut(self, cut: Callable[[], object]) -> None:
         def cut_and_tell() -> None:
             cut()
+            self._t.derived.cut()
             self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))
 
         try:
@@ -152,6 +158,7 @@ class Executor:
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)
+        self._t.derived.committed(effect.high_watermark)
         self._t.reads.advanced()
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
@@ -251,7 +258,7 @@ class Executor:
 
     # ---- role -----------------------------------------------------------------------------------------------------------
     def replay_log(self, effect: do.ReplayLog) -> None:
-        self._t.services.replay(effect.end_offset)
+        self._t.replay.run(lambda: self._t.services.replay(effect.end_offset))
 
     def start_serving(self, _: do.StartServing) -> None:
         self._t.replication.start()
@@ -261,6 +268,7 @@ class Executor:
 
     def close_subject(self, _: do.CloseSubject) -> None:
         self._t.ingest.stop()
+        self._t.replay.forget()
         self._t.replication.stop()
 
     def _timer(self, kind: events.Deadline) -> Timer:
@@ -286,5 +294,6 @@ class Executor:
     def close(self) -> None:
         """Cancel all deadlines; what is stored by then is told to nobody."""
         self._closed = True
+        self._t.replay.forget()
         for timer in self._deadlines.values():
             self._t.timers.cancel(timer)

@@ -17,10 +17,11 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
 
-from liftpy.config import FlushMode, StreamConfig
+from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
@@ -53,6 +54,7 @@ from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietTalk
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.replaying import LogReplay
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.timers import Timers
@@ -131,6 +133,8 @@ class PartitionWorker:
             is_heard=lambda: self.ingest.heard,
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
+        self.derived = DerivedState(log, round(config.dedup_window_s * NS_PER_S), node.settings.replication.dedup_bytes)
+        self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -143,6 +147,7 @@ class PartitionWorker:
             wall_ns=time.time_ns,
             log_end_offset=lambda: self.log.log_end_offset,
             may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
+            derived=self.derived,
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
         )
@@ -182,6 +187,8 @@ class PartitionWorker:
             promises=node.promises,
             timers=node.timers,
             ingest=self.ingest,
+            derived=self.derived,
+            replay=self.replay,
             acks=self.acks,
             replication=self.replication,
             fetches=self.fetches,

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
@@ -116,7 +117,7 @@ class Desk:
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=inboxes,
             acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset,
-            may_refuse=lambda: self.may_refuse,
+            may_refuse=lambda: self.may_refuse, derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20),
         )  # fmt: skip
         self.replication = ReplicationDesk(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters

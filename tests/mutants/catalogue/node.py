@@ -30,7 +30,7 @@ MUTANTS = [
         ("a cut does not wait for the flush", "self._t.flusher.alone(cut_and_tell)", "cut_and_tell()", "a flush that runs beside a cut counts what was cut"),
         ("readers are not told of HW", "        self._t.reads.advanced()\n\n    def persist", "\n    def persist", "long polls wait for their time-out"),
         ("pieces of another leader's batch are kept", "        self._t.fetches.forget_pieces()\n", "", "memory of a half-fetched batch is held after a change of roles"),
-        ("the service answers after the subject is closed", "        self._t.ingest.stop()\n        self._t.replication.stop()", "        self._t.ingest.stop()", "followers are answered by who does not lead"),
+        ("the service answers after the subject is closed", "        self._t.replay.forget()\n        self._t.replication.stop()", "        self._t.replay.forget()", "followers are answered by who does not lead"),
     ),
     *rows(
         "sidecar/disk/flush_times.py",

@@ -425,8 +425,8 @@ def waiting_publishers_kept_over_a_change_of_leader() -> Patches:
 def acks_name_the_next_record() -> Patches:
     real = PendingAcks._ack
 
-    def ack(self: PendingAcks, envelope: Any, offset: int, *rest: Any) -> bytes:
-        return real(self, envelope, offset + 1, *rest)
+    def ack(self: PendingAcks, envelope: Any, offset: int, *rest: Any, **more: Any) -> bytes:
+        return real(self, envelope, offset + 1, *rest, **more)
 
     return [method(PendingAcks, "_ack", ack)]
 

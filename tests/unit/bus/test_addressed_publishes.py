@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from unlogged import derived_state
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -35,6 +36,7 @@ class Bench:
             shell=self, subject="ev.1", config=ReplicationConfig(), policy=policy, codec=Codec.NONE,  # type: ignore[arg-type]
             inboxes=InboxRule(("_INBOX.",)), acks=self.acks, feed=self.append, wall_ns=time.time_ns,
             log_end_offset=lambda: len(self.records), may_refuse=lambda: may_refuse,
+            derived=derived_state(),
         )  # fmt: skip
         self.ingest.start()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import crc32c
 import pytest
+from unlogged import derived_state
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -47,6 +48,7 @@ class Bench:
             wall_ns=lambda: 77,
             log_end_offset=lambda: self.end,
             may_refuse=lambda: True,
+            derived=derived_state(),
             takes=lambda: takes,
         )
         self.ingest.start()

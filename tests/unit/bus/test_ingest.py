@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from unlogged import derived_state
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
@@ -71,9 +72,11 @@ class Bench:
         self.end = 0
         self.append = append
         self.tokens: list[int] = []
+        self.derived = derived_state()
         self.ingest = Ingest(
             shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
             acks=self.acks, feed=self.feed, wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
+            derived=self.derived,
         )  # fmt: skip
         self.ingest.start()
 
@@ -407,7 +410,7 @@ async def test_where_not_everything_is_taken_those_who_wait_come_apart_from_thos
         bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
     await turn()
     assert [(event.record_count, event.is_plain) for event in bench.events] == [(2, True), (2, False), (2, True), (1, False)]
-    kept = [publishers.replies for _, publishers in bench.ingest._tokens.values()]
+    kept = [in_hand.publishers.replies for in_hand in bench.ingest._tokens.values()]
     assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
 
 

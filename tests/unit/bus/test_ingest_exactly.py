@@ -134,7 +134,7 @@ async def test_the_core_is_told_what_it_decides_by() -> None:
         77,
     )
     assert (second.token, second.record_count, second.plain_count, second.conditional) == (2, 1, 0, True)
-    assert first.size_bytes == bench.ingest._tokens[1][0].size_bytes >= len(b"abc")
+    assert first.size_bytes == bench.ingest._tokens[1].body.size_bytes >= len(b"abc")
 
 
 async def test_what_is_refused_is_counted_by_who_waited_for_an_answer() -> None:

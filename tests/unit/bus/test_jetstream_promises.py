@@ -163,3 +163,11 @@ def test_every_partition_has_a_name_of_its_own_in_answers() -> None:
     for expected in ("s", "s.3"):
         assert jetstream.why_not_first([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
     assert jetstream.why_not_first([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
+
+
+async def test_what_comes_behind_one_that_is_refused_does_not_make_it_fit() -> None:
+    bench = Bench()
+    bench.publish(b"a", b"_INBOX.a", b"NATS/1.0\r\nLift-Tombstone: 2\r\n\r\n")
+    bench.publish(b"b", b"_INBOX.b", block(Nats_Expected_Stream="s"))
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"b"]

@@ -54,6 +54,15 @@ SNAPSHOT = ReplicaSnapshot(
 )
 
 
+class Ids:
+    """Message ids."""
+
+    size_bytes, forgotten = 127, 128
+
+    def __len__(self) -> int:
+        return 126
+
+
 def a_worker(stream: str = "s", partition: int = 3) -> Any:
     asked: list[int] = []
 
@@ -70,10 +79,17 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         flusher=SimpleNamespace(count=106, times=SimpleNamespace(report=lambda: {"p50_ms": 107})),
         ingest=SimpleNamespace(
             counters=SimpleNamespace(
-                records=108, batches=109, size_bytes=110, overloaded=111, rejected=112, dropped=Counter({"x": 113})
+                records=108,
+                batches=109,
+                size_bytes=110,
+                overloaded=111,
+                rejected=112,
+                duplicates=125,
+                dropped=Counter({"x": 113}),
             ),
             reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
         ),
+        derived=SimpleNamespace(ids=Ids(), replayed_bytes=129),
         fetches=SimpleNamespace(assembling_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
         services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
@@ -158,6 +174,11 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "bytes_in": 110,
             "overloaded": 111,
             "rejected": 112,
+            "duplicates": 125,
+            "replayed_bytes": 129,
+            "message_ids": 126,
+            "message_ids_bytes": 127,
+            "message_ids_forgotten": 128,
             "dropped": {"x": 113},
             "poison_envelopes": 114,
             "refused_replies": 115,

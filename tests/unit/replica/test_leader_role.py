@@ -525,3 +525,49 @@ def test_ids_of_a_follower_go_with_its_clock_whatever_it_did_before() -> None:
     follower.step(ev.RequestFailed(request_id=fetch, reason="unreadable"))
     follower.fire(Deadline.FETCH)
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
+
+
+def test_who_repeats_a_committed_record_is_answered_at_once_and_one_that_is_not_waits_for_the_commit() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    leader.step(ev.DuplicateReceived(last_offset=1))
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    leader.step(ev.DuplicateReceived(last_offset=2))
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    leader.publish(2, flush=False)
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert acks(leader) == []
+    leader.step(ev.LogFlushed(end_offset=5))
+    assert acks(leader) == [(AckPolicy.LEADER, 4)]
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert acks(leader) == [(AckPolicy.LEADER, 4)]
+    leader.fetch("b", 4)
+    leader.fetch("c", 4)
+    assert acks(leader) == [(AckPolicy.ALL, 4)]
+
+
+def test_what_an_earlier_leader_appended_is_answered_to_who_repeats_it_and_only_once_it_is_committed() -> None:
+    leader = Stepped("a").leads(end=5, hw=2)
+    leader.step(ev.DuplicateReceived(last_offset=2))
+    assert (AckPolicy.ALL, 2) in acks(leader)
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert AckPolicy.ALL not in [policy for policy, _ in acks(leader)]
+    leader.fetch("b", 4, 1)
+    leader.fetch("c", 4, 1)
+    assert acks(leader) == [(AckPolicy.ALL, 4)]
+
+
+def test_without_a_lease_nobody_is_answered_who_repeats_what_is_committed() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    leader.fire(Deadline.LEASE)
+    leader.step(ev.DuplicateReceived(last_offset=1))
+    assert acks(leader) == []
+    leader.heard()
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    follower = Stepped("b").opened()
+    assert follower.step(ev.DuplicateReceived(last_offset=1)) == []

@@ -1,0 +1,220 @@
+"""RecentIds: which message ids a partition's log holds within the window, and at which offset [A3]. Pure.
+
+Goal: a message that is sent again under its ``Nats-Msg-Id`` is not stored again, whoever leads. Constraint: it is a function of the
+log; what is cut is forgotten, and what is not committed yet makes nothing expire. Memory is bounded.
+
+Algorithm: every batch is taken, in the order of the log. Those above HW are the tail, which a cut shortens; HW folds them into what is
+kept. Time is log time: the largest timestamp of a batch so far, so that a clock that falls behind expires nothing. What is kept goes
+from the front when log time has passed it by the window, and, beyond the bound in bytes, before that (counted). A lookup judges by the
+log time that the asker's record would have: an id that is older than the window then is a new one, also in a log that was idle.
+
+An id that stands there twice (the window had passed, or it was a command, which is stored each time) counts for its newest record. If
+that one is cut, the one before it counts again.
+
+Worked example, window 120 s: "a" is stored at 7, in a batch of t = 1000 s. At t = 1100 s it is a duplicate of 7; at t = 1121 s it is a
+new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a leader whose clock is right may be asked again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from liftpy.invariants import check
+from liftpy.wire.batch import RecordBatch
+from liftpy.wire.batch_columns import BytesColumn, Columns
+
+MESSAGE_ID = "Nats-Msg-Id"
+MAX_ID_BYTES = 1024
+"""A longer one is no id: refused where somebody can be told."""
+_NAME = MESSAGE_ID.encode()
+_ID_BYTES = 144
+"""What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
+_BATCH_BYTES = 240
+"""What a batch with ids takes besides them."""
+
+
+class Stored(NamedTuple):
+    """Where a message id stands. ``last_offset``: of its batch, inclusive; both are committed together [D23]."""
+
+    offset: int
+    last_offset: int
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """One batch. ``time_ns``: log time. ``ids`` and ``offsets``: of the records that have one; () once they are forgotten."""
+
+    last_offset: int
+    time_ns: int
+    last_id: bytes
+    ids: Sequence[bytes] = ()
+    offsets: Sequence[int] = ()
+    size_bytes: int = 0
+    before: dict[bytes, _Taken] | None = None
+    """Where else an id of this batch stands, until this batch is committed."""
+
+
+class RecentIds:
+    """Of one partition, on one replica. ``window_ns`` 0: none are kept. Offsets are inclusive but for ``*_end_offset``."""
+
+    def __init__(self, window_ns: int, max_bytes: int) -> None:
+        self.window_ns = window_ns
+        self._max_bytes = max_bytes
+        self.size_bytes = 0
+        """About what is kept takes in memory."""
+        self.forgotten = 0
+        """Ids that went before their time, for want of room, ever."""
+        self.begin(None)
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nothing is known, the next batch that is taken begins at ``offset``; None: at any."""
+        self.end_offset = offset
+        """Exclusive: everything below it that is within the window has been taken; None: nothing is known of the log."""
+        self._high_watermark = -1
+        self._time_ns = 0  # log time of what is committed
+        self._last_id = b""  # of the last committed record
+        self._committed_end_offset = offset or 0
+        self._tail: deque[_Taken] = deque()
+        self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
+        self._by_id: dict[bytes, _Taken] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def last_id(self) -> bytes:
+        """Message id of the last record, b"" if it has none."""
+        return self._tail[-1].last_id if self._tail else self._last_id
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def take(
+        self, base_offset: int, last_offset: int, timestamp_ns: int, ids: Mapping[int, bytes], *, empty: bool = False
+    ) -> None:
+        """The next batch of the log. ``ids``: by offset, ascending. ``empty``: it has no record (compaction left its offsets)."""
+        check(self.end_offset in (None, base_offset), "A3", "ids: a batch at", base_offset, "after", self.end_offset)
+        if self.end_offset is None:
+            self._committed_end_offset = base_offset
+        self.end_offset = last_offset + 1
+        last_id = self.last_id if empty else ids.get(last_offset, b"") if ids else b""
+        taken = _Taken(last_offset, max(self._tail[-1].time_ns if self._tail else self._time_ns, timestamp_ns), last_id)
+        if ids and self.window_ns:
+            taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
+            self._note(taken)
+        self._tail.append(taken)
+        if last_offset <= self._high_watermark:
+            self._fold()
+        if self.size_bytes > self._max_bytes:
+            self._make_room()
+
+    def _note(self, taken: _Taken) -> None:
+        by_id = self._by_id
+        known = by_id.keys() & taken.ids
+        if known:
+            taken.before = {message_id: by_id[message_id] for message_id in known}
+        by_id.update(dict.fromkeys(taken.ids, taken))
+        taken.size_bytes = _BATCH_BYTES + sum(map(len, taken.ids)) + _ID_BYTES * len(taken.ids)
+        self.size_bytes += taken.size_bytes
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            self._fold()
+
+    def _fold(self) -> None:
+        tail, high_watermark = self._tail, self._high_watermark
+        while tail and tail[0].last_offset <= high_watermark:
+            taken = tail.popleft()
+            self._time_ns, self._last_id, self._committed_end_offset = taken.time_ns, taken.last_id, taken.last_offset + 1
+            if taken.ids:
+                taken.before = None
+                self._kept.append(taken)
+        kept, until_ns = self._kept, self._time_ns - self.window_ns
+        while kept and kept[0].time_ns <= until_ns:
+            self._forget(kept.popleft())
+
+    def _make_room(self) -> None:
+        """The oldest go first; of the tail too, which is not bounded otherwise."""
+        while self.size_bytes > self._max_bytes and self._kept:
+            self.forgotten += len(self._kept[0].ids)
+            self._forget(self._kept.popleft())
+        for taken in self._tail:
+            if self.size_bytes <= self._max_bytes:
+                break
+            self.forgotten += len(taken.ids)
+            self._forget(taken)
+
+    def _forget(self, taken: _Taken) -> None:
+        for message_id in taken.ids:
+            if self._by_id.get(message_id) is taken:
+                del self._by_id[message_id]
+        self.size_bytes -= taken.size_bytes
+        taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
+
+    def cut(self, end_offset: int) -> bool:
+        """The log ends at ``end_offset`` now. False: that is below what was committed here, and nothing is known any more."""
+        if self.end_offset is None or end_offset >= self.end_offset:
+            return True
+        if end_offset < self._committed_end_offset:
+            self.begin(None)
+            return False
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            taken = self._tail.pop()
+            before = taken.before or {}
+            self._forget(taken)
+            self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
+        self.end_offset = end_offset
+        self._high_watermark = min(self._high_watermark, end_offset - 1)
+        return True
+
+    # ---- lookups -----------------------------------------------------------------------------------------------------
+    def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
+        """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
+        taken = self._by_id.get(message_id)
+        if taken is None or taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns:
+            return None
+        return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+
+
+def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
+    return len(ids) - 1 - ids[::-1].index(message_id)
+
+
+def ids_in(batch: RecordBatch) -> dict[int, bytes]:
+    """Offset -> message id of the records of ``batch`` that have one. A batch without headers is not looked into."""
+    if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
+        return {}
+    headers = batch.columns.headers
+    if headers is None or _NAME not in bytes(headers.names.data):
+        return {}
+    found: dict[int, bytes] = {}
+    offsets = batch.offsets()
+    pairs = list(_named(headers.names))
+    records = np.searchsorted(headers.ends, pairs, side="right").tolist()
+    ends, data = headers.values.ends, headers.values.data
+    for pair, record in zip(pairs, records, strict=True):
+        value = bytes(data[int(ends[pair - 1]) if pair else 0 : int(ends[pair])])
+        if is_id(value):
+            found.setdefault(int(offsets[record]), value)
+    return found
+
+
+def _named(names: BytesColumn) -> Iterable[int]:
+    """Indexes of the pairs whose name is that of a message id."""
+    ends = names.ends.astype(np.int64)
+    sizes = np.diff(ends, prepend=0)
+    for pair in np.flatnonzero(sizes == len(_NAME)).tolist():
+        end = int(ends[pair])
+        if names.data[end - len(_NAME) : end] == _NAME:
+            yield pair
+
+
+def is_id(value: bytes) -> bool:
+    """Whether the value of the header is an id: an empty one asks for nothing."""
+    return 0 < len(value) <= MAX_ID_BYTES

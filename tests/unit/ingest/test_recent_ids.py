@@ -1,0 +1,314 @@
+"""Message ids within the window: a function of the log, whatever was cut and replayed on the way; bounded; judged by log time [A3]."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import NS_PER_S, Codec, StreamConfig
+from liftpy.errors import InvariantError
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.recent_ids import MAX_ID_BYTES, RecentIds, Stored, ids_in
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch, build_filler, parse_batch
+
+WINDOW = 120
+ROOM = 1 << 20
+
+
+def ids(window_ns: int = WINDOW, room: int = ROOM) -> RecentIds:
+    made = RecentIds(window_ns, room)
+    made.begin(0)
+    return made
+
+
+def test_the_worked_example() -> None:
+    made = ids()
+    made.take(0, 9, 1000, {7: b"a"})
+    made.committed(9)
+    assert made.find(b"a", 1100) == Stored(7, 9)
+    assert made.find(b"a", 1119) == Stored(7, 9)
+    assert made.find(b"a", 1120) is None, "as old as the window"
+    assert made.find(b"a", 0) == Stored(7, 9), "a clock that is behind makes nothing older or newer"
+    made.take(10, 10, 1121, {})
+    assert made.find(b"a", 1000) == Stored(7, 9), "what may be cut makes nothing expire"
+    assert made.cut(10)
+    assert made.find(b"a", 1000) == Stored(7, 9)
+    made.take(10, 10, 1120, {})
+    made.committed(10)
+    assert made.find(b"a", 1000) is None
+    assert (len(made), made.size_bytes) == (0, 0)
+
+
+def test_log_time_never_falls() -> None:
+    made = ids()
+    made.take(0, 0, 1000, {})
+    made.take(1, 1, 10, {1: b"a"})
+    made.committed(1)
+    assert made.find(b"a", 1119) == Stored(1, 1), "it counts as stored at 1000"
+
+
+def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
+    made = ids()
+    made.take(0, 1, 5, {0: b"a", 1: b"b"})
+    made.take(2, 3, 6, {2: b"b", 3: b"c"})
+    made.take(4, 4, 7, {4: b"b"})
+    assert (made.find(b"b", 0), made.last_id) == (Stored(4, 4), b"b")
+    assert made.cut(4)
+    assert (made.find(b"b", 0), made.find(b"c", 0), made.last_id) == (Stored(2, 3), Stored(3, 3), b"c")
+    assert made.cut(2)
+    assert (made.find(b"a", 0), made.find(b"b", 0), made.find(b"c", 0)) == (Stored(0, 1), Stored(1, 1), None)
+    assert made.end_offset == 2
+    assert made.cut(2)
+    assert made.cut(0)
+    assert len(made) == 0
+    assert made.size_bytes == 0
+
+
+def test_below_what_was_committed_nothing_is_known_any_more() -> None:
+    made = ids()
+    made.take(0, 3, 5, {3: b"a"})
+    made.take(4, 5, 5, {4: b"b"})
+    made.committed(3)
+    assert made.cut(4)
+    assert made.find(b"a", 0) is not None
+    assert not made.cut(3)
+    assert (made.end_offset, made.find(b"a", 0), made.last_id) == (None, None, b"")
+    begun = RecentIds(WINDOW, ROOM)
+    begun.begin(100)
+    begun.take(100, 100, 5, {})
+    assert not begun.cut(99)
+    assert begun.end_offset is None
+
+
+def test_a_batch_that_does_not_follow_is_refused() -> None:
+    made = ids()
+    made.take(0, 3, 5, {})
+    for offset in (3, 5):
+        with pytest.raises(InvariantError, match="A3"):
+            made.take(offset, 9, 5, {})
+
+
+def test_high_watermark_may_be_known_before_the_records() -> None:
+    made = ids()
+    made.committed(5)
+    made.take(0, 5, 1000, {0: b"a"})
+    made.take(6, 6, 2000, {})
+    made.committed(4)
+    assert made.find(b"a", 0) is not None
+    made.committed(6)
+    assert made.find(b"a", 0) is None
+
+
+def test_the_id_of_the_last_record() -> None:
+    made = ids(window_ns=0)
+    made.take(0, 1, 5, {0: b"a"})
+    assert made.last_id == b""
+    made.take(2, 3, 5, {3: b"b"})
+    assert made.last_id == b"b"
+    made.take(4, 9, 5, {}, empty=True)
+    assert made.last_id == b"b", "compaction has left nothing there"
+    made.committed(9)
+    assert made.last_id == b"b"
+    assert made.find(b"b", 0) is None, "without a window nothing is a duplicate"
+    assert made.size_bytes == 0
+
+
+def test_beyond_the_bound_the_oldest_go_and_are_counted() -> None:
+    made = ids(room=4096)
+    for offset in range(100):
+        made.take(offset, offset, 5, {offset: b"%030d" % offset})
+        made.committed(offset - 1)
+        assert made.size_bytes <= 4096
+    assert 5 < len(made) < 20
+    assert made.forgotten == 100 - len(made)
+    assert made.find(b"%030d" % 99, 0) == Stored(99, 99)
+    assert made.find(b"%030d" % 0, 0) is None
+    tail = ids(room=4096)
+    for offset in range(100):
+        tail.take(offset, offset, 5, {offset: b"%030d" % offset})
+    assert tail.size_bytes <= 4096
+    assert tail.forgotten == 100 - len(tail) > 0
+    tail.committed(99)
+    assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
+    assert tail.cut(99) is False
+
+
+@pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
+def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> None:
+    made, count = ids(room=1 << 30), 8192 * 2
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for base in range(0, count, per_batch):
+        made.take(base, base + per_batch - 1, 5, {base + i: b"%0*d" % (size, base + i) for i in range(per_batch)})
+    made.committed(count)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used <= made.size_bytes <= 3 * used, (used / count, made.size_bytes / count)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_ids_are_found_in_a_batch(codec: Codec) -> None:
+    headers = [
+        [("a", b"1"), ("Nats-Msg-Id", b"m0")], None, [("Nats-Msg-Id", b"")], [("nats-msg-id", b"x"), ("Nats-Msg-ID", b"x")],
+        [("Nats-Msg-Id", b"m4"), ("Nats-Msg-Id", b"m4b")], [("Nats-Msg-Id", b"x" * (MAX_ID_BYTES + 1))],
+        [("Nats-Msg-Id", b"x" * MAX_ID_BYTES)], [], [("Nats-Msg-IdX", b"x"), ("XNats-Msg-Id", b"y"), ("Nats-Msg-Id", b"m8")],
+    ]  # fmt: skip
+    batch = build_batch(
+        [b"v"] * 9, headers=headers, base_offset=50, leader_epoch=1, timestamp_ns=1, codec=codec
+    )  # fmt: skip
+    assert ids_in(parse_batch(batch)) == {50: b"m0", 54: b"m4", 56: b"x" * MAX_ID_BYTES, 58: b"m8"}
+    plain = build_batch([b"Nats-Msg-Id"] * 2, base_offset=0, leader_epoch=1, timestamp_ns=1, codec=codec)
+    assert ids_in(parse_batch(plain)) == {}
+    other = build_batch([b"Nats-Msg-Id"], headers=[[("a", b"Nats-Msg-Id")]], base_offset=0, leader_epoch=1, timestamp_ns=1)
+    assert ids_in(parse_batch(other)) == {}
+    gaps = build_batch(
+        [b"a", b"b"],
+        headers=[None, [("Nats-Msg-Id", b"m")]],
+        base_offset=10,
+        leader_epoch=1,
+        timestamp_ns=1,
+        offset_deltas=[3, 7],
+    )
+    assert ids_in(parse_batch(gaps)) == {17: b"m"}
+    assert ids_in(parse_batch(build_filler(0, 9, 1, 1))) == {}
+
+
+# ---- against a model that keeps everything -------------------------------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """All batches: (last offset, log time, ids by offset)."""
+
+    batches: list[tuple[int, int, dict[int, bytes]]] = field(default_factory=list)
+    high_watermark: int = -1
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1][0] + 1 if self.batches else 0
+
+    def find(self, message_id: bytes, now: int) -> Stored | None:
+        committed = max((time for last, time, _ in self.batches if last <= self.high_watermark), default=0)
+        for last, time, found in reversed(self.batches):
+            for offset in sorted(found, reverse=True):
+                if found[offset] == message_id:
+                    return Stored(offset, last) if time > max(committed, now) - WINDOW else None
+        return None
+
+
+NAMES = [b"a", b"b", b"c", b"d"]
+STEPS = st.one_of(
+    st.tuples(
+        st.just("append"),
+        st.lists(st.sampled_from([None, None, *NAMES]), min_size=1, max_size=4),
+        st.sampled_from([0, 0, 0, 1, 30, 60, 119, 120, -100, 1000]),
+    ),
+    st.tuples(st.just("commit"), st.integers(0, 3)),
+    st.tuples(st.just("cut"), st.integers(0, 3)),
+    st.tuples(st.just("reopen"), st.integers(0, 2)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]]) -> None:
+    """Also when a process has come back and has replayed only what its window needs."""
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
+    state, naive, now, epoch = DerivedState(log, WINDOW, ROOM), Naive(), 10_000, 1
+    for step in steps:
+        match step:
+            case ("append", list(names), int(passed)):
+                now = max(now + passed, 1)
+                found = {naive.end + i: name for i, name in enumerate(names) if name is not None}
+                headers = [[("Nats-Msg-Id", name)] if name is not None else None for name in names]
+                batch = build_batch(
+                    [b"v" * 200] * len(names), headers=headers, base_offset=naive.end, leader_epoch=epoch, timestamp_ns=now
+                )
+                log.append(batch)
+                state.fetched([parse_batch(batch)])
+                before = naive.batches[-1][1] if naive.batches else 0
+                naive.batches.append((naive.end + len(names) - 1, max(before, now), found))
+            case ("commit", int(back)) if naive.batches:
+                naive.high_watermark = max(naive.high_watermark, naive.batches[max(len(naive.batches) - 1 - back, 0)][0])
+                log.raise_high_watermark(naive.high_watermark)
+                state.committed(naive.high_watermark)
+            case ("cut", int(back)):
+                kept = [batch for batch in naive.batches[: len(naive.batches) - back] if True]
+                end = kept[-1][0] + 1 if kept else 0
+                if end > naive.high_watermark:
+                    naive.batches = kept
+                    log.cut_to(end)
+                    state.cut()
+            case ("reopen", int(slices)):
+                state = DerivedState(log, WINDOW, ROOM)
+                for _ in range(slices):
+                    state.replay(300)
+            case _:
+                continue
+        if not state.is_complete and step[0] != "reopen":
+            while not state.replay(1000):
+                pass
+        if state.is_complete:
+            for name in NAMES:
+                for at in (0, now, now + 60, now + 119, now + 120, now + 500):
+                    assert state.ids.find(name, at) == naive.find(name, at), (name, at)
+            last = naive.batches[-1][2].get(naive.end - 1, b"") if naive.batches else b""
+            assert state.ids.last_id == last
+
+
+def filled_log(count: int, step_s: int) -> Log:
+    log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=65_536))
+    for number in range(count):
+        log.append(
+            build_batch(
+                [b"v" * 1000], headers=[[("Nats-Msg-Id", b"m%d" % number)]], base_offset=number, leader_epoch=1,
+                timestamp_ns=(1000 + number * step_s) * NS_PER_S,
+            )
+        )  # fmt: skip
+    log.flush()
+    return log
+
+
+def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log() -> None:
+    log = filled_log(1000, step_s=1)
+    log.raise_high_watermark(990)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    assert not state.is_complete
+    slices = 0
+    while not state.replay(20_000):
+        slices += 1
+    assert slices > 3
+    assert state.replayed_bytes < 250 * 1200, "some way before the window, by the index"
+    assert state.ids.find(b"m871", 0) == Stored(871, 871)
+    assert state.ids.find(b"m870", 0) is None
+    assert state.ids.find(b"m999", 0) == Stored(999, 999)
+    assert state.replay(1)
+
+
+def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
+    log = filled_log(200, step_s=0)
+    log.raise_high_watermark(199)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    state.replay(10_000)
+    log.drop_prefix(100)
+    while not state.replay(50_000):
+        pass
+    assert state.ids.find(b"m100", 0) == Stored(100, 100)
+    assert state.ids.find(b"m50", 0) is None
+
+
+def test_a_log_that_is_begun_afresh_begins_the_state_anew() -> None:
+    log = filled_log(3, step_s=0)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    while not state.replay():
+        pass
+    log.start_afresh(50)
+    state.cut()
+    assert state.is_complete
+    assert state.ids.find(b"m1", 0) is None

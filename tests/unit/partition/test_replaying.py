@@ -1,0 +1,77 @@
+"""The log is replayed in slices that give way to the loop; who asked is told once it is covered, or that it can't be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shell_parts import until
+
+from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.errors import StorageError
+from liftpy.ingest.derived import REPLAY_BYTES, DerivedState
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica import events
+from liftpy.wire.batch import build_batch
+from sidecar.partition.replaying import LogReplay
+
+
+class Bench:
+    def __init__(self, batches: int = 5) -> None:
+        self.log, _ = Log.open(MemoryStorage(), StreamConfig())
+        for offset in range(batches):
+            self.log.append(
+                build_batch(
+                    [b"v" * REPLAY_BYTES], headers=[[("Nats-Msg-Id", b"m%d" % offset)]], base_offset=offset, leader_epoch=1,
+                    timestamp_ns=1,
+                )
+            )  # fmt: skip
+        self.derived = DerivedState(self.log, NS_PER_S, 1 << 20)
+        self.fed: list[events.Event] = []
+        self.failed: list[StorageError] = []
+        self.done: list[str] = []
+        self.replay = LogReplay(self.derived, self.fed.append, self.failed.append)
+
+    def says(self, what: str) -> Callable[[], None]:
+        return lambda: self.done.append(what)
+
+
+async def test_it_is_told_how_far_it_is_and_when_it_is_done() -> None:
+    bench = Bench()
+    bench.replay.run(bench.says("done"))
+    assert bench.done == []
+    assert bench.derived.ids.end_offset == 1, "one slice, then it is others' turn"
+    await until(lambda: bench.done)
+    assert bench.done == ["done"]
+    assert bench.fed == [events.ReplayProgressed(end_offset=offset) for offset in range(1, 5)]
+    assert len(bench.derived.ids) == 5
+    bench.replay.run(bench.says("at once"))
+    assert bench.done == ["done", "at once"]
+
+
+async def test_a_later_run_takes_the_place_of_an_earlier_one_and_who_has_gone_is_told_nothing() -> None:
+    bench = Bench()
+    bench.replay.run(bench.says("first"))
+    bench.replay.run(bench.says("second"))
+    await until(lambda: bench.done)
+    assert bench.done == ["second"]
+    bench = Bench()
+    bench.replay.run(bench.says("gone"))
+    bench.replay.forget()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (bench.done, bench.derived.ids.end_offset) == ([], 1)
+    bench.replay.forget()
+    bench.replay.run(bench.says("back"))
+    await until(lambda: bench.done)
+    assert bench.done == ["back"]
+
+
+async def test_a_log_that_can_t_be_read_fails() -> None:
+    bench = Bench()
+    bench.replay.run(bench.says("done"))
+    bench.log.close(clean=False)
+    await until(lambda: bench.failed)
+    assert bench.done == []
+    assert isinstance(bench.failed[0], StorageError)
