@@ -52,7 +52,12 @@ SETTINGS = (
         "failover_standby",
         "Stored with the stream; nothing in this version reads it.",
     ),
-    Setting("dedup_window_s", "--dedup-window", "dedup_window_s", "Stored with the stream; nothing in this version reads it."),
+    Setting(
+        "dedup_window_s",
+        "--dedup-window",
+        "dedup_window_s",
+        "A Nats-Msg-Id is stored once within so many seconds of log time; 0: ids mean nothing.",
+    ),
 )
 _DEFAULT = StreamConfig()
 
