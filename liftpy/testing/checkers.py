@@ -31,6 +31,8 @@ class Checkers:
         self.rejected_ids: set[int] = set()
         self.committed_ids: set[int] = set()
         self.isr_changes = 0
+        self._left: set[tuple[PartitionKey, str]] = set()
+        """(partition, node) that was a holder once and was none later."""
 
     def ghost(self, key: PartitionKey) -> PartitionGhost:
         """The ghost of one partition."""
@@ -50,6 +52,8 @@ class Checkers:
     # ---- the log -----------------------------------------------------------------------------------------------------
     def opened(self, replica: Copy) -> None:
         """A process opened its log: what was flushed is there [S1], and it is one that this node may have [D5]."""
+        if not replica.log.log_end_offset and (replica.key, replica.node_id) in self._left:
+            self.ghost(replica.key).shadows.pop(replica.host, None)  # its disk was emptied while it held none of this any more
         ghost, old, log = self.ghost(replica.key), self.shadow(replica), replica.log
         where = self._where(replica)
         if not replica.process.lost_data:
@@ -183,8 +187,11 @@ class Checkers:
             current = process is not None and process.incarnation == replica.replica.live_incarnation(follower.replica)
             if follower.position is None or not current or process is None or replica.key not in process.replicas:
                 continue
-            if process.replicas[replica.key].replica.leader_epoch != replica.replica.leader_epoch:
+            state, told = replica.replica.state, process.replicas[replica.key].replica
+            if told.leader_epoch != replica.replica.leader_epoch:
                 continue  # it has gone on to another leader: nothing more can be committed here with its help
+            if told.state.copy_of(follower.replica) != state.copy_of(follower.replica):
+                continue  # it has begun another copy, of which the leader has not heard: nobody can be let in for the one before
             durable = self.shadow(process.replicas[replica.key]).durable_end_offset
             check(
                 follower.position < durable, "D18", where, "has", follower.replica, "at", follower.position, "flushed", durable
@@ -394,6 +401,7 @@ class Checkers:
         if old is None:
             return
         check(new.epoch > old.epoch and new.leader_epoch >= old.leader_epoch, "C2", old, new)
+        self._left.update((key, node_id) for node_id in {*old.holders} - {*new.holders})
         joined = set(new.isr) - set(old.isr)
         for node_id in joined:
             check(image.is_live(node_id), "C6", node_id, "joins and is fenced")

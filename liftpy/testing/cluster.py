@@ -294,7 +294,8 @@ class Cluster:
             return
         self.counters["slow leader"] += leader_s > 5
         before = {publisher.name: (publisher.asked_all, publisher.acked_all) for publisher in self.publishers}
-        whole_s = 30 if self.network.max_payload_bytes >= _USUAL_PAYLOAD_BYTES else 300  # a round trip for a piece of a batch
+        whole_s = 30.0 if self.network.max_payload_bytes >= _USUAL_PAYLOAD_BYTES else 300.0  # a round trip for a piece of a batch
+        whole_s += self._copies_take_s()
         self.wait_for(self._isr_is_whole, whole_s, "L2")
         self.run_for(10)
         self.wait_for(self._isr_is_whole, whole_s, "L2")
@@ -346,6 +347,13 @@ class Cluster:
             for node_id, node in self.nodes.items()
             for key in map(key_of, () if node.is_gone else node.disk.folders)
         )
+
+    def _copies_take_s(self) -> float:
+        """How long all copies may take that are still to be made: each node copies no faster than it may."""
+        rate = self.config.copy_bytes_per_second
+        wanted = [(self.leader(key), len(self.group.partition(key.stream, key.partition).target)) for key in self.keys]
+        left_bytes = sum(leader.log.size_bytes * count for leader, count in wanted if leader is not None)
+        return left_bytes / rate if rate else 0.0
 
     def _all_is_committed(self) -> bool:
         return all(self._is_committed(key) for key in self.keys)
