@@ -294,8 +294,8 @@ class Cluster:
             return
         self.counters["slow leader"] += leader_s > 5
         before = {publisher.name: (publisher.asked_all, publisher.acked_all) for publisher in self.publishers}
-        whole_s = 30.0 if self.network.max_payload_bytes >= _USUAL_PAYLOAD_BYTES else 300.0  # a round trip for a piece of a batch
-        whole_s += self._copies_take_s()
+        in_pieces = self.network.max_payload_bytes < _USUAL_PAYLOAD_BYTES  # a round trip for a piece of a batch
+        whole_s = (300 if in_pieces else 30) + self._copies_take_s()
         self.wait_for(self._isr_is_whole, whole_s, "L2")
         self.run_for(10)
         self.wait_for(self._isr_is_whole, whole_s, "L2")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from liftpy.cluster.deletion import may_go, question
+from liftpy.cluster import deletion
 from liftpy.cluster.image import ClusterImage
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
@@ -63,7 +63,7 @@ class Leaving:
 
         def answered(response: pb.ControlResponse) -> None:
             if folder in self.ending:
-                allowed = may_go(response, key, process.node_id)
+                allowed = deletion.may_go(response, key, process.node_id)
                 if allowed is not None:
                     self.ending.discard(folder)
                     if allowed:
@@ -75,7 +75,7 @@ class Leaving:
                 self._ask(key, folder)
 
         process.cluster.group.propose(
-            process.host, question(key), lambda response: process.run(lambda: answered(response)) if response else None
+            process.host, deletion.question(key), lambda response: process.run(lambda: answered(response)) if response else None
         )
         process.later(_ASKS_AGAIN_NS, again)
 
