@@ -193,14 +193,14 @@ class PendingAcks:
             body = b'%b%d,"duplicate":true}' % (self._json_prefix, offset + 1)
         lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
-    def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0) -> None:
-        """Answer everybody of a batch that was not appended with a negative ack [A2]."""
+    def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0, epoch: int = 0) -> None:
+        """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2]."""
         lines: list[bytes] = []
         envelopes = publishers.envelopes or [None] * len(publishers.replies)
         plain = self._json_error(unfit)
         for reply, envelope in zip(publishers.replies, envelopes, strict=True):
             if reply:
-                body = plain if envelope is None else self._negative_ack(envelope, unfit, leader, leader_epoch)
+                body = plain if envelope is None else self._negative_ack(envelope, unfit, leader, leader_epoch, epoch)
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
         if lines:
             self._shell.send_lines(lines)
@@ -232,7 +232,7 @@ class PendingAcks:
         )
         return frames.encode(ack)
 
-    def _negative_ack(self, envelope: Envelope, unfit: Unfit, leader: str, leader_epoch: int) -> bytes:
+    def _negative_ack(self, envelope: Envelope, unfit: Unfit, leader: str, leader_epoch: int, epoch: int) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
             streamUid=self.key.uid,
@@ -247,6 +247,7 @@ class PendingAcks:
             ackError=unfit.reason.value,  # type: ignore[arg-type]
             leaderEpoch=leader_epoch,
             leader=leader,
+            epoch=epoch,
             detail=unfit.detail,
         )
         return frames.encode(ack)

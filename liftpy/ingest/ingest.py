@@ -461,13 +461,14 @@ class Ingest:
             self._count_dropped(reason, in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
 
-    def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int) -> None:
-        """Answer the publishes under ``token`` with a negative ack and forget them."""
+    def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:
+        """Answer the publishes under ``token`` with a negative ack and forget them. Who leads, in which LeaderEpoch, as of which Epoch
+        of the partition: so that who asked knows where to, and whether it is news."""
         in_hand = self._taken_out(token)
         if in_hand is not None:
             self._count_refused(in_hand.publishers, reason)
             for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
-                self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch)
+                self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch, epoch)
 
     def _taken_out(self, token: int) -> _InHand | None:
         in_hand = self._tokens.pop(token, None)

@@ -346,7 +346,7 @@ class SimReplica(Asking):
     def reject_publishes(self, effect: do.RejectPublishes) -> None:
         self.cluster.counters[f"negative ack: {effect.reason.name}"] += 1
         state = self.replica.state
-        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch)
+        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch, state.epoch)
 
     def drop_publishes(self, effect: do.DropPublishes) -> None:
         why = "in silence" if effect.reason is None else effect.reason.name

@@ -69,8 +69,8 @@ class Tools:
     feed: Callable[[events.Event], None]
     high_watermark: Callable[[], int]
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
-    leader: Callable[[], tuple[str, int]]
-    """(leader, LeaderEpoch) as the metadata has it, for redirects."""
+    leader: Callable[[], tuple[str, int, int]]
+    """(leader, LeaderEpoch, Epoch) as the metadata has it, for redirects."""
 
 
 class Executor:

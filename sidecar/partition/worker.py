@@ -202,7 +202,7 @@ class PartitionWorker:
             feed=self.feed,
             step_aside=node.step_aside,
             high_watermark=lambda: self.replica.high_watermark,
-            leader=lambda: (self.leader, self.leader_epoch),
+            leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
         )
 
     # ---- events -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 async def test_nodes_come_and_go_under_load_and_nothing_is_lost() -> None:
     settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": "0.2"}
     small = Size(partitions=2, workers=1, quiet_s=0.0, fill_bytes=100_000, deadline_s=120.0, settings=settings)
-    size = dataclasses.replace(small, late=False, bank=False, kills=False)
+    size = dataclasses.replace(small, late=False, bank=False, kills=False, controllers=False, more_partitions=False)
     outcome = await Run(size, print, lambda node, line: print(f"{node} | {line}")).go()
     assert outcome.wrong == []
     assert outcome.right

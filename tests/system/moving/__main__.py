@@ -33,9 +33,17 @@ def main() -> int:
     parser.add_argument("--fill-mb", type=float, default=10.0, help="in each partition, before anything moves")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
     parser.add_argument("--deadline-s", type=float, default=300.0, help="of each step")
+    parser.add_argument("--no-kills", action="store_true", help="nobody is killed in the middle of a rebalance or a drain")
+    parser.add_argument("--spark", action="store_true", help="a Spark job reads as well: a streaming query, and batches")
     given = parser.parse_args()
     lines = given.log.open("a", encoding="utf-8") if given.log else None
-    size = Size(partitions=given.partitions, fill_bytes=round(given.fill_mb * 1_000_000), deadline_s=given.deadline_s)
+    size = Size(
+        partitions=given.partitions,
+        fill_bytes=round(given.fill_mb * 1_000_000),
+        deadline_s=given.deadline_s,
+        spark=given.spark,
+        kills=not given.no_kills,
+    )
     run = Run(size, lambda line: print(line, flush=True), lambda node, line: print(node, line, file=lines) if lines else None)
     outcome = asyncio.run(run.go())
     print(shown(outcome), flush=True)

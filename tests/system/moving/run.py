@@ -1,7 +1,8 @@
 """The run: a stream of many partitions under acknowledged load while nodes join, are drained and removed, and die.
 
-Beside the load run what applications run, from the beginning to the end: a reader of a partition, and the client's publisher on a
-stream of its own. Neither may notice anything but a wait.
+Beside the load run what applications run, from the beginning to the end: a reader of a partition, and on a stream of its own, which
+gets partitions that move as well, the client's publishers and consumers and a Spark job. None may notice anything but a wait. The
+controllers change too: three become five and three again, and one that is killed for good is replaced.
 
 Each step is measured: the longest time for which any partition acknowledged nothing, and the time to an ack (p99) beside that of the
 quiet time before. At the end the logs of all replicas are read from their files: every ack is kept, all replicas are equal, nobody else
@@ -11,13 +12,13 @@ holds anything.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,19 @@ from liftpy.client.ending import end_tasks
 from liftpy.client.plans import PlacementWish
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import StreamConfig
+from liftpy.errors import LiftError
 from liftpy.wire.subjects import data_subject
 from sidecar.dev.cluster import DevCluster
 from tests.system.faults.check import Verdict, check, partition_folder
 from tests.system.faults.load import Load
 from tests.system.moving.bank import Banks
+from tests.system.moving.others import Others
 
 STREAM, SUBJECT = "moved", "data.moved"
 OTHER, OTHER_SUBJECT = "other", "data.other"
 """Of the client's publisher."""
-FIRST, JOIN_LATER = ("n1", "n2", "n3"), ("n4", "n5")
+FIRST, JOIN_LATER, SPARE = ("n1", "n2", "n3"), ("n4", "n5"), "n6"
+"""The last one joins only where a controller is to be replaced."""
 GRACE_S = 2.0
 _POLL_S = 0.1
 _LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
@@ -63,6 +67,12 @@ class Size:
     """A replicated service is called all the time."""
     kills: bool = True
     """The rebalance's command and the metadata leader are killed in the middle of their steps."""
+    controllers: bool = True
+    """They change, and one of them is killed for good."""
+    more_partitions: bool = True
+    """The other stream gets some, which move to the node that is drained."""
+    spark: bool = False
+    """A Spark job reads the other stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +83,9 @@ class Phase:
     took_s: float
     acks: int
     longest_gap_s: float
+    """Of partitions whose leader was not killed meanwhile."""
+    killed_gap_s: float
+    """Of the others; 0: there are none."""
     p50_s: float
     p99_s: float
 
@@ -100,16 +113,17 @@ class Run:
         self._size = size
         self._show = show
         settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": str(GRACE_S), **size.settings}
-        self._cluster = DevCluster(len(FIRST) + len(JOIN_LATER), settings=settings, on_line=on_line)
+        self._late = (*(JOIN_LATER if size.late else ()), *((SPARE,) if size.controllers else ()))
+        self._cluster = DevCluster(len(FIRST) + len(JOIN_LATER) + size.controllers, settings=settings, on_line=on_line)
         self._loads: list[Load] = []
         self._uid = ""
         self._bank: Banks | None = None
-        self._apps: list[asyncio.Task[None]] = []
+        self._reader: list[asyncio.Task[None]] = []
         self._read: list[bytes | None] = []
         """The values of partition 0, as the reader got them."""
-        self._told: dict[int, bytes] = {}
-        """Offset -> value, as the publisher was told."""
-        self._ends = False
+        self._others: Others | None = None
+        self._beheaded: set[int] = set()
+        """Partitions whose leader was killed in this step."""
         self.outcome = Outcome()
 
     async def go(self) -> Outcome:
@@ -119,12 +133,20 @@ class Run:
             await self._phase("quiet", self._wait_quietly)
             if self._size.late:
                 await self._phase("two nodes join", self._join)
+            if self._size.controllers:
+                await self._phase("three controllers become five, and three again", self._five)
+            if self._size.more_partitions:
+                await self._phase("partitions are added, and move", self._more_partitions)
             await self._phase("a rebalance", self._rebalance)
             await self._phase("one is drained and removed", self._drain)
             await self._phase("one is killed and replaced", self._die)
+            if self._size.controllers:
+                await self._phase("a controller is killed for good and replaced", self._replace)
             await self._close_logs()
         finally:
-            await end_tasks(self._apps)
+            await end_tasks(self._reader)
+            if self._others is not None:
+                await self._others.close()
             if self._bank is not None:
                 await self._bank.close()
             for load in self._loads:
@@ -138,7 +160,7 @@ class Run:
     async def _open(self) -> None:
         await asyncio.to_thread(self._cluster.start)
         self.client = await connect(self._cluster.nats_url)
-        for node in JOIN_LATER if self._size.late else ():
+        for node in self._late:
             assert await asyncio.to_thread(self._cluster.nodes[node].terminate) == 0
             await self._liftpy("node", "remove", node, "--timeout", "30")
         places = tuple((number, _turned(FIRST, number)) for number in range(self._size.partitions))
@@ -171,23 +193,17 @@ class Run:
         if self._size.bank:
             self._bank = Banks(self.client, self._cluster.nats_url)
             await self._bank.open(FIRST)
-        self._apps = [asyncio.create_task(self._read_all()), asyncio.create_task(self._publish_all())]
+        self._reader = [asyncio.create_task(self._read_all())]
+        self._others = Others(self.client, OTHER, self._size.pace_s)
+        self._others.follow(0)
+        if self._size.spark:
+            await self._others.start_spark(self._cluster.nats_url)
         await asyncio.gather(*(load.acked_more(3, self._size.deadline_s) for load in self._loads))
 
     async def _read_all(self) -> None:
         async for record in self.client.consume(STREAM, 0, start="earliest"):
             assert record.offset == len(self._read), f"the reader got offset {record.offset} after {len(self._read) - 1}"
             self._read.append(record.value)
-
-    async def _publish_all(self) -> None:
-        async with await self.client.publisher(OTHER) as publisher:
-            for number in itertools.count():
-                if self._ends:
-                    return
-                value = b"told %d" % number
-                ack = await publisher.publish(value)
-                self._told[ack.offset] = value
-                await asyncio.sleep(self._size.pace_s)
 
     async def _fill(self, number: int) -> None:
         size = self._size
@@ -200,12 +216,57 @@ class Run:
         await asyncio.sleep(self._size.quiet_s)  # what is measured is this time itself
 
     async def _join(self) -> None:
-        for node in JOIN_LATER:
+        await self._start(JOIN_LATER)
+
+    async def _start(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
             self._cluster.nodes[node].start()
-        for node in JOIN_LATER:
+        for node in nodes:
             await asyncio.to_thread(self._cluster.nodes[node].wait_ready)
         if self._bank is not None:
-            self._bank.start(JOIN_LATER)
+            self._bank.start(nodes)
+
+    async def _five(self) -> None:
+        """Each change by a command of its own; the metadata leader leaves, too, if it is one of those that joined."""
+        for words, wanted in (
+            (("add", "n4"), 4), (("add", "n5"), 5), (("remove", "n4"), 4), (("remove", "n5"), 3),
+        ):  # fmt: skip
+            said = await self._liftpy("controllers", *words, "--timeout", str(self._size.deadline_s))
+            self._expect(len(said["controllers"]) == wanted, f"controllers {' '.join(words)}: {said['controllers']}")
+
+    async def _more_partitions(self) -> None:
+        """All of them go to the node that is drained later: it leads them, and readers read from it."""
+        places = PlacementWish(policy="manual", assignment=tuple((number, _turned(FIRST, number)) for number in (1, 2)))
+        stream = await self.client.add_partitions(OTHER, placement=places, ready_s=self._size.deadline_s)
+        assert self._others is not None
+        for number in range(1, 3):
+            self._others.follow(number)
+        for number in range(3):
+            await self.client.reassign(stream, number, ("n4", *_turned(FIRST, number)[:2]))
+        await self._until("they have moved", _rests)
+        for number in range(3):
+            await self._led_by("n4", number)
+
+    async def _led_by(self, node: str, number: int) -> None:
+        give_up_at = time.monotonic() + self._size.deadline_s
+        while (await self.client.stream(OTHER)).partitions[number].leader != node:
+            assert time.monotonic() < give_up_at, f"{OTHER}/{number} is not led by {node}"
+            with contextlib.suppress(LiftError):  # it is on its way, or has come
+                await self.client.elect_leader(OTHER, number, node)
+            await asyncio.sleep(_POLL_S)
+
+    async def _replace(self) -> None:
+        """The metadata leader dies, and its replicas and its place among the controllers go to a node that has just come."""
+        await self._start((SPARE,))
+        dead = (await self.client.describe_cluster()).metadata_leader
+        await self._kill(dead)
+        await self._liftpy("controllers", "replace", dead, SPARE, "--timeout", str(self._size.deadline_s))
+        await self._until(
+            f"{dead} is replaced", lambda image: _rests(image) and not any(dead in p.replicas for p in _all_partitions(image))
+        )
+        await self._liftpy("node", "remove", dead, "--timeout", "30")
+        left = {c.node_id for c in (await self.client.describe_cluster()).controllers}
+        self._expect(left == {*FIRST, SPARE} - {dead}, f"controllers: {sorted(left)}")
 
     async def _rebalance(self) -> None:
         if self._size.kills:
@@ -225,16 +286,23 @@ class Run:
         if self._size.kills:
             await self._until("a drain begins", lambda image: any(p.joining for p in _partitions(image)))
             killed = (await self.client.describe_cluster()).metadata_leader
-            self._cluster.nodes[killed].kill()
+            await self._kill(killed)
             self._cluster.nodes[killed].start()
         await draining
+        if self._others is not None and not self._size.kills:
+            self._expect(not self._others.unknown, f"{self._others.unknown} publishes had no answer, and nobody was killed")
         await self._until("the drain is done", _rests)
         self._expect(not await asyncio.to_thread(self._holds, "n4"), "n4 is drained and has folders of partitions still")
         assert await asyncio.to_thread(self._cluster.nodes["n4"].terminate) == 0
         await self._liftpy("node", "remove", "n4", "--timeout", "30")
 
+    async def _kill(self, node: str) -> None:
+        now = await self.client.stream(STREAM)
+        self._beheaded |= {p.partition for p in now.partitions if p.leader == node}
+        self._cluster.nodes[node].kill()
+
     async def _die(self) -> None:
-        self._cluster.nodes["n5"].kill()
+        await self._kill("n5")
         await self._until(
             "n5 is replaced", lambda image: _rests(image) and not any("n5" in p.replicas for p in _partitions(image))
         )
@@ -242,15 +310,17 @@ class Run:
 
     async def _close_logs(self) -> None:
         """Stop publishing, wait until all replicas are whole and have committed all, stop, and compare their files."""
-        reader, publisher = self._apps
         for load in self._loads:
             await load.pause()
-        self._ends = True
-        async with asyncio.timeout(self._size.deadline_s):
-            await publisher
+        assert self._others is not None
+        await self._others.check(self._size.deadline_s)
+        self.outcome.wrong += self._others.wrong
+        self._show(f"{self._others.unknown} publishes of the client's had no answer")
+        if self._others.batches:
+            self._show(f"Spark's batches: {', '.join(map(str, self._others.batches))} records")
         image = await self._until("all are in sync", lambda now: all(set(p.isr) == set(p.replicas) for p in _partitions(now)))
         await self._equal(image)
-        await self._check_apps(reader)
+        await self._check_apps(self._reader[0])
         partitions = _partitions(image)
         data = Path(self._cluster.data)
         for node in self._cluster.nodes.values():
@@ -264,7 +334,7 @@ class Run:
             self.outcome.verdicts[partition.partition] = check(load.acked, folders)
 
     async def _check_apps(self, reader: asyncio.Task[None]) -> None:
-        """The bank has every cent; the reader has the whole partition; what the publisher was told is where it was told."""
+        """The bank has every cent; the reader has the whole partition."""
         if self._bank is not None:
             await self._bank.check(self._size.deadline_s)
             self.outcome.wrong += self._bank.wrong
@@ -280,15 +350,11 @@ class Run:
             await reader
         held = [record.value async for record in self.client.consume(STREAM, 0, start="earliest", until="end")]
         self._expect(held == self._read, "the reader did not read what partition 0 holds")
-        other = {record.offset: record.value async for record in self.client.consume(OTHER, start="earliest", until="end")}
-        wrong = [offset for offset, value in self._told.items() if other.get(offset) != value]
-        self._expect(
-            bool(self._told) and not wrong, f"{len(wrong)} of {len(self._told)} publishes are not where they were told"
-        )
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
     async def _phase(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
         began = time.monotonic()
+        self._beheaded = set()
         async with asyncio.timeout(2 * self._size.deadline_s):
             await step()
         now = time.monotonic()
@@ -296,19 +362,26 @@ class Run:
         took = sorted(a.acked_at - a.sent_at for load in self._loads for a in load.acked if began <= a.sent_at <= now)
         if self._bank is not None:
             await self._bank.answered_more(1, self._size.deadline_s)
+        if self._others is not None:
+            await self._others.batch()
         phase = Phase(
             name=name,
             took_s=now - began,
             acks=len(took),
-            longest_gap_s=max(load.longest_gap_s(began, now) for load in self._loads),
+            longest_gap_s=self._longest_gap_s(set(range(len(self._loads))) - self._beheaded, began, now),
+            killed_gap_s=self._longest_gap_s(self._beheaded, began, now),
             p50_s=_quantile(took, 0.5),
             p99_s=_quantile(took, 0.99),
         )
         self.outcome.phases.append(phase)
+        beheaded = f" ({phase.killed_gap_s:.2f} s where the leader was killed)" if self._beheaded else ""
         self._show(
-            f"{phase.name}: {phase.took_s:.1f} s, {phase.acks} acks, longest gap {phase.longest_gap_s:.2f} s, "
+            f"{phase.name}: {phase.took_s:.1f} s, {phase.acks} acks, longest gap {phase.longest_gap_s:.2f} s{beheaded}, "
             f"p50 {1000 * phase.p50_s:.1f} ms, p99 {1000 * phase.p99_s:.1f} ms"
         )
+
+    def _longest_gap_s(self, partitions: set[int], began: float, ended: float) -> float:
+        return max((self._loads[number].longest_gap_s(began, ended) for number in partitions), default=0.0)
 
     async def _liftpy(self, *words: str) -> Any:
         command = [*_LIFTPY, *words, "--json", "--nats", self._cluster.nats_url]
@@ -364,8 +437,12 @@ def _partitions(image: ClusterImage) -> Sequence[Any]:
     return image.streams[STREAM].partitions
 
 
+def _all_partitions(image: ClusterImage) -> Iterator[Any]:
+    return (p for stream in image.streams.values() for p in stream.partitions)
+
+
 def _rests(image: ClusterImage) -> bool:
-    return not any(p.target or p.joining for stream in image.streams.values() for p in stream.partitions)
+    return not any(p.target or p.joining for p in _all_partitions(image))
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

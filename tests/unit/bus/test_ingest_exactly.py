@@ -259,12 +259,12 @@ async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
 def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
-    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Unfit(RejectReason.WRONG_STREAM, "not here"), "n2", 4)
+    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Unfit(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
     assert answers(bus) == [
         client_pb2.Ack(
             stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
             correlationId="c1", ackPolicy=client_pb2.ALL, receptionTimestamp=5, ackError=client_pb2.Ack.WRONG_STREAM,
-            leaderEpoch=4, leader="n2", detail="not here",
+            leaderEpoch=4, epoch=7, leader="n2", detail="not here",
         )
     ]  # fmt: skip
 

@@ -531,3 +531,39 @@ async def test_a_status_that_ends_without_a_word_is_whole() -> None:
 def test_who_is_named_as_the_leader_is_kept() -> None:
     error = NotServedError("x", "n1", 7)
     assert (error.leader, error.high_watermark) == ("n1", 7)
+
+
+MOVED_AWAY = [
+    *(
+        ([], {"hw": 9, "error": error, "node": "n3"})
+        for error in (_Error.NO_SUCH_PARTITION, _Error.NOT_LEADER, _Error.NOT_READY)
+    ),
+    ([], {"hw": 9, "error": _Error.UNKNOWN, "node": "n3"}),
+    NobodyListensError("n3 has left"),
+    UnavailableError("n3 is silent"),
+]
+"""What a node says that has just lost a partition, or got it, or has left."""
+
+
+@pytest.mark.parametrize("says", MOVED_AWAY)
+async def test_a_reader_follows_a_partition_that_has_moved_away_and_its_caller_sees_nothing(says: Any) -> None:
+    reader = a_reader()
+    asked = Asked(
+        reader, ([batch(0, 3)], {"hw": 9, "node": "n3"}), says, ([batch(3, 2)], {"hw": 9, "node": "n4", "leader": "n4"})
+    )
+    progress = ReadProgress("s", 0, 0)
+    assert offsets([*await reader.fetch(progress), *await reader.fetch(progress)]) == [0, 1, 2, 3, 4]
+    assert asked.nodes == ["", "n3", "" if isinstance(says, Exception) else "n1"], (
+        "the leader that it named, else whoever is there"
+    )
+    assert asked.requests[1].offset == asked.requests[2].offset == 3
+
+
+@pytest.mark.parametrize("says", [([], {"hw": 9, "node": "n3", "leader": "n4"}), *MOVED_AWAY])
+async def test_so_do_questions_for_what_a_partition_holds(says: Any) -> None:
+    reader = a_reader()
+    asked = Asked(reader, says, ([], {"hw": 9, "node": "n4", "leader": "n4"}))
+    bounds, _ = await reader.bounds()
+    assert (bounds.leader, bounds.high_watermark) == ("n4", 9)
+    named = "" if isinstance(says, Exception) else says[1].get("leader", "n1")
+    assert asked.nodes == ["", named]

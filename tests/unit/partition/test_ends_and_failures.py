@@ -393,11 +393,16 @@ def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
     node: Any = SimpleNamespace(
         incarnation=41, counters=counters, step_aside=aside, **{name: parts[name] for name in parts.keys() - of_worker}
     )
-    one: Any = worker(log=log, leader_epoch=6, replica=SimpleNamespace(high_watermark=9), **{n: parts[n] for n in of_worker})
+    one: Any = worker(
+        log=log, leader_epoch=6, state=SimpleNamespace(epoch=8), replica=SimpleNamespace(high_watermark=9),
+        **{n: parts[n] for n in of_worker},
+    )  # fmt: skip
     tools = PartitionWorker._tools(one, node)
     assert {name: getattr(tools, name) for name in PARTS} == parts
     assert (tools.key, tools.incarnation, tools.log, tools.counters, tools.step_aside) == (KEY, 41, log, counters, aside)
-    assert (tools.feed, tools.high_watermark(), tools.leader()) == (one.feed, 9, ("n1", 6))
+    assert (tools.feed, tools.high_watermark(), tools.leader()) == (one.feed, 9, ("n1", 6, 8))
+    one.state = None
+    assert tools.leader() == ("n1", 6, 0), "before the metadata has shown it"
 
 
 @pytest.mark.parametrize(("error", "anew"), [(StorageError("gone"), ["orders/3: gone"]), (NoSpaceError("full"), [])])

@@ -11,6 +11,7 @@ from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageE
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.replica.effects import RejectReason
 from sidecar.partition.driver import STORY_STEPS, ReplicaDriver
 from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.timers import Timer
@@ -44,7 +45,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     parts: dict[str, Any] = {name: Anything(calls, name) for name in PARTS}
     tools = Tools(
         key=KEY, incarnation=1, log=Anything(calls, "log", fails), counters=Counter(), feed=fed.append,  # type: ignore[arg-type]
-        step_aside=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1), **parts,
+        step_aside=lambda key, leader_epoch, done: done(), high_watermark=lambda: 3, leader=lambda: ("n1", 1, 2), **parts,
     )  # fmt: skip
     return Executor(tools), calls, fed
 
@@ -59,6 +60,14 @@ def test_an_append_is_written_before_its_flush_begins() -> None:
     runner.execute(do.AppendBatch(token=1, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
     assert fed == []
+
+
+def test_a_refusal_says_who_leads_in_which_epochs() -> None:
+    runner, _, _ = executor()
+    said: list[tuple[Any, ...]] = []
+    runner._t.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
+    runner.execute(do.RejectPublishes(token=7, reason=RejectReason.NOT_LEADER))
+    assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
 
 
 def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
