@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -428,6 +429,39 @@ async def test_a_leader_that_is_full_waits_and_its_outputs_are_woken(node: Any) 
     assert node.feeder._held(), "the stop is reached"
     node.feeder.stop_at(3)
     assert not node.feeder._held()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "position"),
+    [
+        (None, 6),
+        (lambda feeder: feeder.cut_at(0), 1),
+        (lambda feeder: feeder.verify(0), 1),
+        (lambda feeder: feeder.stop_at(3), 3),
+    ],
+)
+async def test_others_have_their_turn_between_two_steps_and_only_what_concerns_the_state_ends_the_feeding(
+    node: Any, meanwhile: Any, position: int
+) -> None:
+    await node.feeder.restart(0)
+    node.feeder._settings = replace(node.feeder._settings, step_s=0.001)
+    node.feeder._chunk_records = 1
+    node.feeder._chunk_took = lambda took_s: time.sleep(0.002)  # each record is a step of its own
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(node.machine.position)
+        if meanwhile is not None and len(turns) == 1:
+            meanwhile(node.feeder)
+        if node.machine.position < 6:
+            asyncio.get_running_loop().call_soon(turn)
+
+    asyncio.get_running_loop().call_soon(turn)
+    node.feeder._progress.next_offset = 6
+    await node.feeder._take(slices(0, *[1] * 6))
+    assert node.machine.position == position
+    if meanwhile is None:
+        assert turns[:5] == [1, 2, 3, 4, 5]
 
 
 async def test_offsets_without_a_record_bring_snapshots_about_and_they_are_stored(node: Any) -> None:

@@ -56,6 +56,23 @@ def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_th
 
 
 @pytest.mark.parametrize(
+    ("reach", "told"),
+    [
+        (Reach(400, 600, 1), "those at 400, 600 from 400 on"),
+        (Reach(401, 599, 1), "none from 401 on"),
+        (Reach(401, 600, 1), "those at 600 from 401 on"),
+        (Reach(0, 400, 1), "those at 400 from 0 on"),
+    ],
+)
+def test_what_was_tried_is_told_with_what_was_within_reach(reach: Reach, told: str) -> None:
+    search = PeerSearch()
+    search.agreed({400: (A, 2), 600: (B, 1)})
+    search.said("n3", "does not answer")
+    search.said("n2", "has none")
+    assert search.explain(reach) == f"n2 has none; n3 does not answer; sidecars agree on {told}"
+
+
+@pytest.mark.parametrize(
     ("wanted", "found"),
     [(Reach(400, 400, 10), True), (Reach(401, 900, 10), False), (Reach(0, 399, 10), False), (Reach(0, 900, 9), False)],
 )

@@ -362,3 +362,90 @@ def test_a_heartbeat_that_is_late_by_a_moment_is_one_and_then_it_is_gone() -> No
     assert s.expire(3500) == ["bank"]
     assert s.expire(9999) == []
     assert s.wellbeing() == {"bank": Wellbeing(-1, False)}
+
+
+# ---- at its bounds -------------------------------------------------------------------------------------------------------
+def test_a_long_story_is_cut_whether_it_stays_or_leaves() -> None:
+    s = sessions()
+    s.hello(hello(problem="x" * 600), "_INBOX.a", FOLLOWS, 0)
+    assert s.report(9)[0]["problem"] == "x" * 500
+    s.hello(hello(problem="y" * 600, leaving=True), "_INBOX.a", FOLLOWS, 0)
+    assert s.gone(9, 0)[0]["problem"] == "y" * 500
+
+
+@pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
+def test_who_is_excused_is_so_until_it_is_past_hw_as_another_instance_too(position: int, excused: bool) -> None:
+    s = sessions()
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    s.replay(CANDIDATE, 0)
+    s.role_changed(replace(FOLLOWS, leader_epoch=3))
+    s.hello(hello(instance=2, first=True, position=position), "_INBOX.a", FOLLOWS, 1600)
+    assert (s.report(9)[0]["excused"], len(s)) == (excused, 1)
+
+
+def test_who_had_replayed_before_a_promotion_failed_is_not_excused() -> None:
+    s = sessions()
+    for name in ("a", "b"):
+        s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
+    one, _ = joined(s.replay(CANDIDATE, 0))
+    s.ack(acked(one, 10), replace(CANDIDATE, high_watermark=10))
+    s.role_changed(replace(FOLLOWS, leader_epoch=3))
+    assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
+
+
+def test_the_same_role_in_another_epoch_is_another_order() -> None:
+    s = sessions()
+    (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
+    assert s.role_changed(FOLLOWS) == []
+    (second,) = joined(s.role_changed(replace(FOLLOWS, leader_epoch=2)))
+    assert (second.ackId, second.leaderEpoch, second.role) == (first.ackId + 1, 2, first.role)
+
+
+def test_a_promotion_hears_of_progress_once_and_never_of_more_than_it_waits_for() -> None:
+    s = sessions()
+    for name in ("a", "b"):
+        s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
+    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(0, False)]
+    steps = [("a", 4), ("b", 4), ("b", 4), ("b", 3), ("a", 12), ("b", 12), ("b", 12)]
+    heard = [replays(s.hello(hello(name, position=at), "_INBOX.a", CANDIDATE, 1)) for name, at in steps]
+    assert heard == [[], [Replayed(4, False)], [], [], [], [Replayed(10, False)], []]
+
+
+def test_who_is_gone_keeps_the_furthest_place_and_how_it_differed() -> None:
+    s = sessions()
+    s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
+    s.differs("bank", Difference(4, ("n2",), False))
+    s.hello(hello(position=5, leaving=True, problem="slow"), "_INBOX.a", FOLLOWS, 1)
+    differed = "the state at 4 is not the one beside n2: one of them is not deterministic"
+    assert [(g["position"], g["problem"]) for g in s.gone(9, 0)] == [(7, differed)]
+
+
+def test_of_those_that_are_gone_the_last_are_remembered() -> None:
+    s = sessions()
+    for number in range(MAX_SERVICES + 2):
+        s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
+        assert s.expire(number + 3000) == [f"s{number}"]
+    assert [g["service"] for g in s.gone(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
+
+
+def test_an_order_without_a_stop_is_never_a_replay() -> None:
+    s = sessions()
+    (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
+    s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
+    (again,) = joined(s.hello(hello(position=10), "_INBOX.a", LEADS, 1))
+    assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
+
+
+def test_who_leaves_is_refused_nothing() -> None:
+    s = sessions()
+    assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
+    assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
+    assert (len(s), s.gone(9, 0)) == (0, [])
+
+
+def test_what_was_never_done_has_no_time() -> None:
+    s = sessions()
+    s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
+    assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]
+    s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
+    assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [None, None]
