@@ -12,6 +12,7 @@ from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.member import (
+    HAND_OVER_EVERY_NS,
     HEAD_EVERY_NS,
     LOOK_EVERY_NS,
     MAX_DUTY_ORDERS,
@@ -20,6 +21,7 @@ from liftpy.cluster.member import (
     CatchUp,
     Decision,
     EntryOutcome,
+    HandOver,
     LookFor,
     MetadataMember,
     Order,
@@ -318,3 +320,43 @@ def test_a_controller_of_the_settings_is_not_removed_as_a_node() -> None:
     assert "liftpy controllers remove d1" in refused.detail
     remove.removeNode.nodeId = "d0"
     assert isinstance(one.ask(remove), Order)
+
+
+# ---- controllers that come and go ------------------------------------------------------------------------------------------
+def a_view(*voters: str, learner: str = "", leaving: str = "", caught_up: bool = True) -> GroupView:
+    now = ControllerList(voters, learner, leaving, 7)
+    return GroupView(now, "n1", frozenset(now.members), caught_up)
+
+
+def test_a_leader_that_is_to_leave_hands_over_again_and_again_but_not_with_every_tick() -> None:
+    member = Member()
+    member.lead()
+    member.log.view_ = a_view("n1", "n2", "n3", leaving="n1")
+
+    def hands_over(later_ns: int) -> bool:
+        return HandOver() in member.tick(later_ns=later_ns)
+
+    looks = [hands_over(later_ns) for later_ns in (1, 1, HAND_OVER_EVERY_NS - 2, 1, HAND_OVER_EVERY_NS - 1, 1)]
+    assert looks == [True, False, False, True, False, True]
+    member.log.view_ = a_view("n1", "n2", "n3")
+    assert not hands_over(HAND_OVER_EVERY_NS)
+
+
+def test_the_next_step_of_a_change_is_ordered_once_until_it_has_ended() -> None:
+    member = Member()
+    member.lead()
+
+    def steps() -> list[Order]:
+        found = [decision for decision in member.tick(later_ns=1) if isinstance(decision, Order)]
+        return [order for order in found if order.request.HasField("changeControllers")]
+
+    assert steps() == []
+    member.log.view_ = a_view("n1", "n2", "n3", learner="n4", caught_up=False)
+    assert steps() == [], "it waits"
+    member.log.view_ = a_view("n1", "n2", "n3", learner="n4")
+    wanted = pb.ControlRequest(changeControllers=pb.ChangeControllers())
+    [order] = steps()
+    assert (order.request, order.own) == (wanted, True)
+    assert steps() == []
+    member.member.ended(order, EntryOutcome.UNKNOWN, b"", member.log.now_ns)
+    assert [again.request for again in steps()] == [wanted]

@@ -129,6 +129,7 @@ def test_a_right_folder_is_told_segment_by_segment() -> None:
         (0, 6, 6), (6, 12, 6), (12, 18, 6),
     ]  # fmt: skip
     assert [s.summary.max_timestamp_ns for s in report.segments] == [2 * S, 5 * S, 8 * S]
+    assert [s.summary.first_timestamp_ns for s in report.segments] == [0, 3 * S, 6 * S]
     assert report.segments[0].summary == decode_index(storage.load(index_name(0)))
     assert (report.log_end_offset, report.epochs, report.other_files, report.faults) == (18, [(1, 0), (2, 8)], (), ())
     assert report.checkpoint is not None
@@ -229,7 +230,7 @@ def test_a_right_batch_in_a_wrong_place_is_found(base_offset: int, epoch: int, f
     if follows:
         assert (scan.step(file, 1 << 20), scan.next_offset, scan.leader_epoch) == (file.size_bytes, 3, epoch)
         return
-    with pytest.raises(CorruptionError, match=f"offset {base_offset} where 2 was to follow"):
+    with pytest.raises(CorruptionError, match=f"^{log_name(0)}: offset {base_offset} where 2 was to follow"):
         scan.step(file, 1 << 20)
 
 

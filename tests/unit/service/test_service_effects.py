@@ -343,3 +343,27 @@ async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeyp
     await asyncio.sleep(0.15)
     assert len(bench.writer.appended) == count
     bench.task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("ask", "refused"),
+    [
+        (lambda service: service.effect("é" * 128, b""), ""),
+        (lambda service: service.effect("é" * 128 + "x", b""), "1 to 256 bytes"),
+        (lambda service: service.effect("", b""), "1 to 256 bytes"),
+        (lambda service: service.offer(b"x" * (256 * 1024 - 2), key=b"kk"), ""),
+        (lambda service: service.offer(b"x" * (256 * 1024 - 1), key=b"kk"), "an offer is bytes, at most 262144"),
+        (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "an offer is bytes, at most 262144"),
+    ],
+)
+def test_what_is_asked_for_is_bounded_in_bytes(ask: Callable[[Shop], None], refused: str) -> None:
+    service = Shop()
+    service.on_record = lambda record: ask(service)  # type: ignore[method-assign]
+    machine = machine_of(service)
+    if not refused:
+        machine.apply([record(0, b"a")])
+        assert len(machine.effects) == 1
+        return
+    with pytest.raises(ServiceFailedError, match=refused):
+        machine.apply([record(0, b"a")])
+    assert len(machine.effects) == 0

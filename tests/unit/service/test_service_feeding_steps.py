@@ -464,6 +464,37 @@ async def test_others_have_their_turn_between_two_steps_and_only_what_concerns_t
         assert turns[:5] == [1, 2, 3, 4, 5]
 
 
+async def test_a_node_waits_for_its_turn_and_for_nothing_that_has_been_before(node: Any) -> None:
+    await node.feeder.restart(0)
+    left_s, waits = [30.0], []
+    node.keeper.turn_s = lambda: left_s[0]
+
+    async def woken(timeout_s: float) -> None:
+        waits.append((node.feeder._wake.is_set(), 0 < timeout_s <= 30))
+        if len(waits) == 3:
+            node.feeder.stop_at(3)
+
+    node.feeder._woken = woken
+    node.feeder._wake.set()
+    assert await node.feeder._is_its_turn()
+    assert waits == [(False, True)] * 3, "a promotion waits: it is its turn now"
+    assert await node.feeder._is_its_turn()
+    node.feeder.stop_at(None)
+    left_s[0] = 0.0
+    assert await node.feeder._is_its_turn()
+    assert len(waits) == 3
+    left_s[0] = 60.0
+
+    async def cut(timeout_s: float) -> None:
+        node.feeder.cut_at(0)
+
+    node.feeder._woken = cut
+    assert not await node.feeder._is_its_turn(), "the records are to be read anew"
+    node.feeder._cut = None
+    node.feeder._machine.role = Role.LEADER
+    assert await node.feeder._is_its_turn(), "a leader waits for nobody"
+
+
 async def test_offsets_without_a_record_bring_snapshots_about_and_they_are_stored(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._skip(9)

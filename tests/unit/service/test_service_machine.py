@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.outbox import extended
+from liftpy.service.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extended
 from liftpy.wire.batch import Record
 
 WHO = Identity("ledger", "s", "uid1", 0)
@@ -318,3 +319,94 @@ def test_a_snapshot_holds_all_that_the_state_is_made_of() -> None:
     other.take_snapshot = lambda: lambda: b"later"  # type: ignore[method-assign, assignment, return-value]
     later = plain.snapshot()
     assert (later.state, later.whole().state, later.whole().make) == (b"", b"later", None)
+
+
+# ---- at its bounds -------------------------------------------------------------------------------------------------------
+def test_the_same_role_in_another_epoch_is_told() -> None:
+    service, machine = started()
+    for epoch in (3, 5):
+        assert machine.change_role(Role.LEADER, epoch)
+    assert service.roles == [(Role.LEADER, 3), (Role.LEADER, 5)]
+
+
+def test_a_leader_keeps_all_that_it_has_not_written_and_a_follower_waits_for_nothing() -> None:
+    for role, kept, waits in ((Role.LEADER, 0, True), (Role.FOLLOWER, 2, False)):
+        outbox = Outbox("uid1/0", max_records=3)
+        outbox.known = True
+        machine = ServiceMachine(Journal(), WHO, snapshot_every=1000, outbox=outbox)
+        machine.start(None)
+        machine.change_role(role, 1)
+        machine.apply([record(0, b"e:a,b,c,d,e")])
+        assert (outbox.first_kept, outbox.output_count, machine.waits_for_outputs) == (kept, 5, waits)
+
+
+@pytest.mark.parametrize(("at_ns", "fires"), [(40, 4), (50, None)])
+def test_so_many_timers_that_were_set_meanwhile_may_fire(
+    at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.service.machine.MAX_FIRES_PER_RECORD", 3)
+    service, machine = started()
+    machine.apply([record(0, b"t:again:10", 0)])
+    if fires is not None:
+        machine.apply([record(1, b"x", at_ns)])
+        assert sum(seen[0] == "timer" for seen in service.seen) == fires
+        return
+    with pytest.raises(ServiceFailedError, match="more than 3 timers"):
+        machine.apply([record(1, b"x", at_ns)])
+    assert machine.failed
+    for use in (machine.snapshot, lambda: machine.query(b"")):
+        with pytest.raises(ServiceFailedError, match="its state is no state"):
+            use()
+
+
+def test_what_is_to_be_awaited_is_closed_and_refused() -> None:
+    closed: list[bool] = []
+
+    class Later:
+        def __await__(self) -> Any:
+            yield
+
+        def close(self) -> None:
+            closed.append(True)
+
+    service, machine = started()
+    service.on_record = lambda record: Later()  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ServiceFailedError, match="nobody does"):
+        machine.apply([record(0)])
+    assert closed == [True]
+
+
+def test_a_reply_bears_log_time() -> None:
+    service, machine = started()
+    service.on_record = lambda record: service.reply(record, b"r")  # type: ignore[method-assign]
+    added: list[Any] = []
+    machine.replies.add = added.append  # type: ignore[method-assign]
+    machine.apply([record(0, at_ns=100), record(1, at_ns=50), record(2, at_ns=101)])
+    assert [(reply.offset, reply.at_ns) for reply in added] == [(0, 100), (1, 100), (2, 101)]
+
+
+def test_a_boundary_has_one_snapshot() -> None:
+    _, machine = started(every=10)
+    assert [s.position for s in machine.apply([record(offset) for offset in range(20)]).snapshots] == [10, 20]
+    assert machine.skip_to(23) == []
+    assert [s.position for s in machine.skip_to(30)] == [30]
+
+
+def test_the_bounds_of_outputs_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
+    _, machine = started()
+    assert machine.outbox is not None
+    machine.apply([record(0, b"e:x,y")])
+    assert machine.outbox.output_count == 2
+    with pytest.raises(ServiceFailedError, match="at most 2 come from one record"):
+        machine.apply([record(1, b"e:x,y,z")])
+    assert machine.outbox.output_count == 2, "all or none"
+    for more, fits in ((0, True), (1, False)):
+        service, machine = started()
+        largest = b"x" * (MAX_OUTPUT_BYTES - _OVERHEAD_BYTES - 3 + more)
+        service.on_record = partial(lambda made, value, record: made.emit(value, key=b"key"), service, largest)  # type: ignore[method-assign]
+        if fits:
+            machine.apply([record(0)])
+            continue
+        with pytest.raises(ServiceFailedError, match=f"at most {MAX_OUTPUT_BYTES}"):
+            machine.apply([record(0)])

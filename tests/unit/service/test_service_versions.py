@@ -247,3 +247,11 @@ def test_what_the_code_beside_a_node_can_do_is_believed_for_four_seconds_and_of_
     assert known.lowest("sum", ["n2"], 4 * second) == 5, "one that is known is told again"
     known.told("more", "full", 1, 4 * second + 1)
     assert known.lowest("more", ["full"], 4 * second + 1) == 1, "n1 is not believed any more"
+
+
+def test_only_the_very_first_record_says_that_a_log_begins_with_a_later_version() -> None:
+    machine = started(Three())
+    machine.apply([says(0, 2), record(1)])
+    assert (machine.active_version, machine.position) == (2, 2)
+    with pytest.raises(VersionError):
+        started(Three()).apply([says(5, 2), record(6)])
