@@ -30,6 +30,10 @@ class Checkers:
         self.ghosts: dict[PartitionKey, PartitionGhost] = {}
         self.rejected_ids: set[int] = set()
         self.committed_ids: set[int] = set()
+        self.repeated: set[int] = set()
+        """Messages that are sent again under one message id: a refusal says nothing of the next attempt."""
+        self._stored: dict[int, int] = {}
+        """Of those: the offset at which one was committed."""
         self.isr_changes = 0
         self._left: set[tuple[PartitionKey, str]] = set()
         """(partition, node) that was a holder once and was none later."""
@@ -151,12 +155,16 @@ class Checkers:
 
     def _committed_publish(self, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
         """Order per publisher [A4]; what was refused stays invisible [A2]."""
-        ids = ghost.spans[key][1]
+        base, ids = ghost.spans[key]
+        if not self.repeated.isdisjoint(ids):
+            self._once(ghost, base, ids, where)
         check(not self.rejected_ids.intersection(ids), "A2", where, "commits what was refused", ids)
         self.committed_ids.update(ids)
         for message_id in ids:
             publisher, _ = self.cluster.publishes[message_id]
             newest = ghost.newest_ids.get(publisher, -1)
+            if message_id in self.repeated and newest == message_id:
+                continue  # ``_once`` has looked
             check(newest < message_id, "A4", where, publisher, message_id, "after", newest)
             ghost.newest_ids[publisher] = message_id
 
@@ -262,9 +270,33 @@ class Checkers:
     def rejected(self, replica: Copy, message_id: int) -> None:
         """A negative ack leaves: the message is nowhere, and nobody else may speak [A2, D22]."""
         where = self._where(replica)
-        check(message_id not in self.committed_ids, "A2", where, "refuses what is committed", message_id)
+        lost = message_id in self.repeated and self.lost_by_command(replica.key)
+        check(lost or message_id not in self.committed_ids, "A2", where, "refuses what is committed", message_id)
         self._may_speak(replica, where)
-        self.rejected_ids.add(message_id)
+        if message_id not in self.repeated:
+            self.rejected_ids.add(message_id)
+
+    def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
+        """Who sent a message again is told that it is stored: by who may speak, once it is committed, and where it is [A3, D22]."""
+        ghost, where = self.ghost(replica.key), self._where(replica)
+        self._may_speak(replica, where)
+        held = ghost.message_at(offset)
+        check(
+            held == message_id, "A3", where, "says", message_id, "is at", offset, "where is", held, "HW", ghost.high_watermark
+        )
+        key = ghost.committed[ghost.lasts[bisect_left(ghost.lasts, offset)]]
+        self.cluster.counters["duplicate answered"] += 1
+        self.cluster.counters["duplicate of an earlier leader's record"] += key[0] != effect.leader_epoch
+        ghost.acked_all[key[1]] = key
+
+    def _once(self, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
+        """What is sent again under one message id is committed once, while retention has not taken it [A3]."""
+        for place, message_id in enumerate(ids):
+            if message_id in self.repeated:
+                before = self._stored.get(message_id, -1)
+                gone = before < ghost.log_start_offset or ghost.message_at(before) != message_id
+                check(before < 0 or gone, "A3", where, "commits", message_id, "at", base + place, "and at", before)
+                self._stored[message_id] = base + place
 
     def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
         """A positive ack says what its publisher asked for, in the epoch that has it [A1]."""

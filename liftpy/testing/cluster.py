@@ -27,6 +27,7 @@ from liftpy.testing.leaving import key_of
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.plan import Plan
 from liftpy.testing.process import SimNode
+from liftpy.testing.repeating import SimRepeater
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
 from liftpy.testing.twins import AskingFirst, Twins
@@ -217,6 +218,8 @@ class Cluster:
             for number in range(self.plan.publisher_count):
                 name = f"p{number}" if not place else f"p{number}.{place}"
                 self.publishers.append(SimPublisher(self, name, self.plan.publish_interval_ns * len(keys), key))
+            if self.plan.repeats and not self.stream_configs[key.stream].compaction:
+                self.publishers.append(SimRepeater(self, f"again{place}", self.plan.publish_interval_ns * len(keys), key))
             self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
 
     def crash(self, node_id: str, *, power: bool) -> None:

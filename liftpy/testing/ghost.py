@@ -6,7 +6,7 @@ one comparison [D4, D5]. A chain is found by (LeaderEpoch, last offset), of whic
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from liftpy.invariants import check
@@ -160,6 +160,13 @@ class PartitionGhost:
             else:
                 check(held == key, "D4", where, "has", key, "where the committed log has", held)
         return fresh
+
+    def message_at(self, offset: int) -> int:
+        """The committed message at ``offset``; -1: none is."""
+        index = bisect_left(self.lasts, offset)
+        key = self.committed.get(self.lasts[index]) if index < len(self.lasts) else None
+        base, ids = self.spans[key] if key is not None else (0, ())
+        return ids[offset - base] if 0 <= offset - base < len(ids) else -1
 
     def known_through(self, shadow: Shadow, high: int) -> int:
         """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a

@@ -42,6 +42,7 @@ class Ack:
     reason: str
     offset: int = -1
     leader_epoch: int = 0
+    duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class AckFrame:
             ack = frames.decode(self.body, client_pb2.Ack)
             return Ack(RejectReason(ack.ackError).name if ack.ackError else "", ack.offset, ack.leaderEpoch)
         answer = json.loads(self.body)
-        return Ack(str(answer["error"]["err_code"]) if "error" in answer else "", answer["seq"] - 1)
+        refused = str(answer["error"]["err_code"]) if "error" in answer else ""
+        return Ack(refused, answer["seq"] - 1, duplicate=answer.get("duplicate", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,9 @@ class SimIngest:
             ack = frame.decoded()
             if ack.reason:
                 self._cluster.checkers.rejected(self._replica, publish.ids[index])
+            elif ack.duplicate:
+                assert self._releasing is not None
+                self._cluster.checkers.answered_again(self._replica, publish.ids[index], ack.offset, self._releasing)
             else:
                 acked.append((publish.ids[index], ack.offset))
                 self._cluster.checkers.answered(self._replica, publish, ack, self._releasing)

@@ -202,6 +202,11 @@ class Witness(Protocol):
     def epoch_answered(self, replica: Copy, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
         """A leader answers where an epoch ends."""
 
+    repeated: set[int]
+
+    def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
+        """It is told to be stored already."""
+
     def rejected(self, replica: Copy, message_id: int) -> None:
         """A publisher is told no."""
 

@@ -1,0 +1,112 @@
+"""Messages that are sent again under their ``Nats-Msg-Id``, impatiently, in simulated clusters among all faults: each is committed once
+within the window, and ``duplicate`` is said by who may speak, once the record is committed, and of the right offset [A3]. And bugs that
+somebody would meet as lost or doubled messages: each has a seed that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.ingest.acks import PendingAcks, Publishers
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.recent_ids import RecentIds, Stored
+from liftpy.testing.plan import draw_plan
+from liftpy.testing.run import Outcome, run_plan
+
+EVENTS = 6000
+SEEDS = (3, 6)
+Patches = list[Any]
+
+
+def run(seed: int, events: int = EVENTS) -> Outcome:
+    """Without jumps of wall clocks: log time is theirs, and a window that has passed by it has passed."""
+    plan = draw_plan(seed)
+    return run_plan(replace(plan, repeats=True, faults=tuple(f for f in plan.faults if f.kind != "wall-clock")), events)
+
+
+def test_each_is_committed_once_and_told_rightly() -> None:
+    seen: dict[str, int] = {}
+    for seed in SEEDS:
+        outcome = run(seed)
+        assert outcome.violation is None, outcome.report()
+        seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
+    assert [what for what, count in seen.items() if not count] == []
+
+
+WANTED = ("duplicate answered", "duplicate of an earlier leader's record", "answered as a duplicate")
+
+
+def said_before_the_commit() -> Patches:
+    real = PendingAcks.add_again
+
+    def add_again(self: PendingAcks, stored: Stored, publishers: Publishers) -> None:
+        real(self, Stored(stored.offset, -1), publishers)
+
+    return [patch.object(PendingAcks, "add_again", add_again)]
+
+
+def followers_take_no_ids() -> Patches:
+    return [patch("liftpy.ingest.derived.ids_in", lambda batch: {})]
+
+
+def a_promotion_knows_only_what_is_committed() -> Patches:
+    real = DerivedState.replay
+
+    def replay(self: DerivedState, *rest: Any) -> bool:
+        complete = real(self, *rest)
+        for taken in self.ids._tail:
+            self.ids._forget(taken)
+        return complete
+
+    return [patch.object(DerivedState, "replay", replay)]
+
+
+def what_is_cut_is_known_on() -> Patches:
+    def cut(self: RecentIds, end_offset: int) -> bool:
+        if self.end_offset is None or end_offset >= self.end_offset:
+            return True
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            self._tail.pop()
+        self.end_offset = end_offset
+        return True
+
+    return [patch.object(RecentIds, "cut", cut)]
+
+
+def what_is_in_hand_is_not_known() -> Patches:
+    real = Ingest._repeats
+
+    def repeats(self: Ingest, *rest: Any) -> Any:
+        self._ids_in_hand.clear()
+        return real(self, *rest)
+
+    return [patch.object(Ingest, "_repeats", repeats)]
+
+
+def a_leader_does_not_take_its_own() -> Patches:
+    real = DerivedState.appended
+
+    def appended(self: DerivedState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any) -> None:
+        real(self, base_offset, record_count, timestamp_ns, {})
+
+    return [patch.object(DerivedState, "appended", appended)]
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed"),
+    [
+        (said_before_the_commit, 1), (followers_take_no_ids, 14), (a_promotion_knows_only_what_is_committed, 14),
+        (what_is_cut_is_known_on, 11), (what_is_in_hand_is_not_known, 49), (a_leader_does_not_take_its_own, 1),
+    ],
+)  # fmt: skip
+def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+    with ExitStack() as stack:
+        for change in bug():
+            stack.enter_context(change)
+        assert run(seed).violation is not None, "no seed shows it"
