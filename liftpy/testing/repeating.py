@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_MS = (1, 5, 20, 100, 400, PUBLISH_TIMEOUT_NS // MS)
 """It sends again after one of these without an answer: an impatient one meets its own message in every hand that it goes through."""
-_AFTER_A_NO_MS = 50
 _MOST_ATTEMPTS = 40
 
 

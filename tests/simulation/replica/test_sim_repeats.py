@@ -19,8 +19,8 @@ from liftpy.ingest.recent_ids import RecentIds, Stored
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import Outcome, run_plan
 
-EVENTS = 6000
-SEEDS = (3, 6)
+EVENTS = 3000
+SEEDS = (4, 8, 14)
 Patches = list[Any]
 
 
