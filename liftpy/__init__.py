@@ -1,9 +1,86 @@
 """liftpy: durable, replicated, replayable streams on top of plain NATS.
 
-``liftpy`` decides (pure logic and the client library), ``sidecar`` does (the daemon). Applications import
-``liftpy.client``; Spark jobs use the format ``liftpy`` (``liftpy.spark``); nothing here imports pyspark on its own.
+``liftpy`` decides (pure logic and the client library), ``sidecar`` does (the daemon). All that an application needs is here:
+
+    import liftpy
+
+    async with liftpy.connect("nats://127.0.0.1:4222") as client:
+        await client.create_stream("orders", "shop.orders", exist_ok=True)
+        ack = await client.publish("orders", b"one", key=b"k")
+
+Scripts without asyncio: ``liftpy.client.sync``. Spark jobs use the format ``liftpy`` (``liftpy.spark``); nothing here imports pyspark
+on its own. Names are looked up when they are used: ``import liftpy`` alone loads nothing.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from liftpy.client import (
+        Bounds,
+        Client,
+        Consumer,
+        Credentials,
+        PlacementWish,
+        PublishAck,
+        Publisher,
+        PublishOptions,
+        ReadOptions,
+        connect,
+    )
+    from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+    from liftpy.errors import (
+        AlreadyExistsError,
+        ClientClosedError,
+        ConfigError,
+        LiftError,
+        LogTruncatedError,
+        NotAllowedError,
+        NotFoundError,
+        OffsetOutOfRangeError,
+        OutcomeUnknownError,
+        PublishRejectedError,
+        UnavailableError,
+    )
+
 __version__ = "0.1.0"
+__all__ = [
+    "AckPolicy",
+    "AlreadyExistsError",
+    "Bounds",
+    "Client",
+    "ClientClosedError",
+    "Codec",
+    "CommitPolicy",
+    "ConfigError",
+    "Consumer",
+    "Credentials",
+    "FlushPolicy",
+    "LiftError",
+    "LogTruncatedError",
+    "NotAllowedError",
+    "NotFoundError",
+    "OffsetOutOfRangeError",
+    "OutcomeUnknownError",
+    "PlacementWish",
+    "PublishAck",
+    "PublishOptions",
+    "PublishRejectedError",
+    "Publisher",
+    "ReadOptions",
+    "StreamConfig",
+    "UnavailableError",
+    "__version__",
+    "connect",
+]
+_MODULES = ("liftpy.errors", "liftpy.config", "liftpy.client")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in map(importlib.import_module, _MODULES):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'liftpy' has no attribute {name!r}")

@@ -123,9 +123,14 @@ class OutcomeUnknownError(LiftError):
     """It may or may not have been done (a record may be stored and only its ack lost): look before you ask again.
 
     Only who asks again under the same operation id may do so blindly, as this client does on its own until its time is up.
+    ``message_id``: of a publish that had one, '' else; sent again under it within the stream's window it is stored once.
     """
 
     code = "OUTCOME_UNKNOWN"
+
+    def __init__(self, text: str = "", message_id: str = "") -> None:
+        super().__init__(f"{text} (message id {message_id})" if message_id else text)
+        self.message_id = message_id
 
 
 class ClientClosedError(LiftError):

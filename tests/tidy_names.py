@@ -20,8 +20,7 @@ _ASYNCIO = "asyncio calls it"
 _NATS = "nats-py calls it"
 _CHECKS = "checks of the control plane, for tests and simulators"
 UNREFERENCED = {
-    "liftpy.client.iteration.Iteration.aclose": "async generators have it: whoever leaves a loop early calls it",
-    "liftpy.client.client.Client.list_streams": "for applications; the command line's has the same name",
+    "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",

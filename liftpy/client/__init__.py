@@ -1,13 +1,13 @@
 """What applications import: connect, publish, consume, administer.
 
-    async with await liftpy.client.connect("nats://127.0.0.1:4222") as client:
+    async with liftpy.connect("nats://127.0.0.1:4222") as client:
         await client.create_stream("orders", "shop.orders")
         ack = await client.publish("orders", b"one", key=b"k")
         async for record in client.consume("orders", start="earliest", until="end"):
             print(record.offset, record.value)
 
-asyncio on nats-py. Every error is a ``liftpy.errors.LiftError``; offsets are inclusive unless a name says ``end_offset``
-or ``next_offset``; times are seconds (``_s``) or nanoseconds since 1970 (``_ns``).
+asyncio on nats-py; without asyncio: ``liftpy.client.sync``. Every error is a ``liftpy.errors.LiftError``; offsets are inclusive unless
+a name says ``end_offset`` or ``next_offset``; times are seconds (``_s``) or nanoseconds since 1970 (``_ns``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
-from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.publisher import Publisher
 from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
 from liftpy.client.slices import BatchSlice
 

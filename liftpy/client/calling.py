@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from liftpy.client.outgoing import Address
+from liftpy.client.outgoing import MESSAGE_ID, Address
 from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import NoAnswerError, NobodyListensError, Transport
@@ -30,7 +30,6 @@ SERVICE_HEADER = "Lift-Service"
 """Of a reply: who answers."""
 OFFSET_HEADER = "Lift-Offset"
 """Of a reply: the record that is answered; of a repeated command the newest one's."""
-MESSAGE_ID_HEADER = "Nats-Msg-Id"
 _ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """An inbox, and what comes there."""
@@ -111,7 +110,7 @@ async def _once(
             partition=command.partition,
             headers=[
                 client_pb2.Header(name=name, value=value)
-                for name, value in (*command.headers, (MESSAGE_ID_HEADER, message_id.encode()))
+                for name, value in (*command.headers, (MESSAGE_ID, message_id.encode()))
             ],
             replySubject=answer_to,
             ackPolicy=client_pb2.ALL,

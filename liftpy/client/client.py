@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
 
@@ -13,19 +13,22 @@ from liftpy.client import calling, positions, queries
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
+from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
-from liftpy.client.outgoing import Address
+from liftpy.client.likeness import differences
+from liftpy.client.opening import Opening
+from liftpy.client.outgoing import LEADERS_KNOW_IDS, Address
 from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.progress import ReadProgress
-from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.ids import check_name
 from liftpy.partition import PartitionState
 from liftpy.strict_json import load_json
@@ -39,7 +42,7 @@ _PLACED_POLL_S = 0.25
 _STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
 
 
-async def connect(
+def connect(
     nats: str | Sequence[str] | NatsConnection = DEFAULT_URL,
     namespace: str = "liftpy",
     *,
@@ -47,13 +50,25 @@ async def connect(
     name: str = "liftpy-client",
     timeout_s: float = 5.0,
     **nats_options: Any,
-) -> Client:
-    """A Client of the cluster ``namespace`` on these NATS servers; use it as ``async with await connect(...)``.
+) -> Opening[Client]:
+    """A Client of the cluster ``namespace`` on these NATS servers: ``async with connect(...) as client``, or ``await connect(...)`` and
+    ``close`` at the end.
 
     ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close; it gets our
     parser (``liftpy.client.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
     ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
     """
+    return Opening(_connect(nats, namespace, credentials, name, timeout_s, nats_options))
+
+
+async def _connect(
+    nats: str | Sequence[str] | NatsConnection,
+    namespace: str,
+    credentials: Credentials | None,
+    name: str,
+    timeout_s: float,
+    nats_options: dict[str, Any],
+) -> Client:
     subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
     if isinstance(nats, NatsConnection):
         make_strict(nats)
@@ -123,17 +138,27 @@ class Client:
         config: StreamConfig | None = None,
         placement: PlacementWish | None = None,
         ready_s: float = 15.0,
+        exist_ok: bool = False,
     ) -> StreamImage:
         """Attach a new stream to ``subject`` and wait until its leaders take messages.
 
         ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
         them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
-        Raises InvalidNameError, AlreadyExistsError, ConfigError, and UnavailableError (with ``ready_s``: the stream is made, its
-        leaders are not there yet).
+        ``exist_ok``: one that is there is as good, if its subject, partitions, ``replicas`` and ``config`` (where given) are these.
+        Raises InvalidNameError, AlreadyExistsError (with ``exist_ok`` it names what differs), ConfigError, and UnavailableError (with
+        ``ready_s``: the stream is made, its leaders are not there yet).
         """
-        stream = await self._admin.create_stream(
-            name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
-        )
+        try:
+            stream = await self._admin.create_stream(
+                name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+            )
+        except AlreadyExistsError:
+            if not exist_ok:
+                raise
+            stream = await self._admin.stream(name, linearizable=True)
+            differ = differences(stream, subject, partitions, replicas, config)
+            if differ:
+                raise AlreadyExistsError(f"stream {name} exists, and is another: {'; '.join(differ)}") from None
         self._streams[name] = stream
         return await self.until_ready(stream, ready_s) if ready_s else stream
 
@@ -373,6 +398,51 @@ class Client:
         return await calling.call(self._transport, find, sent, timeout_s)
 
     # ---- publishing --------------------------------------------------------------------------------------------------
+    @overload
+    async def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        partition: int = ...,
+        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck: ...
+
+    @overload
+    async def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        partition: int = ...,
+        ack: Literal[AckPolicy.NONE],
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> None: ...
+
+    @overload
+    async def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        partition: int = ...,
+        ack: AckPolicy,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck | None: ...
+
     async def publish(
         self,
         stream: str,
@@ -382,17 +452,24 @@ class Client:
         headers: HeadersLike | None = None,
         partition: int = 0,
         ack: AckPolicy = AckPolicy.ALL,
+        msg_id: str = "",
+        expected_last: int | None = None,
+        timeout_s: float | None = None,
     ) -> PublishAck | None:
         """Publish one message and wait until it is committed (ALL), flushed on the leader (LEADER), or not at all (NONE: None).
 
-        ``value`` None: a tombstone, by which compaction deletes ``key``.
-        Raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored), OutcomeUnknownError (no ack came).
-        For more than a few messages use ``publisher()``: it keeps many in flight.
+        ``value`` None: a tombstone, by which compaction deletes ``key``. ``msg_id``: within the stream's window an id is stored once;
+        by default a new one, under which this client sends the message again when no answer comes. ``expected_last``: store it only
+        behind the record of this offset, -1: as the first. ``timeout_s``: the whole patience, default 30 s.
+        Raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored), OutcomeUnknownError (no ack came; under its
+        ``message_id`` it can be sent again). For more than a few messages use ``publisher()``: it keeps many in flight.
         """
         found = self._publishers.get((stream, partition))
         if found is None:
             found = await self._own_publisher(stream, partition)
-        return await found.publish(value, key=key, headers=headers, ack=ack)
+        return await found.publish(
+            value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
+        )
 
     async def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
@@ -419,10 +496,8 @@ class Client:
             self._transport,
             stream,
             partition,
-            address.subject,
+            address,
             options or PublishOptions(),
-            uid=address.uid,
-            answered=address.answers,
             find=find,
         )
 
@@ -442,7 +517,9 @@ class Client:
         async with self._making:
             found = self._publishers.get((stream, partition))
             if found is None:
-                found = self._publishers[stream, partition] = await self.publisher(stream, partition)
+                found = self._publishers[stream, partition] = await self.publisher(
+                    stream, partition, options=PublishOptions(message_ids=True)
+                )
             return found
 
     async def _described(self, stream: str) -> StreamImage:
@@ -477,13 +554,14 @@ def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
     return stream.partitions[partition]
 
 
-def _address(subject: str, uid: str = "", answers: bool = True) -> Address:
+def _address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"{subject} has wildcards: name the subject to publish on (subject=...)")
-    return Address(subject, uid, answers)
+    return Address(subject, uid, answers, window_s)
 
 
 def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
     """Of a partition; on ``subject`` where one was named."""
     _partition_of(stream, partition)
-    return _address(subject or data_subject(stream.subject, partition), stream.uid, stream.answers)
+    window_s = stream.config.dedup_window_s if LEADERS_KNOW_IDS else 0.0
+    return _address(subject or data_subject(stream.subject, partition), stream.uid, stream.answers, window_s)

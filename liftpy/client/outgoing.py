@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import ItemsView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from liftpy.config import AckPolicy
 from liftpy.errors import ConfigError
@@ -13,17 +13,24 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 
 _POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+LEADERS_KNOW_IDS = False
+"""Whether leaders recognise message ids: only then is anything sent again that may be stored."""
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
+_LONGEST_ID_BYTES = 255
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """Of a header that every NATS client takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the messages of a partition go. ``uid``: of the stream, '' when it is not known. ``answers``: whether it acknowledges."""
+    """Where the messages of a partition go. ``uid``: of the stream, '' when it is not known. ``answers``: whether it acknowledges.
+    ``window_s``: for so long its leaders recognise a message id that they have stored; 0: they do not, or it is not known."""
 
     subject: str
     uid: str = ""
     answers: bool = True
+    window_s: float = field(default=0.0, compare=False)
 
 
 class NatsHeaders(dict[str, str]):
@@ -61,6 +68,26 @@ def enveloped(
             f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
         ) from error
     return frames.sealed(message)
+
+
+def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
+    """The headers with what a publish asks of the leader: that an id be stored once, that the last record have this offset (-1: there
+    is none). Raises ConfigError for what is no id, no offset, or said twice."""
+    pairs = pairs_of(headers)
+    names = {name for name, _ in pairs}
+    if msg_id:
+        if MESSAGE_ID in names:
+            raise ConfigError(f"the message id is said twice: by msg_id and by a header {MESSAGE_ID}")
+        if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
+            raise ConfigError(
+                f"a message id is {_LONGEST_ID_BYTES} bytes of text at most, without line ends or blanks around it"
+            )
+        pairs += ((MESSAGE_ID, msg_id.encode()),)
+    if expected_last is not None:
+        if not -1 <= expected_last < 1 << 62:
+            raise ConfigError(f"expected_last is the offset of the last record, or -1 where there is none, not {expected_last}")
+        pairs += ((EXPECTED_LAST, b"%d" % (expected_last + 1)),)  # a sequence counts from 1
+    return pairs
 
 
 def readdressed(payload: bytes, uid: str) -> bytes:

@@ -2,9 +2,13 @@
 
 A message travels as the published envelope ``Message`` on the stream's own subject, addressed to one stream, uid and partition; its
 reply subject names it, the Ack envelope comes back there, and only who was addressed acknowledges [A9]. What the other side certainly
-did not store (no subscriber, "not leader", "overloaded") is sent again until ``patience_s``; a missing ack is OutcomeUnknownError and
-is never repeated here, since the record may be stored. Silence, and whoever else answers, make the address doubtful: it is asked for
-anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
+did not store (no subscriber, "not leader", "overloaded") is sent again until ``patience_s``. What is not answered, or was on its way
+when the connection broke, may be stored: under a message id it is sent again within the stream's window, in which the leader stores an
+id once; without one it is OutcomeUnknownError, and never repeated. Silence, and whoever else answers, make the address doubtful: it is
+asked for anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
+
+Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
+all the others follow. So what is out of order is only what was on its way when the first was refused.
 """
 
 from __future__ import annotations
@@ -12,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal, overload
 
 from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
-from liftpy.client.outgoing import Address, enveloped, plain, readdressed
+from liftpy.client.in_flight import InFlight, MessageIds, PublishAck, PublishOptions, is_final
+from liftpy.client.outgoing import Address, enveloped, plain, promised, readdressed
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.config import AckPolicy
@@ -41,59 +45,20 @@ _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
-_FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 1.0
+_FIRST_ATTEMPT_S = 2.0
+"""For an ack, where it may be asked for again."""
+_OF_THE_WINDOW = 0.8
+"""In which a leader knows a message id: so much of it is used, for the way there takes time."""
 _MAX_DIGITS = 18
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAck:
-    """Where a message was stored. ``offset``: its own, in its partition; ``leader_epoch``: in which it was appended."""
-
-    stream: str
-    partition: int
-    offset: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishOptions:
-    """``window``, ``window_bytes``: messages, and their bytes as sent, in flight before ``send`` waits; a larger one goes alone.
-    ``timeout_s``: for an ack, and for handing a message to the connection. ``patience_s``: for sending again."""
-
-    window: int = 4096
-    timeout_s: float = 10.0
-    patience_s: float = 30.0
-    window_bytes: int = 32 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        bounds = {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600), "window_bytes": (1, 1 << 30)}
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
-
-
-@dataclass(slots=True, kw_only=True)
-class _InFlight:
-    """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
-
-    payload: bytes
-    uid: str
-    """Of the stream that it is addressed to."""
-    answer: asyncio.Future[PublishAck]
-    give_up: float
-    deadline: float
-    size_bytes: int
-    resend_at: float = 0.0
-    wait_s: float = _FIRST_WAIT_S
-    refusal: LiftError | None = None
 
 
 class Publisher:
     """Publishes on one partition's subject. Use as ``async with``: leaving it waits for every ack (``flush``).
 
-    Order: messages are sent in call order and stored in that order, except where one had to be sent again; use a window of 1
-    where that matters. It publishes to the stream of that name: after one that was deleted, to the one that was made again.
+    Order: messages are sent in call order and stored in that order, except what was on its way behind one that had to be sent again;
+    use a window of 1 where that matters. It publishes to the stream of that name: after one that was deleted, to the one that was made
+    again.
     """
 
     def __init__(
@@ -101,11 +66,9 @@ class Publisher:
         transport: Transport,
         stream: str,
         partition: int,
-        subject: str,
+        address: Address,
         options: PublishOptions,
         *,
-        uid: str = "",
-        answered: bool = True,
         find: Callable[[], Awaitable[Address]] | None = None,
     ) -> None:
         """``find``: asks the metadata group for the address; raises NotFoundError when there is no such stream or partition."""
@@ -113,10 +76,16 @@ class Publisher:
         self._stream = stream
         self._partition = partition
         self._options = options
-        self._addressing = Addressing(Address(subject, uid, answered), find, self._moved, self._lost)
+        self._addressing = Addressing(address, find, self._moved, self._lost)
+        self._ids = MessageIds()
         self._window = Window(options.window, options.window_bytes)
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
+        """Those that wait to be sent again, and who came behind them."""
+        self._taken = True
+        """Nothing was refused since somebody took what was sent."""
+        self._first = -1
+        """The one that was sent again alone, to see whether somebody takes it."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
         """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
@@ -152,16 +121,22 @@ class Publisher:
         key: bytes | None = None,
         headers: HeadersLike | None = None,
         ack: AckPolicy = AckPolicy.ALL,
+        msg_id: str = "",
+        expected_last: int | None = None,
+        timeout_s: float | None = None,
     ) -> asyncio.Future[PublishAck]:
         """Send and return a future of the ack; waits only for room in the window and in the connection. Not for AckPolicy.NONE.
 
         ``value`` None: a tombstone, by which compaction deletes ``key``. An empty value is a value, an empty key a key.
         ``headers``: a mapping, or pairs in an order of their own, whose names may repeat; ``Lift-*`` is reserved.
+        ``msg_id``: within the stream's window an id is stored once, whoever sends it again; the ack says ``duplicate``.
+        ``expected_last``: store it only behind the record of this offset, -1: as the first. ``timeout_s``: all the patience there is
+        with this one, in place of the options'.
 
         The future raises PublishRejectedError (not stored, ``reason``), UnavailableError (not stored, nobody took it), NotFoundError
-        (no such stream or partition), NotAllowedError (not stored) or OutcomeUnknownError (no ack in ``timeout_s``). ``send`` itself
-        raises ConfigError for what is no message, ClientClosedError, and NotFoundError where that is known already. A ``send`` that is
-        cancelled while it waits has sent nothing.
+        (no such stream or partition), NotAllowedError (not stored) or OutcomeUnknownError (no ack in time, whose ``message_id`` says
+        under what it can be sent again). ``send`` itself raises ConfigError for what is no message, ClientClosedError, and
+        NotFoundError where that is known already. A ``send`` that is cancelled while it waits has sent nothing.
         """
         if ack is AckPolicy.NONE:
             raise ConfigError("a message without an ack has no future: use post()")
@@ -172,7 +147,12 @@ class Publisher:
             raise ConfigError(
                 f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
             )
-        uid = self._addressing.address.uid
+        address = self._addressing.address
+        if not msg_id and self._options.message_ids and address.window_s:
+            msg_id = self._ids.next()
+        if msg_id or expected_last is not None:
+            headers = promised(headers, msg_id, expected_last)
+        uid, window_s = address.uid, address.window_s if msg_id else 0.0
         payload = enveloped(self._stream, self._partition, uid, value, key, headers, ack)
         if self._subscription is None:
             await self._open()
@@ -181,18 +161,26 @@ class Publisher:
             await self._enter(size_bytes)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        message = _InFlight(
+        attempt_s = min(self._options.timeout_s, timeout_s or self._options.timeout_s)
+        message = InFlight(
             payload=payload,
             uid=uid,
             answer=loop.create_future(),
-            give_up=now + self._options.patience_s,
-            deadline=now + self._options.timeout_s,
+            give_up=now + (self._options.patience_s if timeout_s is None else timeout_s),
+            attempt_s=min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
+            deadline=0.0,
             size_bytes=size_bytes,
+            message_id=msg_id,
+            known_until=now + window_s * _OF_THE_WINDOW if window_s else 0.0,
         )
+        message.deadline = message.deadline_from(now)
         number = self._next_id
         self._next_id += 1
         self._in_flight[number] = message
-        if self._transport.has_room or await self._room(number, message):
+        if self._refused:
+            message.resend_at = now
+            self._refused.add(number)
+        elif self._transport.has_room or await self._room(number, message):
             await self._put_on_the_wire(number, message)
         return message.answer
 
@@ -226,6 +214,45 @@ class Publisher:
         payload, nats_headers = plain(value, headers)
         await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
+    @overload
+    async def publish(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck: ...
+
+    @overload
+    async def publish(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        ack: Literal[AckPolicy.NONE],
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> None: ...
+
+    @overload
+    async def publish(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        ack: AckPolicy,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck | None: ...
+
     async def publish(
         self,
         value: bytes | None,
@@ -233,12 +260,20 @@ class Publisher:
         key: bytes | None = None,
         headers: HeadersLike | None = None,
         ack: AckPolicy = AckPolicy.ALL,
+        msg_id: str = "",
+        expected_last: int | None = None,
+        timeout_s: float | None = None,
     ) -> PublishAck | None:
-        """Send one message and wait for its ack; None with AckPolicy.NONE. Errors as of ``send``."""
+        """Send one message and wait for its ack; None with AckPolicy.NONE. Arguments and errors as of ``send``."""
         if ack is AckPolicy.NONE:
+            if msg_id or expected_last is not None:
+                headers = promised(headers, msg_id, expected_last)
             await self.post(value, key=key, headers=headers)
             return None
-        return await (await self.send(value, key=key, headers=headers, ack=ack))
+        coming = await self.send(
+            value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
+        )
+        return await coming
 
     async def flush(self) -> None:
         """Wait until everything sent before is answered; raise the first error that nobody has looked at.
@@ -300,7 +335,9 @@ class Publisher:
                     await listening.unsubscribe()
                 self._must_be_open()
                 if self._sweeper is None:
-                    self._sweeper = asyncio.create_task(self._sweep(), name=f"acks of {self._stream}/{self._partition}")
+                    self._sweeper = asyncio.create_task(
+                        self._sweep(self._transport.reconnected), name=f"acks of {self._stream}/{self._partition}"
+                    )
                 self._subscription = listening
 
     async def _enter(self, size_bytes: int) -> None:
@@ -309,7 +346,7 @@ class Publisher:
             self._window.leave(size_bytes)
             self._must_be_open()
 
-    async def _room(self, number: int, message: _InFlight) -> bool:
+    async def _room(self, number: int, message: InFlight) -> bool:
         """Wait until the connection takes it; whether it is to be sent then. If this is cancelled, nothing was sent."""
         try:
             await self._transport.room(message.deadline)
@@ -322,9 +359,12 @@ class Publisher:
             raise
         return number in self._in_flight  # not closed or given up meanwhile
 
-    async def _put_on_the_wire(self, number: int, message: _InFlight) -> None:
+    async def _put_on_the_wire(self, number: int, message: InFlight) -> None:
         address = self._addressing.address
         if message.uid not in ("", address.uid):
+            if message.maybe_stored:
+                self._fail(number, OutcomeUnknownError(f"{self._stream} was deleted and made again before the ack came"))
+                return
             message.payload, message.uid = readdressed(message.payload, address.uid), address.uid
         try:
             reply = f"{self._inbox}.{number}"
@@ -371,11 +411,16 @@ class Publisher:
     def _stored(self, number: int, ack: _Ack) -> None:
         self._has_right = True
         self._addressing.sure()
+        if number == self._first:
+            self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
+            for other in self._refused:
+                self._in_flight[other].resend_at = now
         answer = self._done(number)
         if not answer.done():
-            answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch))
+            duplicate = ack.duplicate
+            answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch, duplicate))
 
-    def _refusal(self, number: int, waiting: _InFlight, ack: _Ack, other: bool) -> None:
+    def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
         refusal = PublishRejectedError(f"{self._stream}/{self._partition} refused: {reason} {ack.detail}".rstrip(), reason)
         if other or not ack.streamUid:
@@ -423,10 +468,10 @@ class Publisher:
             self._fail(number, error)
 
     # ---- what is not answered ----------------------------------------------------------------------------------------
-    def _send_again(self, number: int, message: _InFlight, refusal: LiftError) -> None:
+    def _send_again(self, number: int, message: InFlight, refusal: LiftError) -> None:
         if number not in self._in_flight:
             return
-        message.refusal = refusal
+        message.refusal, self._taken = refusal, False
         message.resend_at = asyncio.get_running_loop().time() + message.wait_s
         message.wait_s = min(message.wait_s * 2, _LONGEST_WAIT_S)
         self._refused.add(number)
@@ -439,6 +484,11 @@ class Publisher:
         return message.answer
 
     def _fail(self, number: int, error: LiftError) -> None:
+        message = self._in_flight[number]
+        if isinstance(error, OutcomeUnknownError):
+            error = OutcomeUnknownError(str(error), message.message_id)
+        elif message.maybe_stored and not is_final(error):
+            error = OutcomeUnknownError(f"{error}; an earlier attempt was not answered", message.message_id)
         answer = self._done(number)
         if answer.done():
             return
@@ -448,31 +498,61 @@ class Publisher:
         else:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
-    async def _sweep(self) -> None:
-        """Every tick what was refused is sent again, every tenth what was not answered is given up."""
+    async def _sweep(self, renewed: asyncio.Future[None]) -> None:
+        """Every tick what was refused is sent again, every tenth what was not answered is sent again or given up."""
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
-            for number in list(self._refused):
-                if number in self._refused:
-                    await self._try_again(number, self._in_flight[number], now)
+            if renewed.done():  # nobody knows what of the old connection has arrived
+                renewed = self._transport.reconnected
+                self._may_be_stored(
+                    [n for n, message in self._in_flight.items() if message.known_until], now, "the connection broke"
+                )
+            await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
-                for number in late:
-                    self._fail(number, OutcomeUnknownError(self._silence()))
+                self._may_be_stored(late, now, self._silence())
                 if late:
                     self._addressing.doubt()
+
+    async def _send_refused(self, now: float) -> None:
+        """In the order in which they were sent first: one alone until it is taken, then all."""
+        waits = self._first in self._in_flight and self._first not in self._refused
+        for number in sorted(self._refused):
+            message = self._in_flight.get(number)
+            if message is None or number not in self._refused:
+                continue
+            if not waits or now >= message.give_up:
+                await self._try_again(number, message, now)
+            if number in self._refused:
+                waits = True
+            elif number in self._in_flight and not self._taken:
+                self._first, waits = number, True
+
+    def _may_be_stored(self, numbers: Iterable[int], now: float, why: str) -> None:
+        """Those were sent and not answered: where the leader knows their id, they are sent again, else it is over."""
+        for number in numbers:
+            message = self._in_flight[number]
+            if message.resend_at:
+                continue  # it waits to be sent already
+            message.maybe_stored = True
+            message.attempt_s = min(message.attempt_s * 2, self._options.timeout_s)
+            if now >= min(message.give_up, message.known_until):
+                self._fail(number, OutcomeUnknownError(why))
+            else:
+                self._send_again(number, message, UnavailableError(why))
+                message.resend_at = now
 
     def _silence(self) -> str:
         where = f"{self._stream}/{self._partition} on {self._addressing.address.subject}"
         return f"no ack of {where} within {self._options.timeout_s:g} s{self._last_foreign}"
 
-    async def _try_again(self, number: int, message: _InFlight, now: float) -> None:
-        if now >= message.give_up:
+    async def _try_again(self, number: int, message: InFlight, now: float) -> None:
+        if now >= message.give_up or (message.maybe_stored and now >= message.known_until):
             self._fail(number, message.refusal or UnavailableError(f"nobody took it on {self._addressing.address.subject}"))
         elif now >= message.resend_at and self._transport.has_room:
-            message.resend_at, message.deadline, message.refusal = 0.0, now + self._options.timeout_s, None
+            message.resend_at, message.deadline, message.refusal = 0.0, message.deadline_from(now), None
             self._refused.discard(number)
             await self._put_on_the_wire(number, message)
 

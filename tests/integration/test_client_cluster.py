@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any
@@ -240,3 +241,45 @@ async def test_a_jetstream_client_is_told_the_truth(client: Client, dev: DevClus
     found = await checked(Ours(dev.nats_url, client), PROGRAMS["nats-py"], many=2000)
     assert len(found) > len(CHECKS) - 3
     assert {check: wrong for check, wrong in found.items() if wrong and check not in NOT_YET} == {}
+
+
+_SCRIPT = """
+import sys
+import liftpy
+from liftpy.client import sync
+
+client = sync.connect(sys.argv[1])
+config = liftpy.StreamConfig(retention_age_s=86400.5, min_isr=2)
+for _ in range(2):
+    client.create_stream("script", "data.script", config=config, exist_ok=True)
+try:
+    client.create_stream("script", "data.script", config=liftpy.StreamConfig(), exist_ok=True)
+except liftpy.AlreadyExistsError as error:
+    print(error)
+print([client.publish("script", b"%d" % n, expected_last=n - 1, msg_id=f"m{n}").offset for n in range(3)])
+try:
+    client.publish("script", b"late", expected_last=1)
+except liftpy.PublishRejectedError as error:
+    print(error.reason)
+with client.publisher("script") as publisher:
+    for number in range(3, 200):
+        publisher.send(b"%d" % number)
+consumer = client.consume("script", until="end")
+some = [record.offset for _, record in zip(range(50), consumer)]
+rest = [record.offset for record in consumer]
+print(some + rest == list(range(200)), client.bounds("script").high_watermark)
+"""
+
+
+async def test_a_script_without_asyncio_that_closes_nothing_ends_well(dev: DevCluster) -> None:
+    script = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _SCRIPT, dev.nats_url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, errors = await asyncio.wait_for(script.communicate(), 60)
+    assert (errors.decode(), script.returncode) == ("", 0)
+    assert said.decode().splitlines() == [
+        "stream script exists, and is another: its min_isr is 2, not 0; its retention_age_s is 86400.5, not 0.0",
+        "[0, 1, 2]",
+        "INCORRECT_OFFSET",
+        "True 199",
+    ]

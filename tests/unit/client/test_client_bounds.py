@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client import Client, PublishOptions, connect
 from liftpy.client import transport as transport_module
-from liftpy.client.outgoing import plain
+from liftpy.client.outgoing import Address, plain
 from liftpy.client.publisher import Publisher
 from liftpy.client.transport import ROOM_BYTES, NoAnswerError, Transport, open_connection
 from liftpy.client.window import Window
@@ -82,9 +82,9 @@ async def test_a_request_that_can_not_be_written_ends_in_time(stuck: Transport, 
 
 async def test_a_message_that_can_not_be_written_is_answered_in_time_and_bounded(stuck: Transport) -> None:
     began = asyncio.get_running_loop().time()
-    publisher = Publisher(stuck, "s", 0, "data", PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
+    publisher = Publisher(stuck, "s", 0, Address("data"), PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
     publisher._subscription, publisher._inbox = contextlib.nullcontext(), "_INBOX.p"
-    publisher._sweeper = asyncio.create_task(publisher._sweep())
+    publisher._sweeper = asyncio.create_task(publisher._sweep(asyncio.get_running_loop().create_future()))
     with pytest.raises(UnavailableError, match="nothing was sent"):
         await publisher.publish(b"x")
     sending = asyncio.create_task(publisher.send(b"cancelled"))
@@ -145,7 +145,7 @@ async def test_what_is_in_flight_is_bounded_in_bytes(transport: Transport, serve
     kept: list[Any] = []
     await server_side.connection.subscribe("data.bytes", cb=keeper(kept))
     await server_side.settle()
-    p = Publisher(transport, "s", 0, "data.bytes", PublishOptions(window_bytes=3_000_000))
+    p = Publisher(transport, "s", 0, Address("data.bytes"), PublishOptions(window_bytes=3_000_000))
     futures: list[asyncio.Future[Any]] = []
 
     async def fill() -> None:
@@ -255,7 +255,7 @@ async def test_headers_are_ordered_pairs_on_both_ways(transport: Transport, serv
         return await before(block)
 
     server_side.connection._process_headers = seen  # type: ignore[method-assign]
-    p = Publisher(transport, "s", 0, "data.pairs", PublishOptions())
+    p = Publisher(transport, "s", 0, Address("data.pairs"), PublishOptions())
     pairs = [("b", "1"), ("a", b"2"), ("b", b"3")]
     async with asyncio.timeout(5):
         await p.post(b"v", headers=pairs)
@@ -385,7 +385,7 @@ async def _first(items: Any) -> Any:
 async def test_a_close_that_is_cancelled_goes_on_by_itself(transport: Transport) -> None:
     client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
     own = client._publishers["s", 0] = await client.publisher("s", subject="data.cancelled")
-    own._sweeper = asyncio.create_task(own._sweep(), name="acks of s/0")
+    own._sweeper = asyncio.create_task(own._sweep(asyncio.get_running_loop().create_future()), name="acks of s/0")
     closing = asyncio.create_task(client.close())
     await asyncio.sleep(0)
     closing.cancel()

@@ -16,10 +16,11 @@ from liftpy.client import client as client_module
 from liftpy.client import transport as transport_module
 from liftpy.client.addressing import Address
 from liftpy.client.credentials import Credentials
+from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
-from liftpy.client.publisher import Publisher, PublishOptions, _InFlight
+from liftpy.client.publisher import Publisher
 from liftpy.client.transport import open_connection
 from liftpy.errors import (
     ConfigError,
@@ -347,8 +348,8 @@ async def test_what_another_stream_of_the_name_has_refused_goes_to_the_new_one_a
     made._addressing = SimpleNamespace(address=Address("ev", "u2", True))
     made._has_right, made._refused = True, set()
 
-    def message(uid: str, refusal: Any) -> _InFlight:
-        return _InFlight(
+    def message(uid: str, refusal: Any) -> InFlight:
+        return InFlight(
             payload=b"",
             uid=uid,
             answer=loop.create_future(),

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client import publisher as publisher_module
+from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.outgoing import Address
+from liftpy.client.publisher import Publisher
 from liftpy.client.transport import Transport
 from liftpy.config import AckPolicy
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
@@ -16,6 +19,11 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.subjects import Subjects
 
 _Ack = client_pb2.Ack
+
+
+@pytest.fixture(autouse=True)
+def quick_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.002)
 
 
 class Leader:
@@ -59,7 +67,7 @@ async def leader(server_side: Transport, request: pytest.FixtureRequest) -> Lead
 
 
 def publisher(transport: Transport, leader: Leader, **options: float) -> Publisher:
-    return Publisher(transport, "flights", 0, leader.subject, PublishOptions(**options))  # type: ignore[arg-type]
+    return Publisher(transport, "flights", 0, Address(leader.subject), PublishOptions(**options))  # type: ignore[arg-type]
 
 
 async def test_an_ack_names_the_record(transport: Transport, leader: Leader) -> None:
@@ -197,7 +205,7 @@ async def test_without_an_ack_the_bytes_go_out_as_they_are(transport: Transport,
     heard: asyncio.Queue[Any] = asyncio.Queue()
     await server_side.connection.subscribe("data.plain", cb=heard.put)
     await server_side.settle()
-    p = Publisher(transport, "flights", 0, "data.plain", PublishOptions())
+    p = Publisher(transport, "flights", 0, Address("data.plain"), PublishOptions())
     assert await p.publish(b"bare", headers={"a": b"1"}, ack=AckPolicy.NONE) is None
     message = await asyncio.wait_for(heard.get(), 5)
     assert (message.data, message.headers, message.reply) == (b"bare", {"a": "1"}, "")
@@ -281,8 +289,9 @@ async def test_the_first_use_by_many_tasks_makes_one_publisher(
     client = Client(transport, Subjects("first"), owns_connection=False)
     made = 0
 
-    async def publisher_of(stream: str, partition: int = 0) -> Publisher:
+    async def publisher_of(stream: str, partition: int = 0, *, options: PublishOptions) -> Publisher:
         nonlocal made
+        assert options.message_ids
         made += 1
         await transport.settle()
         return publisher(transport, leader)

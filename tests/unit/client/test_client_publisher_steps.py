@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from liftpy.client import publisher as publisher_module
+from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.outgoing import Address, enveloped
-from liftpy.client.publisher import PublishAck, Publisher, PublishOptions
+from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
 from liftpy.errors import (
     ClientClosedError,
@@ -59,6 +60,7 @@ class Wire:
         self.denied: Any = None
         self.settled = 0
         self.on_settle: Any = lambda: None
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def must_be_usable(self) -> None:
         if self.is_closed:
@@ -113,7 +115,7 @@ class Found:
 def publisher(answered: bool = True, uid: str = "u1", **options: Any) -> tuple[Any, Wire, Found]:
     wire, found = Wire(), Found()
     transport: Any = wire
-    made = Publisher(transport, "s", 0, "shop.s", PublishOptions(**options), uid=uid, answered=answered, find=found)
+    made = Publisher(transport, "s", 0, Address("shop.s", uid, answered), PublishOptions(**options), find=found)
     return made, wire, found
 
 

@@ -293,7 +293,7 @@ async def test_a_status_of_many_pages_is_one() -> None:
 async def test_two_publishes_at_once_share_a_publisher() -> None:
     client, made = a_client(), []
 
-    async def publisher(stream: str, partition: int) -> object:
+    async def publisher(stream: str, partition: int, *, options: object) -> object:
         await asyncio.sleep(0)
         made.append((stream, partition))
         return object()

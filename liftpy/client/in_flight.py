@@ -1,0 +1,90 @@
+"""What a publisher is asked, holds and answers: its options, one message in flight, the ack, and which errors are the last word."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from dataclasses import dataclass
+
+from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
+
+FIRST_WAIT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAck:
+    """Where a message was stored. ``offset``: its own, in its partition; ``leader_epoch``: in which it was appended."""
+
+    stream: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    duplicate: bool = False
+    """Its message id was known: it was stored before, there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """``window``, ``window_bytes``: messages, and their bytes as sent, in flight before ``send`` waits; a larger one goes alone.
+    ``timeout_s``: for an ack, and for handing a message to the connection. ``patience_s``: for sending again. ``message_ids``: give an
+    id to each message that has none, where the stream recognises them: some 40 bytes a record, and a place in the leader's table."""
+
+    window: int = 4096
+    timeout_s: float = 10.0
+    patience_s: float = 30.0
+    window_bytes: int = 32 * 1024 * 1024
+    message_ids: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = {"window": (1, 1 << 20), "timeout_s": (0.01, 600), "patience_s": (0, 3600), "window_bytes": (1, 1 << 30)}
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+
+
+@dataclass(slots=True, kw_only=True)
+class InFlight:
+    """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
+
+    payload: bytes
+    uid: str
+    """Of the stream that it is addressed to."""
+    answer: asyncio.Future[PublishAck]
+    give_up: float
+    deadline: float
+    size_bytes: int
+    attempt_s: float = 10.0
+    """For the ack of one attempt."""
+    message_id: str = ""
+    known_until: float = 0.0
+    """Until then the leader knows the message id, if it is stored; 0: it does not."""
+    maybe_stored: bool = False
+    """An attempt was not answered."""
+    resend_at: float = 0.0
+    wait_s: float = FIRST_WAIT_S
+    refusal: LiftError | None = None
+
+    def deadline_from(self, now: float) -> float:
+        """Of an attempt that begins now; who may ask again does not wait beyond the patience."""
+        return min(now + self.attempt_s, self.give_up) if self.known_until else now + self.attempt_s
+
+
+class MessageIds:
+    """Ids for one publisher's messages: random, then counted."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_urlsafe(12)
+        self._numbers = itertools.count()
+
+    def next(self) -> str:
+        """One that nobody had before."""
+        return f"{self._prefix}.{next(self._numbers)}"
+
+
+def is_final(error: LiftError) -> bool:
+    """Whether it is true whatever became of earlier attempts: who knows the message id says so before it looks at the last offset, and
+    a stream that is deleted holds nothing."""
+    if isinstance(error, PublishRejectedError):
+        return error.reason == "INCORRECT_OFFSET"
+    return isinstance(error, NotFoundError)

@@ -1,0 +1,337 @@
+"""The client without asyncio, for scripts: publishing, reading, administration, each call waits until it is done.
+
+    from liftpy.client import sync
+
+    with sync.connect("nats://127.0.0.1:4222") as client:
+        client.create_stream("orders", "shop.orders", exist_ok=True)
+        ack = client.publish("orders", b"one", key=b"k")
+        for record in client.consume("orders", until="end"):
+            print(record.offset, record.value)
+
+The asyncio client runs in an event loop of its own, in a thread of its own; arguments, answers and errors are those of
+``liftpy.client.Client``. Any thread may call, also one in which another event loop runs (which then waits, too). Ctrl-C ends the call
+that waits, not the client: a publish may be stored then. What is left open is closed when the program ends. Not over a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from liftpy.client.client import Client
+from liftpy.client.client import connect as _connect
+from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.credentials import Credentials
+from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.publisher import Publisher
+from liftpy.client.slices import BatchSlice
+from liftpy.client.transport import DEFAULT_URL
+from liftpy.config import AckPolicy
+from liftpy.errors import ClientClosedError, ConfigError
+from liftpy.wire.batch import Record
+from liftpy.wire.headers import HeadersLike
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_CLOSE_S = 15.0
+
+
+class _Loop:
+    """An event loop in a thread that ends with the program, or by ``end``."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="liftpy-client", daemon=True)
+        self._thread.start()
+        self._ending = threading.Lock()
+        self.ended = False
+
+    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+        """What it gives or raises; who is interrupted here cancels it."""
+        if self.ended or threading.current_thread() is self._thread:
+            work.close()
+            if self.ended:
+                raise ClientClosedError("the client is closed")
+            raise ConfigError("a callback in the client's own thread can't wait for the client")
+        coming = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return coming.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise ClientClosedError("the client was closed meanwhile") from None
+        except BaseException:
+            coming.cancel()  # nothing, where it is what the work has raised
+            raise
+
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the last piece of work, then stop; once."""
+        with self._ending:
+            if self.ended:
+                return
+            if threading.current_thread() is self._thread:  # the collector runs anywhere: nobody can wait here
+                self.ended = True
+                self._loop.create_task(last()).add_done_callback(lambda _: self._loop.stop())
+                return
+            try:
+                with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                    self.run(last(), _CLOSE_S)
+            finally:
+                self.ended = True
+                self._loop.call_soon_threadsafe(self._stop)
+                self._thread.join(_CLOSE_S)
+                if not self._thread.is_alive():
+                    self._loop.close()
+
+    def _stop(self) -> None:
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        gathered = asyncio.gather(*left, return_exceptions=True)
+        gathered.add_done_callback(lambda _: self._loop.stop())
+
+
+def connect(
+    nats: str | Sequence[str] = DEFAULT_URL,
+    namespace: str = "liftpy",
+    *,
+    credentials: Credentials | None = None,
+    name: str = "liftpy-client",
+    timeout_s: float = 5.0,
+    **nats_options: Any,
+) -> SyncClient:
+    """A connected client; use it as ``with connect(...) as client``, or ``close`` it. Arguments and errors as of ``liftpy.connect``."""
+    loop = _Loop()
+
+    async def opened() -> Client:
+        return await _connect(nats, namespace, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
+
+    try:
+        return SyncClient(loop, loop.run(opened()))
+    except BaseException:
+        loop.end(_nothing)
+        raise
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _waiting(method: Callable[Concatenate[Client, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[SyncClient, _P], _T]:
+    def call(self: SyncClient, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
+        return self._loop.run(method(self._client, *arguments, **named))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class SyncClient:
+    """As ``liftpy.client.Client``, with calls that wait. Made by ``connect``."""
+
+    def __init__(self, loop: _Loop, client: Client) -> None:
+        self._loop = loop
+        self._client = client
+        self._closing = weakref.finalize(self, loop.end, client.close)  # also when the program ends
+
+    def close(self) -> None:
+        """Close publishers and the connection, and end the thread. Who waits in another thread is told by ClientClosedError."""
+        self._closing()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    create_stream = _waiting(Client.create_stream)
+    plan_stream = _waiting(Client.plan_stream)
+    add_partitions = _waiting(Client.add_partitions)
+    alter_stream = _waiting(Client.alter_stream)
+    delete_stream = _waiting(Client.delete_stream)
+    list_streams = _waiting(Client.list_streams)
+    stream = _waiting(Client.stream)
+    elect_leader = _waiting(Client.elect_leader)
+    reassign = _waiting(Client.reassign)
+    set_node = _waiting(Client.set_node)
+    remove_node = _waiting(Client.remove_node)
+    describe_cluster = _waiting(Client.describe_cluster)
+    node_status = _waiting(Client.node_status)
+    bounds = _waiting(Client.bounds)
+    offset_at = _waiting(Client.offset_at)
+    query_service = _waiting(Client.query_service)
+    call_service = _waiting(Client.call_service)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What came and could not be used, by kind."""
+        return self._client.counters
+
+    @overload
+    def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        partition: int = ...,
+        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = ...,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck: ...
+
+    @overload
+    def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = ...,
+        headers: HeadersLike | None = ...,
+        partition: int = ...,
+        ack: AckPolicy,
+        msg_id: str = ...,
+        expected_last: int | None = ...,
+        timeout_s: float | None = ...,
+    ) -> PublishAck | None: ...
+
+    def publish(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        partition: int = 0,
+        ack: AckPolicy = AckPolicy.ALL,
+        msg_id: str = "",
+        expected_last: int | None = None,
+        timeout_s: float | None = None,
+    ) -> PublishAck | None:
+        """One message; see ``liftpy.client.Client.publish``. For many use ``publisher``: this waits for each."""
+        return self._loop.run(
+            self._client.publish(
+                stream,
+                value,
+                key=key,
+                headers=headers,
+                partition=partition,
+                ack=ack,
+                msg_id=msg_id,
+                expected_last=expected_last,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def publisher(
+        self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
+    ) -> SyncPublisher:
+        """Many messages in flight: ``with client.publisher("orders") as p: p.send(b"x")``."""
+        made = self._loop.run(self._client.publisher(stream, partition, subject=subject, options=options))
+        return SyncPublisher(self._loop, made)
+
+    def consume(
+        self,
+        stream: str,
+        partition: int = 0,
+        *,
+        start: Start = "earliest",
+        until: Until = None,
+        after_epoch: int = 0,
+        options: ReadOptions | None = None,
+    ) -> SyncConsumer:
+        """Read committed records: ``for record in client.consume("orders", until="end")``; see ``liftpy.client.Client.consume``."""
+
+        async def made() -> Consumer:
+            return self._client.consume(stream, partition, start=start, until=until, after_epoch=after_epoch, options=options)
+
+        return SyncConsumer(self._loop, self._loop.run(made()))
+
+
+class SyncPublisher:
+    """As ``liftpy.client.Publisher``. Leaving it waits for every ack and raises the first error."""
+
+    def __init__(self, loop: _Loop, publisher: Publisher) -> None:
+        self._loop = loop
+        self._publisher = publisher
+
+    def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        ack: Literal[AckPolicy.ALL, AckPolicy.LEADER] = AckPolicy.ALL,
+        msg_id: str = "",
+        expected_last: int | None = None,
+    ) -> None:
+        """Send one; waits for room in the window only. What becomes of it, ``flush`` says."""
+        self._loop.run(
+            self._publisher.send(value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last)
+        )
+
+    def flush(self) -> None:
+        """Wait until all that was sent is acknowledged; raise the first error that nobody was told."""
+        self._loop.run(self._publisher.flush())
+
+    def close(self) -> None:
+        """Stop without waiting."""
+        self._loop.run(self._publisher.close())
+
+    def __enter__(self) -> SyncPublisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._loop.run(self._publisher.__aexit__(kind))
+
+
+class SyncConsumer:
+    """An iterable of records; ``batches`` of whole batches."""
+
+    def __init__(self, loop: _Loop, consumer: Consumer) -> None:
+        self._loop = loop
+        self._consumer = consumer
+        self._rest: Iterator[Record] = iter(())
+        """Of the batch that was handed on last: an iteration that is broken off loses none of it."""
+
+    def begin(self) -> Bounds:
+        """Settle where it starts now, not at the first record; see ``liftpy.client.Consumer.begin``."""
+        return self._loop.run(self._consumer.begin())
+
+    def batches(self) -> Generator[BatchSlice, None, None]:
+        """Slices of batches, in order."""
+
+        async def begun() -> Any:
+            return self._consumer.batches()
+
+        batches = self._loop.run(begun())
+
+        async def following() -> BatchSlice | None:
+            try:
+                found: BatchSlice = await anext(batches)
+            except StopAsyncIteration:
+                return None
+            return found
+
+        try:
+            while (found := self._loop.run(following())) is not None:
+                yield found
+        finally:
+            with contextlib.suppress(ClientClosedError, ConfigError):
+                self._loop.run(batches.aclose())
+
+    def __iter__(self) -> Iterator[Record]:
+        for record in self._rest:
+            yield record  # not "yield from": that would end the rest with this iteration
+        with contextlib.closing(self.batches()) as batches:
+            for batch in batches:
+                self._rest = batch.records()
+                for record in self._rest:
+                    yield record

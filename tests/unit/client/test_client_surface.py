@@ -1,0 +1,195 @@
+"""What an application imports and opens, and the client without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import Any
+
+import pytest
+
+import liftpy
+from liftpy.client import client as client_module
+from liftpy.client import sync
+from liftpy.client.likeness import differences
+from liftpy.client.opening import Opening
+from liftpy.cluster.image import StreamImage
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
+from tests.unit.client.test_client_publisher import Leader
+
+
+def test_all_that_an_application_needs_comes_from_one_import() -> None:
+    assert {name: getattr(liftpy, name) for name in liftpy.__all__}["connect"] is client_module.connect
+    assert liftpy.OutcomeUnknownError.code == "OUTCOME_UNKNOWN"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = liftpy.nothing  # type: ignore[attr-defined]
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    async def __aenter__(self) -> Thing:
+        self.steps.append("entered")
+        return self
+
+    async def __aexit__(self, kind: Any, *_: object) -> None:
+        self.steps.append(f"left {kind.__name__ if kind else 'well'}")
+
+
+async def test_what_opens_is_awaited_or_entered() -> None:
+    thing = Thing()
+
+    async def opened() -> Thing:
+        await asyncio.sleep(0)
+        return thing
+
+    async with Opening(opened()) as found:
+        assert found is thing
+    with pytest.raises(ValueError):
+        async with Opening(opened()):
+            raise ValueError
+    async with await Opening(opened()) as found:
+        assert found is thing
+    assert await asyncio.create_task(Opening(opened())) is thing
+    assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
+
+
+async def test_a_client_is_entered_without_a_second_await(nats_url: str) -> None:
+    async with liftpy.connect(nats_url) as client:
+        assert client.transport.connection.is_connected
+    with pytest.raises(ClientClosedError):
+        await client.list_streams()
+    with pytest.raises(liftpy.UnavailableError):
+        async with liftpy.connect("nats://127.0.0.1:1", timeout_s=0.2):
+            pass
+
+
+def image(**fields: Any) -> StreamImage:
+    return StreamImage(
+        **{"name": "s", "uid": "u", "subject": "a.b", "config": StreamConfig(), "partitions": (), "waiting": 2, **fields}
+    )
+
+
+def test_what_differs_between_a_stream_and_a_wish_is_named() -> None:
+    there = image(replication_factor=3)
+    assert differences(there, "a.b", 2, 0, None) == []
+    assert differences(there, "a.b", 2, 3, StreamConfig()) == []
+    config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1)
+    assert differences(there, "a.c", 1, 2, config) == [
+        "its subject is a.b, not a.c",
+        "its partitions is 2, not 1",
+        "its replicas is 3, not 2",
+        "its ack_policy is all, not leader",
+        "its min_isr is 0, not 1",
+    ]
+
+
+async def test_a_stream_that_is_there_is_as_good_where_that_is_said(monkeypatch: pytest.MonkeyPatch, nats_url: str) -> None:
+    async with liftpy.connect(nats_url) as client:
+
+        async def exists(*_: Any, **__: Any) -> StreamImage:
+            raise AlreadyExistsError("stream s exists")
+
+        async def described(name: str, *, linearizable: bool = False) -> StreamImage:
+            assert (name, linearizable) == ("s", True)
+            return image(waiting=1)
+
+        monkeypatch.setattr(client._admin, "create_stream", exists)
+        monkeypatch.setattr(client._admin, "stream", described)
+        assert (await client.create_stream("s", "a.b", exist_ok=True, ready_s=0)).uid == "u"
+        with pytest.raises(AlreadyExistsError, match=r"^stream s exists, and is another: its subject is a.b, not a.c$"):
+            await client.create_stream("s", "a.c", exist_ok=True)
+        with pytest.raises(AlreadyExistsError, match=r"^stream s exists$"):
+            await client.create_stream("s", "a.b")
+
+
+# ---- without asyncio -----------------------------------------------------------------------------------------------------------
+async def test_a_script_publishes_and_closes(nats_url: str, server_side: Any) -> None:
+    leader = await Leader(server_side, "data.of-a-script").start()
+
+    def script() -> None:
+        with sync.connect(nats_url) as client:
+            with client.publisher("flights", subject="data.of-a-script") as publisher:
+                for number in range(100):
+                    publisher.send(b"%d" % number)
+            client._client._admin._deadline_s = 0.1
+            with pytest.raises(liftpy.UnavailableError):
+                client.list_streams()
+        with pytest.raises(ClientClosedError):
+            client.list_streams()
+        client.close()
+
+    threads = threading.active_count()
+    await asyncio.to_thread(script)
+    assert [message.value for message in leader.stored] == [b"%d" % number for number in range(100)]
+    assert threading.active_count() <= threads + 1, "one of to_thread"
+
+
+async def _forever(began: threading.Event, ended: threading.Event) -> None:
+    try:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+    finally:
+        ended.set()
+
+
+def test_who_is_interrupted_ends_the_call_and_not_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
+
+    def interrupted(future: Any, timeout: float | None = None) -> Any:
+        assert began.wait(30)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(concurrent.futures.Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(_forever(began, ended))
+    assert ended.wait(30), "nothing goes on that nobody waits for"
+
+    async def fine() -> str:
+        return "fine"
+
+    assert loop.run(fine()) == "fine"
+    loop.end(sync._nothing)
+    with pytest.raises(ClientClosedError):
+        loop.run(fine())
+    assert not loop._thread.is_alive()
+
+
+def test_a_close_ends_who_waits_in_another_thread() -> None:
+    loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
+    told: list[type[BaseException]] = []
+
+    def waits() -> None:
+        try:
+            loop.run(_forever(began, ended))
+        except BaseException as error:
+            told.append(type(error))
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    assert began.wait(30)
+    loop.end(sync._nothing)
+    loop.end(sync._nothing)
+    waiting.join(30)
+    assert told == [ClientClosedError]
+
+
+def test_the_clients_own_thread_can_not_wait_for_itself() -> None:
+    loop = sync._Loop()
+
+    async def calls_back() -> None:
+        loop.run(sync._nothing())
+
+    with pytest.raises(ConfigError, match="own thread"):
+        loop.run(calls_back())
+
+    async def fails() -> None:
+        raise NotFoundError("as the asyncio client says it")
+
+    with pytest.raises(NotFoundError):
+        loop.run(fails())
+    loop.end(sync._nothing)
