@@ -185,6 +185,11 @@ MUTANTS = [
         ("a look is never repeated", "= now_ns + LOOK_EVERY_NS, now_ns + AGAIN_AFTER_NS", "= now_ns + LOOK_EVERY_NS, None", "a proposal that was lost is not made again"),
     ),
     *rows(
+        "liftpy/cluster/decisions/moving.py",
+        ("an unwanted learner goes on", "kept = partition if partition.joining in wanted else replace(partition, joining=\"\", copy_epoch=0)", "kept = partition", "a copy that nobody wants is finished, and its node becomes a replica"),
+        ("a copy without a number", "copy = partition.epoch if request.node else 0", "copy = 0", "what a learner told of a copy that it has deleted counts for the next one"),
+    ),
+    *rows(
         "liftpy/cluster/moving.py",
         ("nobody is waited for", "if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]", "if self._grace_ns]", "a node that restarts has all its replicas copied to others"),
         ("a new metadata leader knows since when", "for kept in (self._down_since_ns, self._names,", "for kept in (self._names,", "the clock of another metadata leader says how long a node was down"),

@@ -6,6 +6,30 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/replica/moving.py",
+        ("any majority will do", "> len(staying) // 2", "> len(staying) // 4", "a replica goes, and an election among those that stay loses what was committed"),
+        ("the own epoch's start is not needed", "needed_offset = max(high_watermark, epoch_start_offset - 1)", "needed_offset = high_watermark", "those that stay lack what the leader before had committed"),
+        ("who goes is counted", "staying = isr - {leaving}\n", "staying = isr\n", "a replica goes below min.isr"),
+        ("fewer copies will do", " and (leaving not in isr or len(staying) >= len(state.target))", "", "a replica goes before its successor has its log"),
+    ),
+    *rows(
+        "liftpy/replica/leader.py",
+        ("evicted while the leader before may speak", "if not leaving or self.phase is not Leading.READY or not self.desk.is_free_to_speak(now_ns):", "if not leaving or self.phase is not Leading.READY:", "who led before and does not know it is looked for among the replicas no more"),
+        ("a majority need not hold it", "return leaving if moving.majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else \"\"", "return leaving", "by quorum a replica goes that has what the others lack"),
+    ),
+    *rows(
+        "liftpy/replica/fetch_desk.py",
+        ("an earlier copy counts", " or (copy_epoch and event.copy_epoch != copy_epoch)", "", "a learner is believed to hold what it has deleted"),
+    ),
+    *rows(
+        "liftpy/replica/progress.py",
+        ("another copy goes on where the last one was", "if copy_epoch and copy_epoch != self.copy_epoch:", "if copy_epoch and not self.copy_epoch:", "a learner is let into the ISR for a log that it has deleted"),
+    ),
+    *rows(
+        "liftpy/replica/isr_change.py",
+        ("one set is counted", "        yield from self.sets\n", "", "two of four commit, and the other two elect a leader"),
+    ),
+    *rows(
         "liftpy/replica/data_path.py",
         ("ingest has no grace", "INGEST_GRACE_NS = 10 * NS_PER_S", "INGEST_GRACE_NS = 0", "a slow consumer costs a leader its leaderships"),
         ("one that is back counts as both", "            self._down_ns.pop(link, None)\n", "            self._down_ns.clear()\n", "a leader thinks that its data path is up while replication is down"),

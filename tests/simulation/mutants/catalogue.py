@@ -33,7 +33,7 @@ from liftpy.replica.reads import Reads
 from liftpy.replica.reconcile import Cut
 from liftpy.replica.replica import Replica
 from liftpy.replica.role import Shared
-from tests.simulation.mutants import unseen
+from tests.simulation.mutants import moving, unseen
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -461,6 +461,7 @@ def raise_without_looking() -> Patches:
 
 MUTANTS = (
     *unseen.MUTANTS,
+    *moving.MUTANTS,
     Mutant("truncate by HW", "KIP-101; Liftbridge", truncate_by_high_watermark),
     Mutant("truncate by HW when nobody answers", "Liftbridge truncateToHW", truncate_by_high_watermark_when_nobody_answers),
     Mutant("single-shot epoch query", "KIP-279; Liftbridge", single_shot_epoch_query, "elections"),

@@ -1,0 +1,190 @@
+"""The metadata leader's planner with real replicas: nodes that are drained, die, come back, weigh more; leaders that die in the middle.
+
+Weight raised (the scenario of the specification): a node that weighs more is not what is removed; whoever was evicted for it is. A node
+that is drained and dies is replaced like any other. One that is back while another one of its partition is drained keeps its place. A
+newcomer that has joined and dies for good gives its place back, and so does who was to stay when there are to be fewer.
+
+Shows C3, D3, D6, M11, L2.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.partition import PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.scripts.stage import STREAM, Stage
+from tests.scripts.test_a_replica_moves import has_moved, holds_nothing, wanted
+
+GRACE_S = 4.0
+KILLS = (
+    "a target with a dead member stays",
+    "a copy is a replica at once",
+    "gone before the learner has joined",
+    "an unwanted learner goes on",
+)
+
+
+def drain(s: Stage, node: str, leaving: bool = True) -> None:
+    """``liftpy node drain``."""
+    response = s.command(pb.ControlRequest(setNode=pb.SetNode(nodeId=node, leaving=leaving)))
+    assert response.error == pb.ControlResponse.OK, response.detail
+
+
+def factor(s: Stage, count: int) -> None:
+    """``liftpy stream alter --replication-factor``."""
+    response = s.command(pb.ControlRequest(alterStream=pb.AlterStream(name=STREAM, replicationFactor=count)))
+    assert response.error == pb.ControlResponse.OK, response.detail
+
+
+def is_settled(s: Stage, *replicas: str) -> bool:
+    """Whether exactly they hold it, all in sync, in whatever order."""
+    return set(s.partition.replicas) == set(replicas) == s.isr and not s.partition.target
+
+
+def test_weight_raised() -> None:
+    with Stage(nodes=4) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        for node in (c, "n4"):
+            assert s.command(pb.ControlRequest(setNode=pb.SetNode(nodeId=node, weight=4.0))).error == pb.ControlResponse.OK
+        s.always(lambda: not s.partition.target, 2)
+        wanted(s, a, c, "n4")
+        s.until(lambda: has_moved(s, a, c, "n4"))
+        s.until(lambda: holds_nothing(s, b))
+        s.publish(2)
+        assert s.ids(c) == s.ids("n4") == [1, 2, 3, 4, 5]
+
+
+def test_another_target_while_a_copy_is_made() -> None:
+    with Stage(nodes=5) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        joins = s.hold("changeIsr", sender=a)
+        wanted(s, a, b, "n4")
+        s.until(lambda: s.partition.joining == "n4" and s.cluster.replica("n4") is not None)
+        wanted(s, a, b, "n5")
+        s.until(lambda: s.partition.joining == "n5")
+        joins.drop()
+        s.until(lambda: has_moved(s, a, b, "n5"), within_s=60)
+        s.until(lambda: holds_nothing(s, "n4") and holds_nothing(s, c))
+        assert s.ids("n5") == [1, 2, 3]
+
+
+def test_cancelled_while_the_leader_hands_over() -> None:
+    """Whoever leads then, the swap whose copy is done is finished, and nothing else is."""
+    with Stage(nodes=4) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        promotes = s.hold("reportPromotion")
+        wanted(s, b, c, "n4")
+        s.until(lambda: s.partition.status is not PartitionStatus.ONLINE, within_s=60)
+        assert s.partition.leaving == a
+        wanted(s)
+        promotes.release()
+        s.until(lambda: is_settled(s, b, c, "n4"), within_s=60)
+        s.until(lambda: holds_nothing(s, a))
+        s.publish(1)
+        assert s.ids("n4") == [1, 2, 3, 4]
+
+
+def test_the_leader_dies_between_join_and_eviction() -> None:
+    with Stage(nodes=4) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        wanted(s, a, b, "n4")
+        s.until(lambda: "n4" in s.isr)
+        s.hold("changeIsr", sender=a)
+        if s.partition.target:
+            assert c in s.partition.replicas
+        s.crash(a)
+        s.until(lambda: s.leader not in ("", a))
+        s.publish(1)
+        s.start(a)
+        s.until(lambda: is_settled(s, a, b, "n4"), within_s=60)
+        s.until(lambda: holds_nothing(s, c))
+        assert s.ids("n4") == [1, 2, 3, 4]
+
+
+def test_drained_and_dead() -> None:
+    with Stage(nodes=4, replacement_grace_s=300.0) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.crash(c)
+        s.run(3)
+        drain(s, c)
+        s.until(lambda: is_settled(s, a, b, "n4"), within_s=60)
+        s.start(c)
+        s.until(lambda: holds_nothing(s, c))
+        s.publish(1)
+        assert s.ids("n4") == [1, 2, 3, 4]
+
+
+def test_drained_and_dies_while_it_leads() -> None:
+    with Stage(nodes=4) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        drain(s, a)
+        s.crash(a)
+        s.until(lambda: is_settled(s, b, c, "n4"), within_s=60)
+        s.publish(1)
+        s.start(a)
+        s.until(lambda: holds_nothing(s, a))
+        assert s.ids("n4") == [1, 2, 3, 4]
+
+
+def test_who_is_back_keeps_its_place_while_another_one_is_drained() -> None:
+    with Stage(nodes=5, replacement_grace_s=GRACE_S, min_isr=1) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        copies = s.hold("changeIsr", sender=a)
+        drain(s, c)
+        s.until(lambda: bool(s.partition.joining))
+        s.crash(b)
+        s.until(lambda: set(s.partition.target) == {a, "n4", "n5"}, within_s=60)
+        joining = s.partition.joining
+        s.start(b)
+        s.until(lambda: set(s.partition.target) == {a, b, joining})
+        copies.drop()
+        s.until(lambda: {a, b} < set(s.partition.replicas) and is_settled(s, *s.partition.replicas), within_s=90)
+        assert c not in s.partition.replicas
+        s.until(lambda: holds_nothing(s, c))
+        assert s.ids(b) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fewer", [False, True])
+def test_who_is_to_stay_dies_for_good(fewer: bool) -> None:
+    """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
+    with Stage(nodes=4, replacement_grace_s=GRACE_S, ends_whole=False) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        if fewer:
+            s.crash(b)
+            s.until(lambda: b not in s.isr)
+            wanted(s, a, b)
+            s.until(lambda: is_settled(s, a, c), within_s=60)
+        else:
+            wanted(s, a, b, "n4")
+            s.until(lambda: "n4" in s.partition.replicas)
+            evicts = s.hold("changeIsr", sender=a)
+            s.crash("n4")
+            s.run(1)
+            evicts.drop()
+            s.until(lambda: is_settled(s, a, b, c) or is_settled(s, a, b, "n4"), within_s=60)
+        s.publish(1)
+
+
+def test_more_then_fewer_while_a_replica_is_down() -> None:
+    with Stage(nodes=5, replacement_grace_s=300.0) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.crash(c)
+        s.until(lambda: c not in s.isr)
+        factor(s, 5)
+        s.run(3)
+        factor(s, 2)
+        s.run(3)
+        s.start(c)
+        s.until(lambda: len(s.partition.replicas) == 2 and not s.partition.target and len(s.isr) == 2, within_s=90)
+        s.publish(1)
+        assert a in s.isr or b in s.isr
