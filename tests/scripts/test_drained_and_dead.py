@@ -1,6 +1,6 @@
 """The metadata leader's planner with real replicas: nodes that are drained, die, come back, weigh more; leaders that die in the middle.
 
-Weight raised (the scenario of the specification): a node that weighs more is not what is removed; whoever was evicted for it is. A node
+Weight raised: a node that weighs more is not what is removed; whoever was evicted for it is. A node
 that is drained and dies is replaced like any other. One that is back while another one of its partition is drained keeps its place. A
 newcomer that has joined and dies for good gives its place back, and so does who was to stay when there are to be fewer.
 
