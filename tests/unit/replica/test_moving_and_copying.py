@@ -11,7 +11,9 @@ from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.copying import CopyPace, LearnerCopy, backlog_part, pace_of
+from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.moving import heir, majority_holds, next_to_go
+from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.replica import Replica
 from tests.unit.replica.stepping import S, Stepped, state
 
@@ -212,3 +214,23 @@ def test_a_learner_that_becomes_something_else_leaves_its_turn_to_others() -> No
     pace.give_back(100 * MS)
     learner.step(ev.StopRequested())
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
+
+
+def test_what_a_learner_had_of_another_copy_is_forgotten() -> None:
+    progress = FollowerProgress(caught_up_ns=0, last_asked_ns=0)
+    progress.copy_is(5)
+    progress.fetched(40, 1, 41, 10)
+    progress.copy_is(5)
+    assert progress.position == 40
+    progress.copy_is(0)
+    assert progress.position == 40, "it is a replica now"
+    progress.copy_is(7)
+    assert progress.position is None
+    assert not progress.was_caught_up
+
+
+def test_while_a_change_of_the_replica_set_is_open_both_sets_count() -> None:
+    change = IsrChange()
+    assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
+    change.proposed(frozenset("abd"), frozenset("abcd"))
+    assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c"), frozenset("abcd")]
