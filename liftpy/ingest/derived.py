@@ -10,7 +10,7 @@ cut, and then log time falls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from liftpy.errors import CorruptionError
 from liftpy.ingest.recent_ids import RecentIds, ids_in
@@ -23,11 +23,11 @@ REPLAY_BYTES = 512 * 1024
 
 
 class DerivedState:
-    """Of one replica. The shell tells it of every change of ``log``, after it."""
+    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock."""
 
-    def __init__(self, log: Log, window_ns: int, max_bytes: int) -> None:
+    def __init__(self, log: Log, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
         self._log = log
-        self.ids = RecentIds(window_ns, max_bytes)
+        self.ids = RecentIds(window_ns, max_bytes, now_ns)
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         if log.log_end_offset == log.log_start_offset:

@@ -7,6 +7,8 @@ Algorithm: every batch is taken, in the order of the log. Those above HW are the
 kept. Time is log time: the largest timestamp of a batch so far, so that a clock that falls behind expires nothing. What is kept goes
 from the front when log time has passed it by the window, and, beyond the bound in bytes, before that (counted). A lookup judges by the
 log time that the asker's record would have: an id that is older than the window then is a new one, also in a log that was idle.
+Log time is made by wall clocks, and those jump: so an id is known for the window at least by the monotonic clock of this node, too,
+counted from when it was taken here. A leader whose wall clock is an hour ahead stores nothing twice that is sent again now.
 
 An id that stands there twice (the window had passed, or it was a command, which is stored each time) counts for its newest record. If
 that one is cut, the one before it counts again.
@@ -18,7 +20,7 @@ new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +36,7 @@ MAX_ID_BYTES = 1024
 _NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
 """What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
-_BATCH_BYTES = 240
+_BATCH_BYTES = 296
 """What a batch with ids takes besides them."""
 
 
@@ -47,10 +49,12 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """One batch. ``time_ns``: log time. ``ids`` and ``offsets``: of the records that have one; () once they are forgotten."""
+    """One batch. ``time_ns``: log time. ``known_ns``: monotonic, when it was taken here. ``ids`` and ``offsets``: of
+    the records that have one; () once they are forgotten."""
 
     last_offset: int
     time_ns: int
+    known_ns: int
     last_id: bytes
     ids: Sequence[bytes] = ()
     offsets: Sequence[int] = ()
@@ -60,10 +64,12 @@ class _Taken:
 
 
 class RecentIds:
-    """Of one partition, on one replica. ``window_ns`` 0: none are kept. Offsets are inclusive but for ``*_end_offset``."""
+    """Of one partition, on one replica. ``window_ns`` 0: none are kept. ``now_ns``: the node's monotonic clock. Offsets are inclusive
+    but for ``*_end_offset``."""
 
-    def __init__(self, window_ns: int, max_bytes: int) -> None:
+    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
         self.window_ns = window_ns
+        self._now_ns = now_ns
         self._max_bytes = max_bytes
         self.size_bytes = 0
         """About what is kept takes in memory."""
@@ -102,7 +108,8 @@ class RecentIds:
             self._committed_end_offset = base_offset
         self.end_offset = last_offset + 1
         last_id = self.last_id if empty else ids.get(last_offset, b"") if ids else b""
-        taken = _Taken(last_offset, max(self._tail[-1].time_ns if self._tail else self._time_ns, timestamp_ns), last_id)
+        time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, timestamp_ns)
+        taken = _Taken(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
         if ids and self.window_ns:
             taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
             self._note(taken)
@@ -136,8 +143,11 @@ class RecentIds:
                 taken.before = None
                 self._kept.append(taken)
         kept, until_ns = self._kept, self._time_ns - self.window_ns
-        while kept and kept[0].time_ns <= until_ns:
+        while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0]):
             self._forget(kept.popleft())
+
+    def _is_fresh(self, taken: _Taken) -> bool:
+        return taken.known_ns > self._now_ns() - self.window_ns
 
     def _make_room(self) -> None:
         """The oldest go first; of the tail too, which is not bounded otherwise."""
@@ -177,7 +187,7 @@ class RecentIds:
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
         """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
         taken = self._by_id.get(message_id)
-        if taken is None or taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns:
+        if taken is None or (taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken)):
             return None
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 

@@ -33,7 +33,7 @@ class SimIngest:
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
         window_ns = round(replica.log.config.dedup_window_s * NS_PER_S)
-        self.derived = DerivedState(replica.log, window_ns, self._cluster.config.dedup_bytes)
+        self.derived = DerivedState(replica.log, window_ns, self._cluster.config.dedup_bytes, replica.now_ns)
         self.ingest = Ingest(
             shell=self,
             subject=replica.subject,

@@ -133,7 +133,8 @@ class PartitionWorker:
             is_heard=lambda: self.ingest.heard,
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
-        self.derived = DerivedState(log, round(config.dedup_window_s * NS_PER_S), node.settings.replication.dedup_bytes)
+        window_ns = round(config.dedup_window_s * NS_PER_S)
+        self.derived = DerivedState(log, window_ns, node.settings.replication.dedup_bytes, clock.now_ns)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,

@@ -117,7 +117,7 @@ class Desk:
         self.ingest = Ingest(
             shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=inboxes,
             acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset,
-            may_refuse=lambda: self.may_refuse, derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20),
+            may_refuse=lambda: self.may_refuse, derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns),
         )  # fmt: skip
         self.replication = ReplicationDesk(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters

@@ -13,4 +13,4 @@ WINDOW_NS = 120 * 1_000_000_000
 def derived_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> DerivedState:
     """Of an empty log; it is told of what is appended by the Ingest, and of nothing else."""
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
-    return DerivedState(log, window_ns, max_bytes)
+    return DerivedState(log, window_ns, max_bytes, lambda: 0)

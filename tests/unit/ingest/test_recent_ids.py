@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,10 +21,16 @@ from liftpy.wire.batch import build_batch, build_filler, parse_batch
 
 WINDOW = 120
 ROOM = 1 << 20
+_years = itertools.count(0, 10**18)
 
 
-def ids(window_ns: int = WINDOW, room: int = ROOM) -> RecentIds:
-    made = RecentIds(window_ns, room)
+def long_ago() -> int:
+    """A monotonic clock by which everything was taken long ago: log time alone decides."""
+    return next(_years)
+
+
+def ids(window_ns: int = WINDOW, room: int = ROOM, now_ns: Callable[[], int] = long_ago) -> RecentIds:
+    made = RecentIds(window_ns, room, now_ns)
     made.begin(0)
     return made
 
@@ -43,6 +51,25 @@ def test_the_worked_example() -> None:
     made.committed(10)
     assert made.find(b"a", 1000) is None
     assert (len(made), made.size_bytes) == (0, 0)
+
+
+def test_a_wall_clock_that_jumps_expires_nothing_that_this_node_took_within_the_window() -> None:
+    now = [500]
+    made = ids(now_ns=lambda: now[0])
+    made.take(0, 0, 1000, {0: b"a"})
+    made.committed(0)
+    now[0] += WINDOW - 1
+    assert made.find(b"a", 1_000_000) == Stored(0, 0)
+    made.take(1, 1, 1_000_000, {})
+    made.committed(1)
+    assert made.find(b"a", 1_000_000) == Stored(0, 0)
+    now[0] += 1
+    assert made.find(b"a", 1_000_000) is None
+    assert made.size_bytes > 0
+    made.committed(1)
+    made.take(2, 2, 0, {})
+    made.committed(2)
+    assert made.size_bytes == 0
 
 
 def test_log_time_never_falls() -> None:
@@ -79,7 +106,7 @@ def test_below_what_was_committed_nothing_is_known_any_more() -> None:
     assert made.find(b"a", 0) is not None
     assert not made.cut(3)
     assert (made.end_offset, made.find(b"a", 0), made.last_id) == (None, None, b"")
-    begun = RecentIds(WINDOW, ROOM)
+    begun = RecentIds(WINDOW, ROOM, long_ago)
     begun.begin(100)
     begun.take(100, 100, 5, {})
     assert not begun.cut(99)
@@ -220,7 +247,7 @@ STEPS = st.one_of(
 def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]]) -> None:
     """Also when a process has come back and has replayed only what its window needs."""
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
-    state, naive, now, epoch = DerivedState(log, WINDOW, ROOM), Naive(), 10_000, 1
+    state, naive, now, epoch = DerivedState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
     for step in steps:
         match step:
             case ("append", list(names), int(passed)):
@@ -246,7 +273,7 @@ def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]
                     log.cut_to(end)
                     state.cut()
             case ("reopen", int(slices)):
-                state = DerivedState(log, WINDOW, ROOM)
+                state = DerivedState(log, WINDOW, ROOM, long_ago)
                 for _ in range(slices):
                     state.replay(300)
             case _:
@@ -278,7 +305,7 @@ def filled_log(count: int, step_s: int) -> Log:
 def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log() -> None:
     log = filled_log(1000, step_s=1)
     log.raise_high_watermark(990)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
     assert not state.is_complete
     slices = 0
     while not state.replay(20_000):
@@ -294,7 +321,7 @@ def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log()
 def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
     log = filled_log(200, step_s=0)
     log.raise_high_watermark(199)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
     state.replay(10_000)
     log.drop_prefix(100)
     while not state.replay(50_000):
@@ -305,7 +332,7 @@ def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
 
 def test_a_log_that_is_begun_afresh_begins_the_state_anew() -> None:
     log = filled_log(3, step_s=0)
-    state = DerivedState(log, 120 * NS_PER_S, ROOM)
+    state = DerivedState(log, 120 * NS_PER_S, ROOM, long_ago)
     while not state.replay():
         pass
     log.start_afresh(50)

@@ -27,7 +27,7 @@ class Bench:
                     timestamp_ns=1,
                 )
             )  # fmt: skip
-        self.derived = DerivedState(self.log, NS_PER_S, 1 << 20)
+        self.derived = DerivedState(self.log, NS_PER_S, 1 << 20, lambda: 0)
         self.fed: list[events.Event] = []
         self.failed: list[StorageError] = []
         self.done: list[str] = []
