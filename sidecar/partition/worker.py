@@ -133,8 +133,7 @@ class PartitionWorker:
             is_heard=lambda: self.ingest.heard,
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
-        window_ns = round(config.dedup_window_s * NS_PER_S)
-        self.derived = DerivedState(log, window_ns, node.settings.replication.dedup_bytes, clock.now_ns)
+        self.derived = _derived(log, config, node)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -356,6 +355,11 @@ class PartitionWorker:
             logger.error("%s: closing the log: %s", self.key, error)
             return False
         return healthy
+
+
+def _derived(log: Log, config: StreamConfig, node: NodeTools) -> DerivedState:
+    window_ns = round(config.dedup_window_s * NS_PER_S)
+    return DerivedState(log, window_ns, node.settings.replication.dedup_bytes, clock.now_ns)
 
 
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:
