@@ -30,6 +30,7 @@ class MoveReason(IntEnum):
     REPLACED = 2
     DRAINED = 3
     FACTOR = 4
+    LEADERSHIPS = 5
 
     @classmethod
     def of(cls, number: int) -> MoveReason:
@@ -51,6 +52,7 @@ _WORDS = {
     MoveReason.REPLACED: "a node is down",
     MoveReason.DRAINED: "drain",
     MoveReason.FACTOR: "replication factor",
+    MoveReason.LEADERSHIPS: "rebalance of leaderships",
 }
 
 
@@ -94,7 +96,7 @@ class PartitionState:
     joining: str = ""
     """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
     moved_for: MoveReason = MoveReason.BY_HAND
-    """Why there is a ``target``."""
+    """Why there is a ``target``; LEADERSHIPS: there is none, and the first replica is to lead."""
     copy_epoch: int = 0
     """Of the learner: the Epoch on which it was named, so that what it had of an earlier copy, which it has deleted, is not taken for
     what it has of this one [C12]. 0: there is none."""
@@ -107,6 +109,12 @@ class PartitionState:
     def copy_of(self, node_id: str) -> int:
         """The copy that ``node_id`` makes as the learner; 0: it is none."""
         return self.copy_epoch if self.joining and node_id == self.joining else 0
+
+    @property
+    def wants_leader(self) -> str:
+        """Who is to lead next; '': whoever does."""
+        first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
+        return "" if first == self.leader else first
 
     @property
     def wants_next(self) -> str:

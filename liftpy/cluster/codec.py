@@ -30,6 +30,7 @@ _REASON = {
     MoveReason.REPLACED: pb.REPLACED,
     MoveReason.DRAINED: pb.DRAINED,
     MoveReason.FACTOR: pb.FACTOR,
+    MoveReason.LEADERSHIPS: pb.LEADERSHIPS,
 }
 _STATUS_OF = {int(number): status for status, number in _STATUS.items()}
 

@@ -35,7 +35,7 @@ from dataclasses import replace
 
 from liftpy.cluster.draft import Draft
 from liftpy.cluster.image import LeaderReport, StreamImage
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 
 
 def is_quorum(stream: StreamImage) -> bool:
@@ -134,6 +134,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
         deposed="",
         incomplete=tuple(node for node in partition.incomplete if node not in staying),
         unclean_elected=partition.unclean_elected or unclean,
+        moved_for=MoveReason.BY_HAND if partition.wants_leader == candidate else partition.moved_for,
     )
 
 

@@ -19,6 +19,8 @@ class Phase(Enum):
     """A replica is made."""
     DROPS = "drops"
     """The new replica is in the ISR, or nobody is to join: another one is to leave, its leadership first."""
+    LEADS = "leads"
+    """No replica moves: another one is to lead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class Movement:
     target: tuple[str, ...]
     phase: Phase
     into: str
-    """Who joins now, or will next; '' when nobody does."""
+    """Who joins now, or will next, or is to lead; '' when nobody does."""
     out: str
     """Who goes for it; '' when nobody does."""
     why: str
@@ -40,17 +42,18 @@ class Movement:
 
 def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
     """How ``partition`` moves; None: it does not."""
-    if not partition.target and not partition.joining:
+    leads = partition.wants_leader if not partition.target else ""
+    if not (partition.target or partition.joining or leads):
         return None
-    into = partition.joining or partition.wants_next
-    going = [node_id for node_id in partition.replicas if node_id not in partition.target]
+    into = partition.joining or partition.wants_next or leads
+    going = [partition.leader] if leads else [n for n in partition.replicas if n not in partition.target]
     return Movement(
         stream=stream.name,
         uid=stream.uid,
         partition=partition.partition,
         replicas=partition.replicas,
         target=partition.target,
-        phase=Phase.COPIES if partition.joining else Phase.WAITS if into else Phase.DROPS,
+        phase=Phase.LEADS if leads else Phase.COPIES if partition.joining else Phase.WAITS if into else Phase.DROPS,
         into=into,
         out=partition.leaving or (going[0] if going else ""),
         why=partition.moved_for.words,

@@ -14,7 +14,8 @@ Algorithm, at a look (when something has changed, four times a second at most):
    with no node), and the target names another one; where an operator had chosen it, the move is cancelled. The node that was to be
    replaced is back, and nobody has joined for it yet: the move is cancelled; while another node of the partition is still missed, the
    target names the one that is back again. A replica that is to stay is gone: who was to go stays for it, or another one comes.
-3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time.
+3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time; then, of the
+   partitions that a rebalance has given another order, to the first replica, when it is in the ISR. If it is gone, nothing is moved.
 4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``copies_at_once`` at most before
    they are needed: each in the place of the one that goes, where least is (``placement/takers.py``).
 
@@ -70,13 +71,15 @@ class MovingReplicas:
         """Streams to be looked at; None: all."""
         self._down_since_ns: dict[str, int] = {}
         self._names: dict[str, str] = {}
-        """Uid -> name, of the streams in ``_waiting``, ``_copying`` and ``_finishing``."""
+        """Uid -> name, of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
         self._waiting: dict[_Key, _Place] = {}
         """The target wants a node next. Oldest first, as the other two."""
         self._copying: dict[_Key, _Place] = {}
         """Somebody joins."""
         self._finishing: dict[_Key, _Place] = {}
         """Somebody has joined, and somebody is to leave."""
+        self._leading: dict[_Key, _Place] = {}
+        """No replica moves, but the first one is to lead."""
         self._proposed: dict[_Key, tuple[int, int]] = {}
         """(Epoch that it was proposed on, when)."""
         self._transfers: dict[_Key, int] = {}
@@ -90,8 +93,10 @@ class MovingReplicas:
         """This node has become the metadata leader."""
         self._image = ClusterImage()
         self._touched = None
-        for kept in (self._down_since_ns, self._names, self._waiting, self._copying, self._finishing):
-            kept.clear()
+        for places in self._sorted:
+            places.clear()
+        self._down_since_ns.clear()
+        self._names.clear()
         for asked in (self._proposed, self._transfers, self._begun):
             asked.clear()
         self._earliest_ns = now_ns
@@ -144,17 +149,17 @@ class MovingReplicas:
         """Sort what moves in the streams that were touched."""
         touched, self._touched = self._touched, set()
         if touched is None:
-            for places in (self._waiting, self._copying, self._finishing):
+            for places in self._sorted:
                 places.clear()
-            found = [(s, p) for s in image.streams.values() for p in s.partitions if p.target or p.joining]
+            found = [(s, p) for s in image.streams.values() for p in s.partitions if _moves(p)]
             for stream, partition in sorted(found, key=lambda place: place[1].epoch):
                 self._sort(stream, partition)
             return
         streams = [image.streams[name] for name in touched.intersection(image.streams)]
-        moving = [(s, p) for s in streams for p in s.partitions if p.target or p.joining]
+        moving = [(s, p) for s in streams for p in s.partitions if _moves(p)]
         still = {(s.uid, p.partition) for s, p in moving}
         looked_at = {uid for uid, name in self._names.items() if name in touched}
-        for places in (self._waiting, self._copying, self._finishing):
+        for places in self._sorted:
             for key in [key for key in places if key[0] in looked_at and key not in still]:
                 del places[key]
         for uid in looked_at.difference(stream.uid for stream in streams):
@@ -166,13 +171,19 @@ class MovingReplicas:
         key = (stream.uid, partition.partition)
         if partition.joining:
             place = self._copying
-        else:
+        elif partition.target:
             place = self._waiting if partition.wants_next else self._finishing
-        for places in (self._waiting, self._copying, self._finishing):
+        else:
+            place = self._leading
+        for places in self._sorted:
             if places is not place:
                 places.pop(key, None)
         self._names[stream.uid] = stream.name
         place[key] = (stream, partition)
+
+    @property
+    def _sorted(self) -> tuple[dict[_Key, _Place], ...]:
+        return self._waiting, self._copying, self._finishing, self._leading
 
     def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
         """Who is to be replaced: down beyond the grace, the longest first, then drained."""
@@ -195,7 +206,7 @@ class MovingReplicas:
         }
 
     def _next_look_ns(self, look: _Look) -> int | None:
-        if self._waiting or self._copying or self._finishing or any(look.image.replica_counts.get(n) for n in look.gone):
+        if any(self._sorted) or any(look.image.replica_counts.get(n) for n in look.gone):
             return look.now_ns + AGAIN_AFTER_NS
         ends = [
             since_ns + self._grace_ns
@@ -240,6 +251,10 @@ class MovingReplicas:
                 yield from self._corrected(look, place)
         for place in list(islice(self._finishing.values(), _LOOKED_AT)):
             yield from self._corrected(look, place)
+        for place in list(islice(self._leading.values(), _LOOKED_AT)):
+            if look.is_gone(place[1].replicas[0]) and self._propose(look, place):
+                self.counters["moves cancelled, their node is down or drained"] += 1
+                yield _cancelled(place)
 
     def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
         """A replica that is to stay is gone: who was to go stays in its place, or another node comes. And who was to be replaced is
@@ -310,7 +325,19 @@ class MovingReplicas:
             )
 
     def _leaderships(self, look: _Look) -> Iterator[Proposed]:
-        """Those of drained nodes."""
+        """Those of drained nodes, then those that a rebalance moves."""
+        yield from self._leaderships_of_gone(look)
+        for place in list(islice(self._leading.values(), _LOOKED_AT)):
+            stream, partition = place
+            if len(self._transfers) >= TRANSFERS_AT_ONCE:
+                return
+            first = partition.wants_leader
+            if first in look.heirs(partition) and self._propose(look, place):
+                self._transfers[stream.uid, partition.partition] = partition.epoch
+                self.counters["leaderships rebalanced"] += 1
+                yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=first)
+
+    def _leaderships_of_gone(self, look: _Look) -> Iterator[Proposed]:
         room = TRANSFERS_AT_ONCE - len(self._transfers)
         given: Counter[str] = Counter()
         for node_id in look.gone:
@@ -402,6 +429,10 @@ class _Look:
         if partition.status is not PartitionStatus.ONLINE:
             return []
         return [n for n in partition.isr if n != partition.leader and not self.is_missed(n) and n not in partition.incomplete]
+
+
+def _moves(partition: PartitionState) -> bool:
+    return bool(partition.target or partition.joining or partition.wants_leader)
 
 
 def _reassign(place: _Place, target: tuple[str, ...], reason: MoveReason) -> pb.Reassign:

@@ -28,8 +28,6 @@ from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
 from sidecar.settings import Target
 
-TRANSFERS_AT_ONCE = 16
-"""Leaderships; each partition is without a leader for some milliseconds."""
 _SHOWN = 1000
 """Rows of moves for people."""
 
@@ -149,7 +147,8 @@ def facts_ids(image: ClusterImage) -> list[str]:
 
 
 def _by_leaders(image: ClusterImage) -> RebalancePlan:
-    """Who leads now is what counts; a partition without a leader, and one that moves, stays as it is. Only who is in sync may lead."""
+    """Who leads now is what counts; a partition without a leader, and one that moves, stays as it is. Only who is in sync may lead.
+    What an earlier rebalance is about to move counts as if it were there."""
     held = {
         (stream.name, p.partition): _led(p)
         for stream in image.streams.values()
@@ -171,8 +170,8 @@ def _by_leaders(image: ClusterImage) -> RebalancePlan:
 
 
 def _led(partition: PartitionState) -> Replicas:
-    in_sync = [n for n in partition.isr if n != partition.leader and n not in partition.incomplete]
-    return (partition.leader, *in_sync)
+    leader = partition.wants_leader or partition.leader
+    return (leader, *(n for n in partition.isr if n != leader and n not in partition.incomplete))
 
 
 def _first(image: ClusterImage, key: Key, node_id: str) -> Replicas:
@@ -199,21 +198,14 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
 
 
 async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
-    """Have it decided, all of it at once; then wait. Leaderships go some at a time, each after those before it are there."""
+    """Have it decided, all of it at once; then wait."""
     wishes = [
         MoveWish(stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED)
         for key, target in sorted(plan.targets.items())
     ]
-    if plan.by != "leaders":
-        refused = await client.reassign_all(wishes)
-        if wait and wishes:
-            await _until_done(client, wishes, timeout_s, quiet)
-        return refused
-    refused = []
-    for start in range(0, len(wishes), TRANSFERS_AT_ONCE):
-        some = wishes[start : start + TRANSFERS_AT_ONCE]
-        refused += await client.reassign_all(some)
-        await _until_done(client, some, timeout_s, True)
+    refused = await client.reassign_all(wishes)
+    if wait and wishes:
+        await _until_done(client, wishes, timeout_s, quiet)
     return refused
 
 
@@ -223,13 +215,14 @@ async def _until_done(client: Client, wishes: Sequence[MoveWish], timeout_s: flo
     def is_done(image: ClusterImage) -> bool:
         places = (image.find(wish.stream, wish.uid, wish.partition) for wish in wishes)
         states = [place[1] for place in places if place is not None]
-        return not any(p.target or p.joining or p.status is PartitionStatus.CANDIDATE_FOUND for p in states)
+        return not any(p.target or p.joining or p.wants_leader for p in states)
 
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
 
 
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
-    of_ours = [movement for movement in movements(image) if movement.why == MoveReason.REBALANCED.words]
+    ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
+    of_ours = [movement for movement in movements(image) if movement.why in ours]
     wishes = [MoveWish(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.reassign_all(wishes)
     if as_json:

@@ -15,7 +15,7 @@ from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import LeaderReport, StreamImage
 from liftpy.cluster.records import LeaderReported
 from liftpy.cluster.steps import PER_STEP, Steps
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
@@ -137,6 +137,8 @@ def elect_leader(draft: Draft, request: pb.ElectLeader) -> Decision:
     if request.node and request.node not in partition.replicas:
         return refuse(pb.ControlResponse.INVALID, f"{request.node!r} is not among {list(partition.replicas)}", partition)
     if partition.status is PartitionStatus.ONLINE and not request.unclean:
+        if partition.wants_leader and request.node not in ("", partition.wants_leader):
+            partition = replace(partition, moved_for=MoveReason.BY_HAND)  # it overrules the rebalance
         return _transfer(draft, stream, partition, request.node)
     if partition.status is not PartitionStatus.OFFLINE:
         what = "only an Offline partition is elected uncleanly" if request.unclean else "an election is under way"
@@ -173,7 +175,7 @@ def drain_node(draft: Draft, request: pb.DrainNode) -> Steps[Decision]:
 def _transfer(draft: Draft, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
     chosen = node_id or partition.replicas[0]
     if chosen == partition.leader:
-        return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
+        return _changed(draft, stream, stream.partitions[partition.partition], partition)
     moved = election.transfer(draft, stream, partition, chosen)
     if moved is None:
         return refuse(

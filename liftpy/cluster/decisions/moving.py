@@ -6,7 +6,8 @@ the image. Constraint: one swap at a time in a partition, so that any two majori
 Algorithm: ``target`` says what is wanted. A learner is named for the next node of it (BeginCopy), copies the log, and becomes a replica
 with the change that takes it into the ISR; then the replica that is not wanted gives its leadership away and leaves the set (both
 ``ChangeIsr``, asked for by the leader, so that no leader counts a set that is not any more). When the replicas are those of the
-target, they take its order, and it is forgotten.
+target, they take its order, and it is forgotten. A rebalance that asks for another order alone is one of leaderships: it is kept as
+the reason until the first replica leads.
 
 Worked example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d, evicted c:
 replicas a b d, no target. Cancelled before d has joined: replicas a b c, d deletes its copy. After: the swap is finished.
@@ -17,11 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from liftpy.cluster import election
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.image import StreamImage
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_REPLICAS = 32
@@ -44,17 +44,10 @@ def reassign(draft: Draft, request: pb.Reassign) -> Decision:
     reason = MoveReason.of(request.movedFor)
     kept = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
     changed = settled(stream, replace(kept, target=wanted, moved_for=reason))
-    if reason is MoveReason.REBALANCED and not changed.target:
-        changed = _led_by_the_first(draft, stream, changed)
+    if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
+        # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
+        changed = settled(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
     return _changed(draft, stream, partition, changed)
-
-
-def _led_by_the_first(draft: Draft, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Where only the order is another one, leaderships are what is evened out: it goes to the first replica, if that can be."""
-    first = partition.replicas[0]
-    if not draft.rules.elections or partition.status is not PartitionStatus.ONLINE or first == partition.leader:
-        return partition
-    return election.transfer(draft, stream, partition, first) or partition
 
 
 def begin_copy(draft: Draft, request: pb.BeginCopy) -> Decision:
@@ -77,7 +70,7 @@ def begin_copy(draft: Draft, request: pb.BeginCopy) -> Decision:
 def where_it_stays(partition: PartitionState) -> PartitionState:
     """Without further moves: a copy under way is dropped; a replica that is to go, and whose place is taken, goes."""
     if not partition.leaving:
-        return replace(partition, target=(), joining="", copy_epoch=0)
+        return replace(partition, target=(), joining="", copy_epoch=0, moved_for=MoveReason.BY_HAND)
     staying = tuple(node for node in partition.replicas if node != partition.leaving)
     return replace(partition, target=staying, joining="", copy_epoch=0)
 
@@ -111,7 +104,7 @@ def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
     stands still: with as many in the ISR as are needed now it does not."""
     if partition.target and set(partition.target) == set(partition.replicas):
         partition = replace(partition, replicas=partition.target, target=())
-    if not partition.target:
+    if not partition.target and not partition.wants_leader:
         partition = replace(partition, moved_for=MoveReason.BY_HAND)
     moves = len(partition.isr) >= partition.min_isr(stream.config)
 

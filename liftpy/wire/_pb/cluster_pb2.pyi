@@ -21,6 +21,7 @@ class MoveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLACED: _ClassVar[MoveReason]
     DRAINED: _ClassVar[MoveReason]
     FACTOR: _ClassVar[MoveReason]
+    LEADERSHIPS: _ClassVar[MoveReason]
 OFFLINE: PartitionStatus
 ONLINE: PartitionStatus
 ELECTION: PartitionStatus
@@ -30,6 +31,7 @@ REBALANCED: MoveReason
 REPLACED: MoveReason
 DRAINED: MoveReason
 FACTOR: MoveReason
+LEADERSHIPS: MoveReason
 
 class StreamConfig(_message.Message):
     __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS")

@@ -316,10 +316,9 @@ class Decided:
 
 @pytest.mark.parametrize(
     ("by", "wait", "sizes", "waited"),
-    [("leaders", True, [16, 16, 1], [16, 16, 1]), ("leaders", False, [16, 16, 1], [16, 16, 1]), ("bytes", True, [33], [33]),
-     ("replicas", False, [33], [])],
-)  # fmt: skip
-async def test_leaderships_go_some_at_a_time_and_moves_all_at_once(
+    [("leaders", True, [33], [33]), ("leaders", False, [33], []), ("bytes", True, [33], [33]), ("replicas", False, [33], [])],
+)
+async def test_all_of_it_is_decided_at_once_and_waited_for_where_that_is_wanted(
     monkeypatch: pytest.MonkeyPatch, by: str, wait: bool, sizes: list[int], waited: list[int]
 ) -> None:
     client, followed = Decided(), []
@@ -333,7 +332,7 @@ async def test_leaderships_go_some_at_a_time_and_moves_all_at_once(
     image = an_image(a_stream(*(a_partition(partition=n) for n in range(33))))
     assert await rebalance._do(client, image, plan, wait, 7.0, False) == ["s/0: no"]  # type: ignore[arg-type]
     assert [len(batch) for batch in client.batches] == sizes
-    assert followed == [(count, 7.0, by == "leaders") for count in waited]
+    assert followed == [(count, 7.0, False) for count in waited]
     wishes = [wish for batch in client.batches for wish in batch]
     assert [wish.partition for wish in wishes] == list(range(33))
     assert {(w.stream, w.uid, w.replicas, w.reason) for w in wishes} == {("s", "u1", ("b", "a"), MoveReason.REBALANCED)}
@@ -344,8 +343,9 @@ async def test_leaderships_go_some_at_a_time_and_moves_all_at_once(
 @pytest.mark.parametrize(
     ("more", "done"),
     [({}, True), ({"target": ("a", "b", "d")}, False), ({"joining": "d", "copy_epoch": 6}, False),
-     ({"status": PartitionStatus.CANDIDATE_FOUND, "candidate": "b", "leader": ""}, False),
-     ({"status": PartitionStatus.OFFLINE, "leader": ""}, True)],
+     ({"status": PartitionStatus.CANDIDATE_FOUND, "candidate": "a", "leader": "", "moved_for": MoveReason.LEADERSHIPS}, False),
+     ({"moved_for": MoveReason.LEADERSHIPS}, True), ({"leader": "b", "moved_for": MoveReason.LEADERSHIPS}, False),
+     ({"leader": "b"}, True), ({"status": PartitionStatus.OFFLINE, "leader": ""}, True)],
 )  # fmt: skip
 async def test_when_a_rebalance_is_done(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], done: bool) -> None:
     asked: list[Any] = []

@@ -210,6 +210,50 @@ def test_sixteen_leaderships_move_at_once_those_under_way_included() -> None:
     assert [number for kind, number in found if kind == "Reassign"] == [0, 1, 2]
 
 
+LEADS: dict[str, Any] = {"leader": "b", "moved_for": MoveReason.LEADERSHIPS}
+
+
+def test_a_rebalance_of_leaderships_gives_sixteen_at_once_to_the_first_replicas() -> None:
+    image = image_of(*many(20, **LEADS))
+    planner = Planner(image)
+    first = planner.look()
+    assert first == [pb.ElectLeader(stream="s", uid="u1", partition=n, node="a") for n in range(16)]
+    assert planner.moving.counters == {"leaderships rebalanced": 16}
+    under_way = image
+    for number in range(16):
+        under_way = changed(under_way, number, leader="", candidate="a", status=PartitionStatus.CANDIDATE_FOUND, epoch=7)
+    assert planner.look(under_way) == []
+    led = under_way
+    for number in range(3):
+        led = changed(
+            led, number, leader="a", candidate="", status=PartitionStatus.ONLINE, epoch=8, moved_for=MoveReason.BY_HAND
+        )
+    assert planner.numbers(led) == [("ElectLeader", n) for n in (16, 17, 18)]
+    drained = Planner(image_of(*many(20, **LEADS), leaving="b"))
+    assert drained.numbers() == [("ElectLeader", n) for n in range(16)], "of a node that is drained, and once each"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"isr": ("b", "c")}, {"incomplete": ("a",)}, {"status": PartitionStatus.ELECTION, "leader": ""}, {"leader": "a"},
+     {"moved_for": MoveReason.REBALANCED}],
+)  # fmt: skip
+def test_a_leadership_goes_to_nobody_who_may_not_have_it_and_is_waited_for(more: dict[str, Any]) -> None:
+    planner = Planner(image_of(a_partition(**{**LEADS, **more})))
+    assert planner.look() == []
+    waits = more.get("leader") != "a" and "moved_for" not in more
+    assert (planner.moving.next_deadline_ns() is not None) == waits
+
+
+def test_a_leadership_for_a_node_that_is_gone_stays_where_it_is() -> None:
+    for gone in ({"leaving": "a"}, {"nodes": "bcd"}):
+        planner = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), **gone))  # type: ignore[arg-type]
+        assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
+        assert planner.moving.counters == {"moves cancelled, their node is down or drained": 1}
+    down = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), fenced="a"), replacement_grace_s=60)
+    assert down.look() == [], "it may come back"
+
+
 def test_what_is_proposed_and_not_applied_yet_counts_as_a_copy() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, epoch=n, target=("e",)) for n, r in enumerate("aabbcc")]
     image = image_of(*ones, nodes="abcde")
@@ -397,6 +441,15 @@ def test_where_a_swap_is(more: dict[str, Any], phase: Phase, into: str, out: str
     assert found is not None
     assert (found.stream, found.uid, found.partition, found.phase, found.into, found.out) == ("s", "u1", 0, phase, into, out)
     assert (found.replicas, found.target) == (more.get("replicas", ("a", "b", "c")), more["target"])
+
+
+def test_a_leadership_that_is_to_move_is_shown_as_such() -> None:
+    image = image_of(a_partition(**LEADS))
+    (found,) = movements(image)
+    assert (found.phase, found.into, found.out, found.target, found.why) == (
+        Phase.LEADS, "a", "b", (), "rebalance of leaderships",
+    )  # fmt: skip
+    assert movements(image_of(a_partition(moved_for=MoveReason.LEADERSHIPS))) == []
 
 
 def test_all_that_moves_by_stream_and_partition() -> None:

@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.cluster.decisions.moving import evicted, settled, where_it_stays
 from liftpy.cluster.doors import Door, refusal
 from liftpy.config import StreamConfig
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -292,20 +292,85 @@ def test_where_a_partition_stays_when_it_is_to_move_no_more() -> None:
     assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
 
 
-def test_a_rebalance_of_order_moves_the_leadership_and_only_where_it_can(driver: Driver) -> None:
+def test_a_rebalance_of_order_alone_is_one_of_leaderships_and_is_kept_until_the_first_replica_leads(driver: Driver) -> None:
     def asked(*replicas: str, reason: pb.MoveReason = pb.REBALANCED) -> PartitionState:
         wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=reason)
         assert driver.ask(reassign=wish).error == Error.OK
         return driver.partition()
 
-    assert asked("b", "a", "c").leader == "a", "a cluster without elections"
+    without = asked("b", "a", "c")
+    assert (without.moved_for, without.wants_leader) == (MoveReason.BY_HAND, ""), "a cluster without elections"
     driver.fsm.rules = replace(driver.fsm.rules, elections=True)
-    assert asked("b", "a", "c", reason=pb.BY_HAND).leader == "a"
-    assert asked("a", "b", "c").candidate == "", "it leads already"
-    moved = asked("c", "a", "b")
-    assert (moved.replicas, moved.candidate, moved.status) == (("c", "a", "b"), "c", PartitionStatus.CANDIDATE_FOUND)
-    again = asked("b", "a", "c")
-    assert (again.replicas, again.candidate) == (("b", "a", "c"), "c"), "one is found already"
+    assert asked("b", "a", "c", reason=pb.BY_HAND).wants_leader == ""
+    leads = asked("a", "b", "c")
+    assert (leads.moved_for, leads.wants_leader) == (MoveReason.BY_HAND, ""), "it leads already"
+    asks = asked("c", "a", "b")
+    assert (asks.replicas, asks.leader, asks.moved_for, asks.wants_leader) == (
+        ("c", "a", "b"),
+        "a",
+        MoveReason.LEADERSHIPS,
+        "c",
+    )
+    assert driver.change_isr(["a", "c"]).error == Error.OK
+    assert driver.partition().wants_leader == "c", "whatever else changes"
+    assert asked("b", "a", "c", reason=pb.DRAINED).wants_leader == ""
+    assert asked("c", "a", "b").wants_leader == "c"
+    assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True)).error == Error.OK
+    stays = driver.partition()
+    assert (stays.replicas, stays.moved_for, stays.wants_leader) == (("c", "a", "b"), MoveReason.BY_HAND, "")
+
+
+def promoted(driver: Driver) -> PartitionState:
+    """What comes of the candidate's success."""
+    found = driver.partition()
+    report = pb.ReportPromotion(
+        stream="orders", partition=0, candidate=found.candidate, candidateIncarnation=driver.incarnation(found.candidate),
+        leaderEpoch=found.leader_epoch, epoch=found.epoch, newestOffset=-1, finished=True,
+    )  # fmt: skip
+    assert driver.ask(reportPromotion=report).error == Error.OK
+    return driver.partition()
+
+
+def test_a_leadership_that_is_wanted_elsewhere_ends_there_or_by_a_command(driver: Driver) -> None:
+    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+
+    def asked(*replicas: str) -> PartitionState:
+        wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=pb.REBALANCED)
+        assert driver.ask(reassign=wish).error == Error.OK
+        return driver.partition()
+
+    def elect(node: str) -> PartitionState:
+        assert driver.ask(electLeader=pb.ElectLeader(stream="orders", partition=0, node=node)).error == Error.OK
+        return driver.partition()
+
+    asked("c", "a", "b")
+    moving = elect("c")
+    assert (moving.candidate, moving.wants_leader, moving.moved_for) == ("c", "c", MoveReason.LEADERSHIPS)
+    there = promoted(driver)
+    assert (there.leader, there.wants_leader, there.moved_for) == ("c", "", MoveReason.BY_HAND)
+
+    asked("a", "b", "c")
+    assert elect("").wants_leader == "a", "the preferred leader is who is wanted"
+    assert promoted(driver).leader == "a"
+
+    asked("c", "a", "b")
+    other = elect("b")
+    assert (other.candidate, other.wants_leader) == ("b", ""), "whoever says another one means it"
+    assert promoted(driver).leader == "b"
+    asked("c", "a", "b")
+    kept = elect("b")
+    assert (kept.leader, kept.moved_for) == ("b", MoveReason.BY_HAND)
+
+
+def test_a_leadership_goes_on_to_who_is_wanted_after_an_election_that_another_has_won(driver: Driver) -> None:
+    driver.fsm.rules = replace(driver.fsm.rules, elections=True)
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["c", "a", "b"], movedFor=pb.REBALANCED)
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.change_isr(["a", "b"]).error == Error.OK
+    assert driver.fence("a").error == Error.OK
+    assert driver.partition().candidate == "b"
+    won = promoted(driver)
+    assert (won.leader, won.wants_leader, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
 
 
 def test_who_is_evicted_counts_nowhere_any_more() -> None:
