@@ -14,7 +14,7 @@ from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.cluster import codec
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, ClusterPages, cut_stream, describe, describer
+from liftpy.cluster.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, ClusterPages, StreamPages, cut_stream, describe, describer
 from liftpy.errors import NotFoundError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.wire import frames
@@ -191,3 +191,20 @@ def test_any_other_question_asks_for_the_first_page(question: bytes) -> None:
     found = json.loads(_page_of(Reports(3), question, MESSAGE_BYTES))
     assert [p["partition"] for p in found["partitions"]] == [0, 1, 2]
     assert found["more"] is False
+
+
+def test_a_page_of_another_stream_is_none_of_this_one_and_one_that_does_not_go_on_is_wrong() -> None:
+    def page(uid: str, *numbers: int, after: int = 0) -> pb.ControlResponse:
+        stream = pb.Stream(name="s", uid=uid, partitions=[pb.Partition(partition=number) for number in numbers])
+        return pb.ControlResponse(stream=stream, nextPartition=after)
+
+    for wrong, error in ((page("u2", 2), NotFoundError), (page("u1"), ProtocolError), (page("u1", 3), ProtocolError)):
+        pages = StreamPages()
+        pages.add(page("u1", 0, 1, after=2))
+        with pytest.raises(error):
+            pages.add(wrong)
+        assert [p.partition for p in pages.stream.partitions] == [0, 1]
+        assert pages.request == pb.DescribeStream(name="s", uid="u1", fromPartition=2)
+    pages.add(page("u1", 2, after=0))
+    assert [p.partition for p in pages.stream.partitions] == [0, 1, 2]
+    assert pages.request is None

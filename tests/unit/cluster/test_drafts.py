@@ -99,3 +99,8 @@ def test_a_batch_takes_what_may_be_in_one_and_gives_each_number_once() -> None:
     assert replay_all(image, records) == after, "who follows the records gets the same"
     (moved,) = [record for record in records if isinstance(record, CountersMoved)]
     assert moved.counters.next_epoch == 14 + sum(isinstance(record, PartitionStateChanged) for record in records)
+
+
+def test_a_node_that_nobody_knows_is_not_live() -> None:
+    draft = Draft(an_image(a_stream(), "abc", "b"), 9, Rules())
+    assert [draft.is_live(node_id) for node_id in ("a", "b", "z", "")] == [True, False, False, False]

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 
 from liftpy.cluster.placement import MANUAL, NO_RACKS, POLICY_NAMES, place, rendezvous
 from liftpy.cluster.placement.facts import Assigned, NodeFacts, Replicas, Wanted, in_order, ordered
+from liftpy.cluster.placement.least_loaded import least_loaded
 from liftpy.cluster.placement.placement_error import ManualError, NoRoomError, NotEnoughNodesError, PlacementError
-from liftpy.cluster.placement.rack import row_of
+from liftpy.cluster.placement.rack import rack, rack_strict, row_of
+from liftpy.cluster.placement.round_robin import round_robin
+from liftpy.cluster.steps import PER_STEP
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "placement.json").read_text(encoding="utf-8"))
 COMPUTED = [name for name in POLICY_NAMES if name != MANUAL]
@@ -394,3 +397,10 @@ def test_least_loaded_evens_leaders_out() -> None:
             led.update(replicas[0] for replicas in placed(facts(range(count)), "least-loaded", 28, factor))
             apart = max(apart, max(led.values()) - min(led.values()))
     assert apart == 2
+
+
+@pytest.mark.parametrize("policy", [round_robin, rack, rack_strict, least_loaded])
+@pytest.mark.parametrize(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
+def test_every_policy_pauses_after_each_step(policy: Any, partitions: int, pauses: int) -> None:
+    nodes = [NodeFacts(node_id=n, rack=n) for n in "abc"]
+    assert sum(1 for _ in policy(nodes, Wanted(partitions=partitions, replication_factor=2))) == pauses

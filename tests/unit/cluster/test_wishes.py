@@ -144,6 +144,8 @@ def test_large_wishes_are_bounded_by_their_bytes() -> None:
 
 def test_nothing_leaves_after_the_stop() -> None:
     asked = Asked()
-    asked.put(1, promotion(1))
-    asked.wishes.drop()
-    assert asked.wishes.take() is None
+    for request in (promotion(1), isr(1)):
+        asked.put(1, request)
+        asked.wishes.drop()
+        assert asked.wishes.take() is None
+        assert (len(asked.wishes), asked.answers) == (0, [])

@@ -241,3 +241,113 @@ async def test_settings_that_differ_from_the_log_are_said_once(tmp_path: Path, c
     (said,) = caplog.messages
     assert "name the controllers n1, n2, n3, and the group's log n1, n2, n5: the log holds" in said
     await bench.role.stop()
+
+
+# ---- at its edges ----------------------------------------------------------------------------------------------------------
+async def test_one_that_left_is_a_controller_again_by_a_later_list_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n1", journal=True)
+    left = Member(an_image(7, *THREE, at=3), is_member=False, left_at=6, controllers=ControllerList(THREE, "", "", 3))
+    feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
+    bench.members, bench.feeds = [left, again], [feed]
+    await bench.role.start()
+    assert (left.calls, bench.role.is_controller, bench.role.decides) == (["stop"], False, False)
+    await asyncio.sleep(0.02)
+    assert bench.joined == [None], "the list that it left is no new one"
+    feed.show(an_image(8, *THREE, at=7))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+
+
+async def test_one_that_is_taken_out_while_it_comes_follows_on_and_comes_by_a_later_list(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(8, *THREE, at=8, learner="n4"))
+    out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
+    bench.feeds, bench.members = [feed], [out, comes]
+    await bench.role.start()
+    await until(lambda: out.calls == ["start", "stop"])
+    assert (bench.role._next, bench.role.is_controller, feed.calls) == (None, False, ["start"])
+    feed.show(an_image(10, *THREE, at=9, learner="n4"))
+    await asyncio.sleep(0.02)
+    assert len(bench.joined) == 1
+    feed.show(an_image(12, *THREE, "n4", at=12))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+    assert (out.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
+
+
+async def test_one_that_stops_while_it_comes_stops_both_parts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
+    comes.started.clear()
+    told: list[str] = []
+    feed.bus_changed = lambda online: told.append(f"feed {online}")  # type: ignore[attr-defined]
+    comes.bus_changed = lambda online: told.append(f"member {online}")  # type: ignore[attr-defined]
+    bench.feeds, bench.members = [feed], [comes]
+    await bench.role.start()
+    await until(lambda: comes.calls == ["start"])
+    bench.role.bus_changed(False)
+    assert sorted(told) == ["feed False", "member False"]
+    await bench.role.stop()
+    assert (feed.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
+
+
+async def test_one_that_retires_while_it_comes_takes_no_role(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
+    comes.started.clear()
+    bench.feeds, bench.members = [feed], [comes]
+    await bench.role.start()
+    await until(lambda: comes.calls == ["start"])
+    bench.role.retire()
+    comes.started.set()
+    await until(lambda: comes.calls == ["start", "stop"])
+    assert (bench.role.is_controller, feed.calls) == (False, ["start", "retire"])
+    await bench.role.stop()
+
+
+@pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
+async def test_one_of_several_asks_nobody_whether_it_may_begin(tmp_path: Path, controllers: tuple[str, ...]) -> None:
+    asked: list[int] = []
+    bench = Bench(tmp_path, "n1", controllers)
+
+    async def request(*_: Any, **__: Any) -> Any:
+        asked.append(1)
+        raise nats.errors.TimeoutError
+
+    bench.connection.request = request
+    assert await bench.role._may_begin()
+    assert asked == []
+
+
+async def test_a_single_one_begins_at_once_where_nobody_listens(tmp_path: Path) -> None:
+    asked: list[int] = []
+    bench = Bench(tmp_path, "n1", ("n1",))
+
+    async def request(*_: Any, **__: Any) -> Any:
+        asked.append(1)
+        raise nats.errors.NoRespondersError
+
+    bench.connection.request = request
+    assert await bench.role._may_begin()
+    assert asked == [1]
+
+
+def test_settings_that_differ_are_told_once_a_minute_and_at_once_when_others_are_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, now_s = Bench(tmp_path, "n1"), [1000.0]
+    monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    part = Part(an_image(5))
+    bench.role._current = part  # type: ignore[assignment]
+
+    def says(after_s: float, *voters: str, at: int = 4) -> int:
+        now_s[0] += after_s
+        part.image = an_image(5, *voters, at=at)
+        caplog.clear()
+        bench.role._say_where_settings_differ()
+        return len(caplog.records)
+
+    assert says(0, "n1", "n2", at=0) == 0, "nobody has changed them"
+    assert says(0, *THREE) == 0
+    assert [says(after_s, "n1", "n2") for after_s in (0, 59, 1, 1)] == [1, 0, 1, 0]
+    assert says(1, "n1", "n4") == 1

@@ -17,6 +17,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import PartitionStateChanged, StreamDeleted
 from liftpy.cluster.replay import replay
 from liftpy.config import ReplicationConfig
+from liftpy.ids import PartitionKey
 from liftpy.wire._pb import cluster_pb2 as pb
 
 UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
@@ -151,3 +152,93 @@ async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, m
     node.partitions.image_changed(before, node.controllers.image)
     await node.partitions.settled()
     assert node.deleted == [True] * 5
+
+
+# ---- one question at a time ------------------------------------------------------------------------------------------------
+GONE = pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND)
+KEYS = [PartitionKey("s", f"u{number}", number) for number in range(4)]
+
+
+def there(key: PartitionKey, *replicas: str) -> pb.ControlResponse:
+    """What a controller says of a partition that is on ``replicas``."""
+    stream = pb.Stream(name=key.stream, uid=key.uid)
+    stream.partitions.add(partition=key.partition, replicas=replicas)
+    return pb.ControlResponse(stream=stream)
+
+
+class Scripted:
+    """A group that gives one answer after another, the last one again and again."""
+
+    def __init__(self, *answers: pb.ControlResponse, decides: bool = False) -> None:
+        self.answers, self.asked, self.distrusted = list(answers), list[tuple[str, float]](), 0
+        self.deletions = asking.Deletions(self, "a", decides=lambda: decides)  # type: ignore[arg-type]
+        self.before_answer: Callable[[], object] = lambda: None
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append((request.describeStream.uid, timeout_s))
+        await asyncio.sleep(0)
+        self.before_answer()
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def distrust(self) -> None:
+        self.distrusted += 1
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept between two questions; the clock goes on by it."""
+    waits, now_s = list[float](), [1000.0]
+    sleep = asyncio.sleep
+
+    async def fake(wait_s: float) -> None:
+        waits.append(wait_s)
+        now_s[0] += wait_s
+        await sleep(0)
+
+    made = SimpleNamespace(sleep=fake, Lock=asyncio.Lock, Event=asyncio.Event)
+    monkeypatch.setattr(asking, "asyncio", made)
+    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return waits
+
+
+async def test_a_controller_asks_nobody() -> None:
+    group = Scripted(UNAVAILABLE, decides=True)
+    assert await group.deletions.allowed(KEYS[0])
+    assert group.asked == []
+
+
+async def test_it_is_asked_every_fifth_of_a_second_for_half_a_minute(slept: list[float]) -> None:
+    group = Scripted(UNAVAILABLE)
+    assert not await group.deletions.allowed(KEYS[0])
+    assert slept == [0.2] * len(group.asked)
+    assert 149 <= len(slept) <= 151
+    assert set(group.asked) == {("u0", 2.0)}
+    assert (group.distrusted, group.deletions._asking) == (0, {})
+
+
+async def test_a_node_that_stops_waits_for_no_answer(slept: list[float]) -> None:
+    group = Scripted(UNAVAILABLE)
+    group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()
+    assert not await group.deletions.allowed(KEYS[0])
+    assert len(group.asked) == 3
+    assert not await group.deletions.allowed(KEYS[1])
+    assert len(group.asked) == 3, "nor asks"
+
+
+async def test_a_stream_that_is_gone_is_remembered_and_one_that_is_elsewhere_is_asked_for_each_time() -> None:
+    group = Scripted(GONE)
+    assert [await group.deletions.allowed(KEYS[0]) for _ in range(3)] == [True] * 3
+    assert len(group.asked) == 1
+    group = Scripted(there(KEYS[0], "b", "c"), there(KEYS[0], "a", "b"))
+    assert [await group.deletions.allowed(KEYS[0]) for _ in range(2)] == [True, False]
+    assert (len(group.asked), group.distrusted) == (2, 1)
+
+
+async def test_questions_of_one_stream_wait_for_each_other_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Scripted(GONE)
+    assert await asyncio.gather(*(group.deletions.allowed(KEYS[0]) for _ in range(5))) == [True] * 5
+    assert (len(group.asked), group.deletions._asking) == (1, {})
+    monkeypatch.setattr(asking, "_REMEMBERED", 2)
+    for key in KEYS[1:3]:
+        assert await group.deletions.allowed(key)
+    assert list(group.deletions._gone) == ["u1", "u2"], "the last two"
