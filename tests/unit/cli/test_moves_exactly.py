@@ -293,6 +293,13 @@ def test_a_rebalance_shows_each_move_and_whether_it_takes_the_leadership(
     assert shown(capsys, of_bytes, False)[-1] == ["12,345", "bytes", "in", "2", "moves,", "1,000", "at", "the", "least"]
 
 
+def test_a_replica_outside_the_isr_has_a_size_as_well() -> None:
+    image = an_image(a_stream(a_partition(isr=("a",))))
+    reports: Any = {"b": {("u1", 0): {"log_bytes": 70}}, "c": {("u1", 0): {"log_bytes": 60}}}
+    assert dict(rebalance._sizes(image, reports)) == {("s", 0): 70}
+    assert rebalance._SHOWN == 1000
+
+
 def test_a_thousand_moves_are_shown_and_the_others_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,3 +195,15 @@ def test_a_folders_dump_line_by_line(folder: Path, capsys: pytest.CaptureFixture
     shown = of_log(capsys, "dump", str(folder))
     assert len(shown[-1]) > 40, "a fault is one line, however wide the terminal"
     assert shown[-1] == "committed records are missing: HW 3, the log ends before 2"
+
+
+def test_every_fault_of_a_folder_is_told_the_first_one_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (segment,) = folder.glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-5])
+    (folder / "leader-epochs").write_bytes(b"x")
+    shown = of_log(capsys, "verify", str(folder))
+    assert shown[0].startswith(f"first damage: {segment.name}: torn tail at position ")
+    assert shown[1:] == [
+        "also: leader-epochs: damaged (rebuilt when the log is opened)",
+        "also: committed records are missing: HW 3, the log ends before 2",
+    ]
