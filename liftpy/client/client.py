@@ -17,7 +17,7 @@ from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
 from liftpy.client.opening import Opening
-from liftpy.client.outgoing import LEADERS_KNOW_IDS, Address
+from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Start, Until
@@ -563,5 +563,5 @@ def _address(subject: str, uid: str = "", answers: bool = True, window_s: float 
 def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
     """Of a partition; on ``subject`` where one was named."""
     _partition_of(stream, partition)
-    window_s = stream.config.dedup_window_s if LEADERS_KNOW_IDS else 0.0
-    return _address(subject or data_subject(stream.subject, partition), stream.uid, stream.answers, window_s)
+    where = subject or data_subject(stream.subject, partition)
+    return _address(where, stream.uid, stream.answers, stream.config.dedup_window_s)

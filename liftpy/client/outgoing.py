@@ -13,8 +13,6 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 
 _POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
-LEADERS_KNOW_IDS = False
-"""Whether leaders recognise message ids: only then is anything sent again that may be stored."""
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 _LONGEST_ID_BYTES = 255

@@ -278,7 +278,7 @@ class MessageReader:
             columns.unfit = Unfit(RejectReason.MALFORMED, detail)
         else:
             try:
-                body = body_to_store(batch, subject, self._codec)
+                body, columns.ids = body_to_store(batch, subject, self._codec)
             except UnfitBatchError as error:
                 columns.unfit = Unfit(error.reason, str(error))
                 return

@@ -307,8 +307,8 @@ class Ingest:
         """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
         found: dict[int, Stored | None] = {}
         seen: set[bytes] = set()
-        if not self._derived.ids.window_ns:
-            return found
+        if not self._derived.ids.window_ns or columns.batch is not None:
+            return found  # a whole batch is stored as it is, once by the offset that it expects
         for index, message_id in columns.ids.items():
             if self.reader.is_command(columns, index):
                 continue

@@ -71,7 +71,7 @@ _THEN = {
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
     _LAST_MSG_ID: _unsupported(10003, f"{_LAST_MSG_ID} is not supported"),
 }
-_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, MESSAGE_ID}
+_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE}
 
 
 def asks(block: bytes) -> bool:
@@ -98,6 +98,11 @@ def why_not_then(headers: Headers) -> Unfit | None:
         if name in names or (name == _SCHEDULE and any(other.startswith(name) for other in names)):
             return unfit
     return None
+
+
+def asked_for(name: str) -> bool:
+    """Whether a header asks something of the stream that a message is published to, a message id included."""
+    return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
 
 
 def first_refused(names: Iterable[str]) -> str:

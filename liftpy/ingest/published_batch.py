@@ -12,6 +12,7 @@ import numpy as np
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
 from liftpy.ingest.jetstream import first_refused
+from liftpy.ingest.recent_ids import ids_of
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.batch import HEADER_SIZE_BYTES, Body, RecordBatch, parse_batch, sized_body
 from liftpy.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, decode_columns, subject_column
@@ -34,8 +35,8 @@ class UnfitBatchError(LiftError):
         self.reason = reason
 
 
-def body_to_store(published: memoryview, subject: str, codec: Codec) -> Body:
-    """The body of the one batch in ``published``, with its subject and in the stream's ``codec``.
+def body_to_store(published: memoryview, subject: str, codec: Codec) -> tuple[Body, dict[int, bytes]]:
+    """The body of the one batch in ``published``, with its subject and in the stream's ``codec``; and its message ids, by record index.
 
     Raises UnfitBatchError, BatchTooLargeError where the subject makes it too large.
     """
@@ -56,7 +57,8 @@ def body_to_store(published: memoryview, subject: str, codec: Codec) -> Body:
     except CorruptionError as error:
         raise UnfitBatchError(str(error)) from None
     _check(columns)
-    return sized_body([bytes(body), *subject_column(subject)], present | Columns.SUBJECTS, header.record_count, codec)
+    stored = sized_body([bytes(body), *subject_column(subject)], present | Columns.SUBJECTS, header.record_count, codec)
+    return stored, ids_of(columns.headers)
 
 
 def _parsed(published: memoryview) -> RecordBatch:

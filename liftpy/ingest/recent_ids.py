@@ -28,7 +28,7 @@ import numpy as np
 
 from liftpy.invariants import check
 from liftpy.wire.batch import RecordBatch
-from liftpy.wire.batch_columns import BytesColumn, Columns
+from liftpy.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 1024
@@ -200,18 +200,25 @@ def ids_in(batch: RecordBatch) -> dict[int, bytes]:
     """Offset -> message id of the records of ``batch`` that have one. A batch without headers is not looked into."""
     if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
         return {}
-    headers = batch.columns.headers
+    found = ids_of(batch.columns.headers)
+    if not found:
+        return {}
+    offsets = batch.offsets()
+    return {int(offsets[record]): message_id for record, message_id in found.items()}
+
+
+def ids_of(headers: HeadersColumn | None) -> dict[int, bytes]:
+    """Index of a record -> its message id, of those that have one, ascending; of several the first."""
     if headers is None or _NAME not in bytes(headers.names.data):
         return {}
     found: dict[int, bytes] = {}
-    offsets = batch.offsets()
     pairs = list(_named(headers.names))
     records = np.searchsorted(headers.ends, pairs, side="right").tolist()
     ends, data = headers.values.ends, headers.values.data
     for pair, record in zip(pairs, records, strict=True):
         value = bytes(data[int(ends[pair - 1]) if pair else 0 : int(ends[pair])])
         if is_id(value):
-            found.setdefault(int(offsets[record]), value)
+            found.setdefault(record, value)
     return found
 
 

@@ -27,6 +27,7 @@ from enum import Enum
 
 from liftpy.errors import LiftError
 from liftpy.ids import check_name
+from liftpy.ingest.jetstream import asked_for
 from liftpy.service.base import ServiceFailedError
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import DEAD_LETTER_ERROR, DEAD_LETTER_SERVICE, DEAD_LETTER_SOURCE, SERVICE_SKIP, SERVICE_VERSION, Pairs
@@ -186,8 +187,9 @@ class Failing:
 
 
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
-    """The record's own headers, without what is ours, and where it comes from. ``source``: stream/uid/partition."""
-    own = tuple((name, value) for name, value in record.headers if name[:5].lower() != "lift-")
+    """The record's own headers, without what is ours, and where it comes from. ``source``: stream/uid/partition. What they asked of the
+    stream that the record was published to is not asked of this one: under its message id two records would be one."""
+    own = tuple((name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name))
     told = error.encode(errors="replace")[:MAX_ERROR_BYTES]
     ours = ((DEAD_LETTER_SERVICE, service.encode()), (DEAD_LETTER_SOURCE, f"{source}/{record.offset}".encode()))
     return (*own, *ours, (DEAD_LETTER_ERROR, told))

@@ -232,7 +232,9 @@ async def test_a_cached_subject_is_believed_only_while_its_stream_is_there(clien
         assert acked is not None
         assert acked.offset == 0
     (record,) = await read(client, name)
-    assert (record.value, record.headers) == (b"second", (("h", b"1"), ("g", b"2"), ("h", b"\xff")))
+    given, (id_name, message_id) = record.headers[:-1], record.headers[-1]
+    assert (record.value, given) == (b"second", (("h", b"1"), ("g", b"2"), ("h", b"\xff")))
+    assert (id_name, bool(message_id)) == ("Nats-Msg-Id", True), "so that it could be sent again"
     assert (record.header("h"), record.header_values("h"), record.header("x")) == (b"1", [b"1", b"\xff"], None)
 
 

@@ -13,7 +13,7 @@ from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import parse_batch
+from liftpy.wire.batch import build_batch, parse_batch
 
 
 class Bench(IngestBench):
@@ -290,6 +290,21 @@ async def test_a_command_is_stored_each_time() -> None:
     await turn()
     bench.commit()
     assert bench.answers() == {"_INBOX.0": 1, "_INBOX.1": 2, "_INBOX.2": 3, "_INBOX.3": "3D"}
+
+
+async def test_a_whole_batch_is_stored_as_it_is_and_its_ids_are_known_on_every_replica() -> None:
+    """A service that gives on what it reads, headers and all, is not stopped by the ids in them."""
+    bench = Bench()
+    rows = build_batch([b"v", b"w", b"x"], headers=[[("Nats-Msg-Id", b"a")], [("h", b"1")], [("Nats-Msg-Id", b"a")]])
+    for number in range(2):
+        head = client_pb2.BatchPublish(ackPolicy=client_pb2.ALL, ackInbox=f"_INBOX.b{number}")
+        bench.publish(frames.batch_publish(head, rows), b"")
+        await turn()
+    bench.send(b"v", "a", b"_INBOX.3")
+    await turn()
+    bench.commit()
+    answers = bench.answers()
+    assert answers["_INBOX.3"] == "6D", "the newest record that has it"
 
 
 async def test_an_id_that_is_too_long_is_refused_and_an_empty_one_asks_for_nothing() -> None:

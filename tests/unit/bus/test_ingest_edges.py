@@ -96,7 +96,7 @@ def test_headers_of_each_record_of_a_published_batch_have_a_bound_of_their_own(s
     headers[at] = [("n" * 10, b"x" * (size - 10))]
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
     if fits:
-        stored = parse_batch(seal(body_to_store(batch, "ev", Codec.NONE), base_offset=0, leader_epoch=1))
+        stored = parse_batch(seal(body_to_store(batch, "ev", Codec.NONE)[0], base_offset=0, leader_epoch=1))
         assert [len(record.headers) for record in stored.records()] == [int(n == at) for n in range(3)]
     else:
         with pytest.raises(UnfitBatchError, match="65536 bytes of them in one record") as raised:
@@ -111,7 +111,7 @@ def test_so_many_headers_may_be_on_each_record_of_a_published_batch(count: int, 
     headers[at] = [("h", b"1")] * count
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
     if fits:
-        assert body_to_store(batch, "ev", Codec.NONE).record_count == 3
+        assert body_to_store(batch, "ev", Codec.NONE)[0].record_count == 3
     else:
         with pytest.raises(UnfitBatchError, match="more than 1024 headers"):
             body_to_store(batch, "ev", Codec.NONE)

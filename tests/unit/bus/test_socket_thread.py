@@ -94,8 +94,7 @@ def test_after_the_stop_nothing_is_read_and_nobody_is_told_of_an_end(reader: Rea
     reader.thread.stop()
     reader.thread.stop()
     reader.theirs.sendall(b"after")
-    until(lambda: reader.thread._socket.fileno() < 0)
-    assert (reader.thread._woken.fileno(), reader.thread._wakes.fileno()) == (-1, -1), "its descriptors are given back"
+    until(lambda: all(end.fileno() < 0 for end in (reader.thread._socket, reader.thread._woken, reader.thread._wakes)))
     assert reader.ours.recv(100) == b"after", "the socket is still its owner's"
     assert (reader.taken, reader.ended) == (b"before", [])
 

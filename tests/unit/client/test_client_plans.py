@@ -326,7 +326,8 @@ def image(count: int = 2, *, waiting: int = 0, led: int | None = None, **fields:
     partitions = tuple(
         SimpleNamespace(partition=n, leader="n1" if led is None or n < led else "") for n in range(0 if waiting else count)
     )
-    known = {"name": "s", "uid": "u1", "subject": "shop.s", "answers": True}
+    config = StreamConfig(dedup_window_s=7.0)
+    known = {"name": "s", "uid": "u1", "subject": "shop.s", "answers": True, "config": config}
     return SimpleNamespace(**known | fields, partitions=partitions, waiting=waiting)
 
 
@@ -497,6 +498,7 @@ def test_where_the_messages_of_a_partition_go() -> None:
             _address(subject)
     assert _address("a*.b>").subject == "a*.b>"
     assert _address_of(image(2, answers=False), 1, "else") == Address("else", "u1", False)
+    assert _address_of(image(2), 1).window_s == 7.0
     with pytest.raises(NotFoundError, match=r"^s has no partition 2: its partitions are 0 to 1$"):
         _address_of(image(2), 2)
     with pytest.raises(UnavailableError, match=r"^stream s waits for more nodes \(insufficient-nodes\)$"):

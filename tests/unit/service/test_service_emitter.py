@@ -51,7 +51,7 @@ class Partition:
         if head.expectedOffset != len(self.log):
             return frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
         self.log += parse_batch(
-            seal(body_to_store(published, "out", Codec.NONE), base_offset=len(self.log), leader_epoch=1)
+            seal(body_to_store(published, "out", Codec.NONE)[0], base_offset=len(self.log), leader_epoch=1)
         ).records()
         return frames.encode(client_pb2.Ack(stream="out", offset=head.expectedOffset, recordCount=batch.record_count))
 

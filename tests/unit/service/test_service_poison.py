@@ -256,6 +256,26 @@ def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> 
     assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
 
 
+def test_a_dead_letter_asks_nothing_of_its_stream_that_the_record_has_asked_of_its_own() -> None:
+    """Two records of one message id, a command that was sent again, are two dead letters."""
+    asking = (
+        "Nats-Msg-Id",
+        "Nats-Expected-Last-Sequence",
+        "Nats-Expected-Stream",
+        "Nats-TTL",
+        "Nats-Schedule-Target",
+        "Nats-Rollup",
+    )
+    own = (("a", b"1"), ("Nats-Trace-Dest", b"t"))
+    headers = dead_letter_headers("bank", "in/u1/0", "e", record(7, headers=(*((name, b"1") for name in asking), *own)))
+    assert headers[:2] == own
+    assert [name for name, _ in headers[2:]] == [
+        "Lift-Dead-Letter-Service",
+        "Lift-Dead-Letter-Source",
+        "Lift-Dead-Letter-Error",
+    ]
+
+
 def test_a_dead_letter_says_where_it_comes_from_and_carries_nothing_else_of_ours() -> None:
     headers = dead_letter_headers("bank", "in/u1/0", "é" * 400, record(7, headers=(("a", b"1"), ("Lift-Output", b"x"))))
     assert headers[0] == ("a", b"1")

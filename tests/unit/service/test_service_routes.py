@@ -108,7 +108,7 @@ class World:
         named = {"stream": head.stream, "partition": head.partition, "streamUid": head.streamUid}
         if head.expectedOffset != len(log):
             return frames.encode(client_pb2.Ack(**named, ackError=client_pb2.Ack.INCORRECT_OFFSET))
-        batch = parse_batch(seal(body_to_store(published, subject, Codec.NONE), base_offset=len(log), leader_epoch=1))
+        batch = parse_batch(seal(body_to_store(published, subject, Codec.NONE)[0], base_offset=len(log), leader_epoch=1))
         log += batch.records()
         return frames.encode(client_pb2.Ack(**named, offset=head.expectedOffset, recordCount=batch.record_count))
 
