@@ -252,10 +252,17 @@ class MetadataDuties:
         self._accusations.testified(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
-        """What to propose now; what concerns single partitions in batches, however many there are."""
-        preferred, waiting = self._preferred.due(self._image, now_ns), self._waiting.due(now_ns)
-        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting)
-        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns), *self._moving.due(now_ns))
+        """What to propose now; what concerns single partitions in batches, however many there are. But a planned transfer goes alone:
+        the leader is asked to step aside first (``stepping_aside``), so that who waits for an answer gets it."""
+        preferred, waiting, moving = (
+            self._preferred.due(self._image, now_ns),
+            self._waiting.due(now_ns),
+            self._moving.due(now_ns),
+        )
+        transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
+        alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting, *transfers)
+        copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
+        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.simulation.whole.run import Change, draw_whole_plan, run_seed, run_whole
 
-SEEDS = (4, 20)
-"""4: a replica that had joined was on a node that was lost for good, and its swap never ended."""
+SEEDS = (4, 8)
+"""Both found a swap that never ended: a replica that had joined was on a node that was lost for good."""
 EVENTS = 9000
 WANTED = (
     "a controller is gone for good", "nodes that become controllers", "controllers that cease to be one",

@@ -375,9 +375,10 @@ class Run:
         )
         self.outcome.phases.append(phase)
         beheaded = f" ({phase.killed_gap_s:.2f} s where the leader was killed)" if self._beheaded else ""
+        unknown = f", {self._others.unknown} publishes had no answer so far" if self._others and self._others.unknown else ""
         self._show(
             f"{phase.name}: {phase.took_s:.1f} s, {phase.acks} acks, longest gap {phase.longest_gap_s:.2f} s{beheaded}, "
-            f"p50 {1000 * phase.p50_s:.1f} ms, p99 {1000 * phase.p99_s:.1f} ms"
+            f"p50 {1000 * phase.p50_s:.1f} ms, p99 {1000 * phase.p99_s:.1f} ms{unknown}"
         )
 
     def _longest_gap_s(self, partitions: set[int], began: float, ended: float) -> float:

@@ -10,6 +10,7 @@ from election_driver import Cluster
 
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.stepping_aside import who_steps_aside
 from liftpy.config import ReplicationConfig
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -51,6 +52,22 @@ class Led:
                 return waited
             self.tick()
         raise AssertionError("it never came about")
+
+
+def test_the_leader_that_a_drained_node_is_is_asked_to_step_aside_first() -> None:
+    """In a batch nobody would be asked, and whoever waited for an answer got none (tests.system.moving: one publish of 50,000)."""
+    led = Led()
+    while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
+        led.tick()
+    for name in ("more", "still"):
+        assert led.cluster.create(name, partitions=3).error == Error.OK
+    led.duties.image_changed(led.image, led.now_ns)
+    assert led.cluster.ask(setNode=pb.SetNode(nodeId="a", leaving=True)).error == Error.OK
+    led.duties.image_changed(led.image, led.now_ns)
+    led.now_ns += 1000 * MS
+    asked = [who_steps_aside(led.image, request) for request in led.duties.due(led.now_ns) if "electLeader" in str(request)]
+    assert len(asked) == led.image.leader_counts["a"] > 1
+    assert all(found is not None and found[0] == "a" for found in asked)
 
 
 def test_a_silent_leader_is_fenced_and_replaced_and_so_is_a_candidate_that_falls_silent() -> None:
