@@ -1,11 +1,14 @@
 """DerivedState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
 
+It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known. One ``end_offset``
+stands for all of them: every part has taken every batch below it that it needs.
+
 It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
 has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
 reached the log's end. What is appended meanwhile is replayed too.
 
-Where it begins: at the first batch that may lie within the window of the record at HW. Not of the log's end: what is above HW may be
-cut, and then log time falls.
+Where it begins: at the first batch that may lie within the longest reach of a part, seen from the record at HW. Not from the log's end:
+what is above HW may be cut, and then log time falls.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from liftpy.errors import CorruptionError
+from liftpy.ingest.derived_part import NewBatch, Part
 from liftpy.ingest.recent_ids import RecentIds, ids_in
+from liftpy.invariants import check
 from liftpy.log.log import Log
 from liftpy.log.reading import offset_before
 from liftpy.wire.batch import RecordBatch, parse_header, split_batches
@@ -28,71 +33,91 @@ class DerivedState:
     def __init__(self, log: Log, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
         self._log = log
         self.ids = RecentIds(window_ns, max_bytes, now_ns)
+        self.parts: tuple[Part, ...] = (self.ids,)
         self.replayed_bytes = 0
         """Read again of the log, ever."""
-        if log.log_end_offset == log.log_start_offset:
-            self.ids.begin(log.log_end_offset)
-        self.ids.committed(log.high_watermark)
+        self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
+
+    def _begin(self, offset: int | None) -> None:
+        self.end_offset = offset
+        """Exclusive: everything below it that a part needs has been taken; None: nothing is known of the log."""
+        self._high_watermark = -1
+        for part in self.parts:
+            part.begin(offset)
+        self.committed(self._log.high_watermark)
 
     @property
     def is_complete(self) -> bool:
         """Whether it covers the log to its end."""
-        return self.ids.end_offset == self._log.log_end_offset
+        return self.end_offset == self._log.log_end_offset
 
     def appended(self, base_offset: int, record_count: int, timestamp_ns: int, ids: Mapping[int, bytes]) -> None:
         """A batch of this leader's own is in the log. ``ids``: by offset."""
-        self.ids.take(base_offset, base_offset + record_count - 1, timestamp_ns, ids)
+        self._take(NewBatch(base_offset, base_offset + record_count - 1, timestamp_ns, record_count, ids))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
         for batch in batches:
-            if batch.base_offset != self.ids.end_offset:
+            if batch.base_offset != self.end_offset:
                 return
-            self._take(batch)
+            self._take(_told(batch))
 
-    def _take(self, batch: RecordBatch) -> None:
-        header = batch.header
-        self.ids.take(header.base_offset, header.last_offset, header.timestamp_ns, ids_in(batch), empty=not header.record_count)
+    def _take(self, batch: NewBatch) -> None:
+        check(self.end_offset == batch.base_offset, "A3", "derived: a batch at", batch.base_offset, "after", self.end_offset)
+        self.end_offset = batch.last_offset + 1
+        for part in self.parts:
+            part.take(batch)
 
     def committed(self, high_watermark: int) -> None:
         """HW has risen."""
-        self.ids.committed(high_watermark)
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            for part in self.parts:
+                part.committed(high_watermark)
 
     def cut(self) -> None:
-        """The log was cut, or begun afresh."""
+        """The log was cut, or begun afresh. Below what was committed here nothing is known any more."""
         log = self._log
-        if log.log_end_offset == log.log_start_offset:
-            self.ids.begin(log.log_end_offset)
+        end_offset = log.log_end_offset
+        if end_offset == log.log_start_offset:
+            self._begin(end_offset)
+        elif self.end_offset is None or end_offset >= self.end_offset:
+            self.committed(log.high_watermark)
+        elif end_offset <= self._high_watermark:
+            self._begin(None)
         else:
-            self.ids.cut(log.log_end_offset)
-        self.ids.committed(log.high_watermark)
+            self.end_offset = end_offset
+            for part in self.parts:
+                part.cut(end_offset)
 
     def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read on in the log; whether it is covered to its end now. Raises what ``Log.read`` raises."""
-        log, ids = self._log, self.ids
+        log = self._log
         if self.is_complete:
             return True
-        at = self._first_needed() if ids.end_offset is None else ids.end_offset
-        if at < log.log_start_offset or ids.end_offset is None:  # or retention was faster
-            ids.begin(max(at, log.log_start_offset))
-            ids.committed(log.high_watermark)
-        assert ids.end_offset is not None
-        result = log.read(ids.end_offset, max_bytes, end_offset=log.log_end_offset)
+        at = self._first_needed() if self.end_offset is None else self.end_offset
+        if at < log.log_start_offset or self.end_offset is None:  # or retention was faster
+            self._begin(max(at, log.log_start_offset))
+        assert self.end_offset is not None
+        result = log.read(self.end_offset, max_bytes, end_offset=log.log_end_offset)
         self.replayed_bytes += result.size_bytes
         for chunk in result.chunks:
             for batch in split_batches(chunk, verify=False):
-                self._take(batch)
+                self._take(_told(batch))
         if not result.chunks:
-            raise CorruptionError(f"nothing can be read at {ids.end_offset} of a log that ends at {log.log_end_offset}")
+            raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
         return self.is_complete
 
     def _first_needed(self) -> int:
-        """Base offset of a batch at or before the first one that lies within the window of the record at HW."""
+        """Base offset of a batch at or before the first one that lies within the longest reach of the record at HW."""
         log = self._log
         if log.high_watermark < log.log_start_offset:
             return log.log_start_offset
         chunks = log.read(log.high_watermark, 1, end_offset=log.log_end_offset).chunks
-        newest = parse_header(chunks[0])
-        return min(
-            max(offset_before(log.segments, newest.timestamp_ns - self.ids.window_ns), log.log_start_offset), newest.base_offset
-        )
+        newest, reach_ns = parse_header(chunks[0]), max(part.reach_ns for part in self.parts)
+        return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
+
+
+def _told(batch: RecordBatch) -> NewBatch:
+    header = batch.header
+    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids_in(batch))

@@ -20,13 +20,13 @@ new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from liftpy.invariants import check
+from liftpy.ingest.derived_part import NewBatch
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 
@@ -64,8 +64,10 @@ class _Taken:
 
 
 class RecentIds:
-    """Of one partition, on one replica. ``window_ns`` 0: none are kept. ``now_ns``: the node's monotonic clock. Offsets are inclusive
-    but for ``*_end_offset``."""
+    """A ``Part``: of one partition, on one replica. ``window_ns`` 0: none are kept. ``now_ns``: the node's monotonic clock. Offsets are
+    inclusive but for ``end_offset``."""
+
+    name = "ids"
 
     def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
         self.window_ns = window_ns
@@ -78,13 +80,10 @@ class RecentIds:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Anew: nothing is known, the next batch that is taken begins at ``offset``; None: at any."""
-        self.end_offset = offset
-        """Exclusive: everything below it that is within the window has been taken; None: nothing is known of the log."""
+        """Anew: nothing is known."""
         self._high_watermark = -1
         self._time_ns = 0  # log time of what is committed
         self._last_id = b""  # of the last committed record
-        self._committed_end_offset = offset or 0
         self._tail: deque[_Taken] = deque()
         self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
         self._by_id: dict[bytes, _Taken] = {}
@@ -98,17 +97,17 @@ class RecentIds:
         """Message id of the last record, b"" if it has none."""
         return self._tail[-1].last_id if self._tail else self._last_id
 
+    @property
+    def reach_ns(self) -> int:
+        """The window."""
+        return self.window_ns
+
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(
-        self, base_offset: int, last_offset: int, timestamp_ns: int, ids: Mapping[int, bytes], *, empty: bool = False
-    ) -> None:
-        """The next batch of the log. ``ids``: by offset, ascending. ``empty``: it has no record (compaction left its offsets)."""
-        check(self.end_offset in (None, base_offset), "A3", "ids: a batch at", base_offset, "after", self.end_offset)
-        if self.end_offset is None:
-            self._committed_end_offset = base_offset
-        self.end_offset = last_offset + 1
-        last_id = self.last_id if empty else ids.get(last_offset, b"") if ids else b""
-        time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, timestamp_ns)
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log."""
+        ids, last_offset = batch.ids, batch.last_offset
+        last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
+        time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
         taken = _Taken(last_offset, time_ns, self._now_ns() if ids else 0, last_id)
         if ids and self.window_ns:
             taken.ids, taken.offsets = tuple(ids.values()), tuple(ids)
@@ -138,7 +137,7 @@ class RecentIds:
         tail, high_watermark = self._tail, self._high_watermark
         while tail and tail[0].last_offset <= high_watermark:
             taken = tail.popleft()
-            self._time_ns, self._last_id, self._committed_end_offset = taken.time_ns, taken.last_id, taken.last_offset + 1
+            self._time_ns, self._last_id = taken.time_ns, taken.last_id
             if taken.ids:
                 taken.before = None
                 self._kept.append(taken)
@@ -167,21 +166,13 @@ class RecentIds:
         self.size_bytes -= taken.size_bytes
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
-    def cut(self, end_offset: int) -> bool:
-        """The log ends at ``end_offset`` now. False: that is below what was committed here, and nothing is known any more."""
-        if self.end_offset is None or end_offset >= self.end_offset:
-            return True
-        if end_offset < self._committed_end_offset:
-            self.begin(None)
-            return False
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now; that is above HW."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             before = taken.before or {}
             self._forget(taken)
             self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
-        self.end_offset = end_offset
-        self._high_watermark = min(self._high_watermark, end_offset - 1)
-        return True
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:

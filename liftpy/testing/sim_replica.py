@@ -325,7 +325,7 @@ class SimReplica(Asking):
             complete = derived.replay(_REPLAY_BYTES)
         except LiftError:
             return  # damage: ``_damaged`` has been told
-        self.feed(ev.ReplayProgressed(end_offset=min(derived.ids.end_offset or 0, effect.end_offset)))
+        self.feed(ev.ReplayProgressed(end_offset=min(derived.end_offset or 0, effect.end_offset)))
         self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
 
     def _replayed(self, effect: do.ReplayLog) -> None:

@@ -51,4 +51,4 @@ class LogReplay:
             then()
         else:
             self._handle = asyncio.get_running_loop().call_soon(self._go_on)
-            self._feed(events.ReplayProgressed(end_offset=self._derived.ids.end_offset or 0))
+            self._feed(events.ReplayProgressed(end_offset=self._derived.end_offset or 0))

@@ -66,13 +66,9 @@ def a_promotion_knows_only_what_is_committed() -> Patches:
 
 
 def what_is_cut_is_known_on() -> Patches:
-    def cut(self: RecentIds, end_offset: int) -> bool:
-        if self.end_offset is None or end_offset >= self.end_offset:
-            return True
+    def cut(self: RecentIds, end_offset: int) -> None:
         while self._tail and self._tail[-1].last_offset >= end_offset:
             self._tail.pop()
-        self.end_offset = end_offset
-        return True
 
     return [patch.object(RecentIds, "cut", cut)]
 

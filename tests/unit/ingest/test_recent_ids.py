@@ -6,6 +6,8 @@ import itertools
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from liftpy.config import NS_PER_S, Codec, StreamConfig
 from liftpy.errors import InvariantError
 from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, RecentIds, Stored, ids_in
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
@@ -35,19 +38,25 @@ def ids(window_ns: int = WINDOW, room: int = ROOM, now_ns: Callable[[], int] = l
     return made
 
 
+def take(
+    made: RecentIds, base_offset: int, last_offset: int, timestamp_ns: int, ids: dict[int, bytes], *, empty: bool = False
+) -> None:
+    made.take(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
+
+
 def test_the_worked_example() -> None:
     made = ids()
-    made.take(0, 9, 1000, {7: b"a"})
+    take(made, 0, 9, 1000, {7: b"a"})
     made.committed(9)
     assert made.find(b"a", 1100) == Stored(7, 9)
     assert made.find(b"a", 1119) == Stored(7, 9)
     assert made.find(b"a", 1120) is None, "as old as the window"
     assert made.find(b"a", 0) == Stored(7, 9), "a clock that is behind makes nothing older or newer"
-    made.take(10, 10, 1121, {})
+    take(made, 10, 10, 1121, {})
     assert made.find(b"a", 1000) == Stored(7, 9), "what may be cut makes nothing expire"
-    assert made.cut(10)
+    made.cut(10)
     assert made.find(b"a", 1000) == Stored(7, 9)
-    made.take(10, 10, 1120, {})
+    take(made, 10, 10, 1120, {})
     made.committed(10)
     assert made.find(b"a", 1000) is None
     assert (len(made), made.size_bytes) == (0, 0)
@@ -56,76 +65,75 @@ def test_the_worked_example() -> None:
 def test_a_wall_clock_that_jumps_expires_nothing_that_this_node_took_within_the_window() -> None:
     now = [500]
     made = ids(now_ns=lambda: now[0])
-    made.take(0, 0, 1000, {0: b"a"})
+    take(made, 0, 0, 1000, {0: b"a"})
     made.committed(0)
     now[0] += WINDOW - 1
     assert made.find(b"a", 1_000_000) == Stored(0, 0)
-    made.take(1, 1, 1_000_000, {})
+    take(made, 1, 1, 1_000_000, {})
     made.committed(1)
     assert made.find(b"a", 1_000_000) == Stored(0, 0)
     now[0] += 1
     assert made.find(b"a", 1_000_000) is None
     assert made.size_bytes > 0
     made.committed(1)
-    made.take(2, 2, 0, {})
+    take(made, 2, 2, 0, {})
     made.committed(2)
     assert made.size_bytes == 0
 
 
 def test_log_time_never_falls() -> None:
     made = ids()
-    made.take(0, 0, 1000, {})
-    made.take(1, 1, 10, {1: b"a"})
+    take(made, 0, 0, 1000, {})
+    take(made, 1, 1, 10, {1: b"a"})
     made.committed(1)
     assert made.find(b"a", 1119) == Stored(1, 1), "it counts as stored at 1000"
 
 
 def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
     made = ids()
-    made.take(0, 1, 5, {0: b"a", 1: b"b"})
-    made.take(2, 3, 6, {2: b"b", 3: b"c"})
-    made.take(4, 4, 7, {4: b"b"})
+    take(made, 0, 1, 5, {0: b"a", 1: b"b"})
+    take(made, 2, 3, 6, {2: b"b", 3: b"c"})
+    take(made, 4, 4, 7, {4: b"b"})
     assert (made.find(b"b", 0), made.last_id) == (Stored(4, 4), b"b")
-    assert made.cut(4)
+    made.cut(4)
     assert (made.find(b"b", 0), made.find(b"c", 0), made.last_id) == (Stored(2, 3), Stored(3, 3), b"c")
-    assert made.cut(2)
+    made.cut(2)
     assert (made.find(b"a", 0), made.find(b"b", 0), made.find(b"c", 0)) == (Stored(0, 1), Stored(1, 1), None)
-    assert made.end_offset == 2
-    assert made.cut(2)
-    assert made.cut(0)
+    made.cut(2)
+    made.cut(0)
     assert len(made) == 0
     assert made.size_bytes == 0
 
 
 def test_below_what_was_committed_nothing_is_known_any_more() -> None:
-    made = ids()
-    made.take(0, 3, 5, {3: b"a"})
-    made.take(4, 5, 5, {4: b"b"})
-    made.committed(3)
-    assert made.cut(4)
-    assert made.find(b"a", 0) is not None
-    assert not made.cut(3)
-    assert (made.end_offset, made.find(b"a", 0), made.last_id) == (None, None, b"")
-    begun = RecentIds(WINDOW, ROOM, long_ago)
-    begun.begin(100)
-    begun.take(100, 100, 5, {})
-    assert not begun.cut(99)
-    assert begun.end_offset is None
+    log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
+    state = DerivedState(log, WINDOW, ROOM, long_ago)
+    state.appended(0, 4, 5, {3: b"a"})
+    state.appended(4, 2, 5, {4: b"b"})
+    state.committed(3)
+    log.high_watermark, log.log_end_offset = 3, 4
+    state.cut()
+    assert state.is_complete
+    assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0)) == (Stored(3, 3), None)
+    log.log_end_offset = 3
+    state.cut()
+    assert (state.end_offset, state.is_complete, state.ids.find(b"a", 0), state.ids.last_id) == (None, False, None, b"")
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
-    made = ids()
-    made.take(0, 3, 5, {})
     for offset in (3, 5):
+        log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
+        state = DerivedState(log, WINDOW, ROOM, long_ago)
+        state.appended(0, 4, 5, {})
         with pytest.raises(InvariantError, match="A3"):
-            made.take(offset, 9, 5, {})
+            state.appended(offset, 1, 5, {})
 
 
 def test_high_watermark_may_be_known_before_the_records() -> None:
     made = ids()
     made.committed(5)
-    made.take(0, 5, 1000, {0: b"a"})
-    made.take(6, 6, 2000, {})
+    take(made, 0, 5, 1000, {0: b"a"})
+    take(made, 6, 6, 2000, {})
     made.committed(4)
     assert made.find(b"a", 0) is not None
     made.committed(6)
@@ -134,11 +142,11 @@ def test_high_watermark_may_be_known_before_the_records() -> None:
 
 def test_the_id_of_the_last_record() -> None:
     made = ids(window_ns=0)
-    made.take(0, 1, 5, {0: b"a"})
+    take(made, 0, 1, 5, {0: b"a"})
     assert made.last_id == b""
-    made.take(2, 3, 5, {3: b"b"})
+    take(made, 2, 3, 5, {3: b"b"})
     assert made.last_id == b"b"
-    made.take(4, 9, 5, {}, empty=True)
+    take(made, 4, 9, 5, {}, empty=True)
     assert made.last_id == b"b", "compaction has left nothing there"
     made.committed(9)
     assert made.last_id == b"b"
@@ -149,7 +157,7 @@ def test_the_id_of_the_last_record() -> None:
 def test_beyond_the_bound_the_oldest_go_and_are_counted() -> None:
     made = ids(room=4096)
     for offset in range(100):
-        made.take(offset, offset, 5, {offset: b"%030d" % offset})
+        take(made, offset, offset, 5, {offset: b"%030d" % offset})
         made.committed(offset - 1)
         assert made.size_bytes <= 4096
     assert 5 < len(made) < 20
@@ -158,12 +166,11 @@ def test_beyond_the_bound_the_oldest_go_and_are_counted() -> None:
     assert made.find(b"%030d" % 0, 0) is None
     tail = ids(room=4096)
     for offset in range(100):
-        tail.take(offset, offset, 5, {offset: b"%030d" % offset})
+        take(tail, offset, offset, 5, {offset: b"%030d" % offset})
     assert tail.size_bytes <= 4096
     assert tail.forgotten == 100 - len(tail) > 0
     tail.committed(99)
     assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
-    assert tail.cut(99) is False
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
@@ -172,7 +179,7 @@ def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> 
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for base in range(0, count, per_batch):
-        made.take(base, base + per_batch - 1, 5, {base + i: b"%0*d" % (size, base + i) for i in range(per_batch)})
+        take(made, base, base + per_batch - 1, 5, {base + i: b"%0*d" % (size, base + i) for i in range(per_batch)})
     made.committed(count)
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()

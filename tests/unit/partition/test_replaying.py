@@ -41,7 +41,7 @@ async def test_it_is_told_how_far_it_is_and_when_it_is_done() -> None:
     bench = Bench()
     bench.replay.run(bench.says("done"))
     assert bench.done == []
-    assert bench.derived.ids.end_offset == 1, "one slice, then it is others' turn"
+    assert bench.derived.end_offset == 1, "one slice, then it is others' turn"
     await until(lambda: bench.done)
     assert bench.done == ["done"]
     assert bench.fed == [events.ReplayProgressed(end_offset=offset) for offset in range(1, 5)]
@@ -61,7 +61,7 @@ async def test_a_later_run_takes_the_place_of_an_earlier_one_and_who_has_gone_is
     bench.replay.forget()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert (bench.done, bench.derived.ids.end_offset) == ([], 1)
+    assert (bench.done, bench.derived.end_offset) == ([], 1)
     bench.replay.forget()
     bench.replay.run(bench.says("back"))
     await until(lambda: bench.done)

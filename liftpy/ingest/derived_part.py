@@ -1,0 +1,51 @@
+"""What a part of the derived state is: a function of the log, told of every change of it by ``DerivedState``. Pure.
+
+A part keeps what it makes of the batches above HW so that a cut can take it back, and folds it into what it keeps when HW passes it.
+It checks no offsets: that batches follow each other, and that no cut goes below what is committed, is seen to for all parts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+
+class NewBatch(NamedTuple):
+    """What parts are told of a batch in the log. Offsets are inclusive. ``record_count`` 0: compaction has left its offsets alone."""
+
+    base_offset: int
+    last_offset: int
+    timestamp_ns: int
+    """The leader's wall clock."""
+    record_count: int
+    ids: Mapping[int, bytes]
+    """Offset -> message id, ascending, of the records that have one."""
+
+
+class Part(Protocol):
+    """One piece of derived state."""
+
+    @property
+    def name(self) -> str:
+        """In checkpoints and metrics; it never changes."""
+
+    @property
+    def reach_ns(self) -> int:
+        """How much log time before the record at HW it must have taken to know all that it promises to know."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory; it sees to its own bound."""
+
+    def begin(self, offset: int | None) -> None:
+        """Anew: nothing is known; the next batch that is taken begins at ``offset``, None: at any."""
+
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log; it may lie at or below HW already."""
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken, and is never lower than what was said since
+        ``begin``, but for a cut."""
+
+    def cut(self, end_offset: int) -> None:
+        """Every batch from ``end_offset`` on is forgotten, as if it had never been taken; all of them were above HW."""
