@@ -74,8 +74,8 @@ def test_below_the_start_of_the_epoch_nobody_holds_everything() -> None:
 
 
 def test_the_first_that_is_wanted_and_ready_leads_next() -> None:
-    state = moving("bdca", "bdc", "dca")
-    assert heir(state, "dc") == "d"
+    state = moving("bdca", "bdc", "cda")
+    assert heir(state, "cd") == "d", "in the order in which they are wanted, not as they joined"
     assert heir(state, "c") == "c"
     assert heir(state, "b") == "", "it is outside of the ISR"
 
