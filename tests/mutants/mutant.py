@@ -14,7 +14,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "log": ("tests/unit/log", "tests/conformance/test_storage.py"),
     "replica": ("tests/unit/replica", "tests/scripts", "tests/conformance"),
     "cluster": ("tests/unit/cluster",),
-    "ingest": ("tests/unit/bus", "tests/unit/partition"),
+    "ingest": ("tests/unit/ingest", "tests/unit/bus", "tests/unit/partition"),
     "client": ("tests/unit/client",),
     "spark": ("tests/unit/spark",),
     "service": ("tests/unit/service",),

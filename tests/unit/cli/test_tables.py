@@ -74,3 +74,13 @@ def test_what_folds_is_folded_before_the_rest() -> None:
     assert "orders/0" in text
     assert "a" * 20 in text
     assert set(row[2].split()) <= set(text.split())
+
+
+def test_no_word_of_a_head_is_broken_where_its_column_is_folded() -> None:
+    made = table(["at the destination", "b"], [["x", "y" * 20]], folds=["at the destination"], width=34)
+    assert [column.min_width for column in made.columns] == [len("destination"), 20]
+    lines = printed(made, 34).splitlines()
+    assert any("destination" in line for line in lines), lines
+    assert max(map(len, lines)) <= 34
+    wide = table(["at the destination", "b"], [["x", "y"]], folds=["at the destination"], width=80)
+    assert printed(wide, 80).splitlines()[1].split() == ["at", "the", "destination", "b"]

@@ -114,6 +114,31 @@ def test_an_image_of_index_0_is_not_taken_from_anybody() -> None:
     feed.settle()
 
 
+def test_a_node_asks_for_a_snapshot_then_for_its_rest_then_for_what_it_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
+    feed = Feed()
+    feed.register("a", "b")
+    image = feed.driver.fsm.image
+    feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
+    subscription, request = feed.subscription, feed.subscription.request(0)
+    assert request == pb.FeedSnapshotRequest(nodeId="n9"), "it has nothing, and has begun with nobody's snapshot"
+    assert request is not None
+    first = feed.producer.answer(request)
+    assert first is not None
+    assert not subscription.response_received(first)
+    assert subscription.request(RETRY_AFTER_NS) == pb.FeedSnapshotRequest(
+        nodeId="n9", snapshotIndex=image.index, offsetBytes=len(first.chunk)
+    )
+    feed.now_ns = 2 * RETRY_AFTER_NS
+    feed.settle()
+    assert subscription.synced
+    assert subscription.request(feed.now_ns + RETRY_AFTER_NS) is None
+    feed.register("c")
+    (last,) = feed.register("d")
+    feed.deliver([last])
+    assert subscription.request(feed.now_ns + 2 * RETRY_AFTER_NS) == pb.FeedSnapshotRequest(nodeId="n9", afterIndex=image.index)
+
+
 def test_a_lost_entry_is_fetched_from_what_is_held_without_a_snapshot(feed: Feed) -> None:
     feed.do("create")
     feed.deliver(feed.register("d"))

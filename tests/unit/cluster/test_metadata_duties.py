@@ -114,3 +114,22 @@ def test_a_controller_that_does_not_lead_answers_and_proposes_nothing() -> None:
     assert led.duties.due(10**15) == []
     assert led.duties.next_deadline_ns() is None
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
+
+
+def test_a_leadership_goes_back_to_the_first_replica_when_that_is_asked_for() -> None:
+    led = Led()
+    while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
+        led.tick()
+    uid = led.image.streams["orders"].uid
+    moved = pb.ElectLeader(stream="orders", uid=uid, node="b")
+    assert led.cluster.ask(electLeader=moved).error == Error.OK
+    led.cluster.promote()
+    led.duties = MetadataDuties(ReplicationConfig(preferred_leaders_every=10.0))
+    led.duties.lead(led.image, led.now_ns, 1)
+    assert led.cluster.now == (PartitionStatus.ONLINE, "b", "")
+    found = []
+    for after_ms in (9_999, 10_000, 20_000):
+        requests = led.duties.due(led.now_ns + after_ms * MS)
+        found.append([request.electLeader for request in requests if request.HasField("electLeader")])
+    assert found == [[], [], [pb.ElectLeader(stream="orders", uid=uid, partition=0, node="a")]], "not at the first sight"
+    assert led.duties.next_deadline_ns() is not None

@@ -82,7 +82,7 @@ async def test_how_far_the_scrub_is_stands_on_the_disk_every_ten_seconds(
         await was(0)
 
     monkeypatch.setattr(scrub_module.asyncio, "sleep", rest)
-    await scrub._scan(one, segment, 0, 1000, 5, in_order=in_order)
+    await scrub._scan(one, segment, 0, 1000, 5, **({"in_order": True} if in_order else {}))
     monkeypatch.undo()
     await scrub.close()
     assert [at for at, _ in seen] == [1000.0, 1006.0, 1012.0]
