@@ -83,6 +83,10 @@ async def test_a_batch_has_as_many_bytes_as_are_allowed_and_no_more(headers: byt
     bench.publish(payload + b"x", headers=headers)
     await turn()
     assert bench.counts() == [4, 3, 1]
+    for _ in range(9):
+        bench.publish(payload, headers=headers)
+    await turn()
+    assert bench.counts()[3:] == [4, 4, 1], "also where they are more than fit into one"
 
 
 @pytest.mark.parametrize(("replicated", "max_payload"), [(1 << 20, 4096 + 8192), (4096 + 8192, 1 << 20)])
