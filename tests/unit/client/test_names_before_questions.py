@@ -1,0 +1,84 @@
+"""A name that is none is told before anybody is asked: as a part of a subject it would ask for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client.client import Client
+from liftpy.errors import ConfigError
+from liftpy.wire.subjects import Subjects
+
+WRONG = ("", "a.b", "a b", "*", ">", "a\r\nPUB x 0")
+
+
+class Silent:
+    """A transport that nothing may be asked of."""
+
+    max_payload_bytes = 1 << 20
+
+    def must_be_usable(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*_: Any, **more: Any) -> Any:
+            raise AssertionError(f"asked: {name}")
+
+        return asked
+
+
+CALLS: dict[str, Callable[[Client, str], Any]] = {
+    "create_stream": lambda client, name: client.create_stream(name, "shop.orders"),
+    "plan_stream": lambda client, name: client.plan_stream(name, "shop.orders"),
+    "alter_stream": lambda client, name: client.alter_stream(name, 3),
+    "delete_stream": lambda client, name: client.delete_stream(name),
+    "stream": lambda client, name: client.stream(name),
+    "set_node": lambda client, name: client.set_node(name, weight=1.0),
+    "reset_node": lambda client, name: client.reset_node(name, weight=True),
+    "remove_node": lambda client, name: client.remove_node(name),
+    "node_status": lambda client, name: client.node_status(name),
+    "publish": lambda client, name: client.publish(name, b"x"),
+    "publisher": lambda client, name: client.publisher(name),
+    "publisher at a subject": lambda client, name: client.publisher(name, subject="shop.orders"),
+    "bounds": lambda client, name: client.bounds(name),
+    "query_service": lambda client, name: client.query_service(name, b"?"),
+    "call_service": lambda client, name: client.call_service(name, "orders", b"!"),
+    "call_service through a stream": lambda client, name: client.call_service("bank", name, b"!"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_name_that_is_none_asks_nobody(call: str) -> None:
+    transport: Any = Silent()
+    client = Client(transport, Subjects(), owns_connection=False)
+    for name in WRONG:
+        with pytest.raises(ConfigError):
+            await CALLS[call](client, name)
+
+
+async def test_a_reader_of_a_name_that_is_none_is_not_made() -> None:
+    transport: Any = Silent()
+    client = Client(transport, Subjects(), owns_connection=False)
+    for name in WRONG:
+        for made in (lambda: client.consume(name), lambda: client.read_range(name, 0, 0, 4)):  # noqa: B023
+            with pytest.raises(ConfigError):
+                made()
+    for start, end in ((-1, 4), (5, 4)):
+        with pytest.raises(ConfigError):
+            client.read_range("orders", 0, start, end)
+    client.read_range("orders", 0, 4, 4)
+
+
+@pytest.mark.parametrize("call", ["publish", "publisher", "publisher at a subject", "bounds", "call_service"])
+async def test_a_partition_below_0_asks_nobody(call: str) -> None:
+    transport: Any = Silent()
+    client = Client(transport, Subjects(), owns_connection=False)
+    with pytest.raises(ConfigError, match="numbered from 0"):
+        await {
+            "publish": lambda: client.publish("orders", b"x", partition=-1),
+            "publisher": lambda: client.publisher("orders", -1),
+            "publisher at a subject": lambda: client.publisher("orders", -1, subject="shop.orders"),
+            "bounds": lambda: client.bounds("orders", -1),
+            "call_service": lambda: client.call_service("bank", "orders", b"!", partition=-1),
+        }[call]()

@@ -1,0 +1,181 @@
+"""The calls that wait: each is the client's own, with every argument under its name, and says what that says."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from liftpy.client import sync
+from liftpy.client.client import Client
+from liftpy.client.publisher import Publisher
+from liftpy.client.sync import SyncClient, SyncConsumer, SyncPublisher
+from liftpy.errors import ClientClosedError
+
+ADMIN = (
+    "create_stream", "plan_stream", "add_partitions", "alter_stream", "delete_stream", "list_streams", "stream", "elect_leader",
+    "reassign", "set_node", "remove_node", "describe_cluster", "node_status", "bounds", "offset_at", "query_service", "call_service",
+)  # fmt: skip
+
+
+class Asked:
+    """In the place of the asynchronous one: what was called, on which thread, and an answer for each."""
+
+    counters = {"odd": 3}  # noqa: RUF012
+
+    def __init__(self, real: type) -> None:
+        self.real = real
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.threads: set[str] = set()
+        self.closed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = getattr(self.real, name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            given = dict(inspect.signature(method).bind(self, *args, **named).arguments)
+            del given["self"]
+            self.calls.append((name, given))
+            self.threads.add(threading.current_thread().name)
+            return f"answer of {name}"
+
+        async def later(*args: Any, **named: Any) -> Any:
+            return called(*args, **named)
+
+        return later if inspect.iscoroutinefunction(method) else called
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def loop() -> Iterator[Any]:
+    made = sync._Loop()
+
+    async def nothing() -> None: ...
+
+    yield made
+    made.end(nothing)
+
+
+def arguments_of(method: Any) -> dict[str, Any]:
+    """A value for each parameter that has a name, no two alike."""
+    return {name: f"a {name}" for name in list(inspect.signature(method).parameters)[1:]}
+
+
+def test_each_argument_of_a_publish_goes_on_under_its_name(loop: Any) -> None:
+    client: Any = Asked(Client)
+    made, given = SyncClient(loop, client), arguments_of(Client.publish)
+    assert set(given) == set(arguments_of(SyncClient.publish))
+    assert made.publish(**given) == "answer of publish"
+    assert client.calls == [("publish", given)]
+    assert client.threads == {"liftpy-client"}
+
+
+def test_each_argument_of_a_send_goes_on_under_its_name(loop: Any) -> None:
+    publisher: Any = Asked(Publisher)
+    given = arguments_of(SyncPublisher.send)
+    SyncPublisher(loop, publisher).send(**given)
+    assert publisher.calls == [("send", given)]
+    SyncPublisher(loop, publisher).flush()
+    assert publisher.calls[1:] == [("flush", {})]
+    SyncPublisher(loop, publisher).close()
+    assert publisher.closed == 1
+
+
+def test_each_argument_of_a_publisher_and_of_a_consumer_goes_on_under_its_name(loop: Any) -> None:
+    client: Any = Asked(Client)
+    made = SyncClient(loop, client)
+    publisher, consumer = arguments_of(SyncClient.publisher), arguments_of(SyncClient.consume)
+    assert made.publisher(**publisher)._publisher == "answer of publisher"  # type: ignore[comparison-overlap]
+    assert made.consume(**consumer)._consumer == "answer of consume"  # type: ignore[comparison-overlap]
+    assert client.calls == [("publisher", publisher), ("consume", consumer)]
+    assert client.threads == {"liftpy-client"}
+
+
+def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> None:
+    ended: list[str] = []
+
+    async def batches() -> Any:
+        try:
+            for number in range(9):
+                yield f"batch {number}"
+        finally:
+            ended.append(threading.current_thread().name)
+
+    class Reading:
+        def batches(self) -> Any:
+            return batches()
+
+    reader: Any = Reading()
+    for broken_off in (True, False):
+        ended.clear()
+        slices = SyncConsumer(loop, reader).batches()
+        if broken_off:
+            assert [next(slices), next(slices)] == ["batch 0", "batch 1"]  # type: ignore[comparison-overlap]
+            assert ended == []
+            slices.close()
+        else:
+            assert list(slices) == [f"batch {number}" for number in range(9)]  # type: ignore[comparison-overlap]
+        assert ended == ["liftpy-client"]
+
+
+def test_what_is_left_out_is_what_the_asynchronous_call_takes_for_it() -> None:
+    for one, other in (
+        (SyncClient.publish, Client.publish), (SyncClient.publisher, Client.publisher), (SyncClient.consume, Client.consume),
+        (SyncPublisher.send, Publisher.send),
+    ):  # fmt: skip
+        ours, theirs = ({p.name: p.default for p in inspect.signature(method).parameters.values()} for method in (one, other))
+        assert ours == {name: theirs[name] for name in ours}, one
+    ours, theirs = (
+        {p.name: p.default for p in inspect.signature(f).parameters.values()} for f in (sync.connect, sync._connect)
+    )
+    assert ours == {name: theirs[name] for name in ours}
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_a_call_of_an_admin_is_the_clients_own(name: str) -> None:
+    method = getattr(SyncClient, name)
+    assert method.__wrapped__ is getattr(Client, name)
+    assert (method.__name__, method.__doc__) == (name, getattr(Client, name).__doc__)
+    assert inspect.iscoroutinefunction(getattr(Client, name))
+
+
+def test_a_call_that_waits_gives_on_what_it_is_given(loop: Any) -> None:
+    client: Any = Asked(Client)
+
+    async def own(self: Any, one: int, *, other: int) -> tuple[Any, int, int]:
+        return self, one, other
+
+    assert sync._waiting(own)(SyncClient(loop, client), 1, other=2) == (client, 1, 2)
+
+
+def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    client = Asked(Client)
+
+    async def connected(*args: Any, **named: Any) -> Any:
+        calls.append((args, named))
+        if len(calls) > 1:
+            raise ConnectionError("nobody")
+        return client
+
+    monkeypatch.setattr(sync, "_connect", connected)
+    given = {"credentials": "c", "name": "me", "timeout_s": 7.0, "tls": "t"}
+    with sync.connect("nats://there", "spaces", **given) as made:  # type: ignore[arg-type]
+        assert calls == [(("nats://there", "spaces"), given)]
+        assert made.counters == {"odd": 3}
+    assert client.closed == 1
+    made.close()
+    assert client.closed == 1
+    with pytest.raises(ClientClosedError):
+        made.publish("orders", b"x")
+    threads = {thread for thread in threading.enumerate() if thread.name == "liftpy-client"}
+    with pytest.raises(ConnectionError):
+        sync.connect()
+    assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= threads
