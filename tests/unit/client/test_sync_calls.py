@@ -110,7 +110,8 @@ def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> 
 
     class Reading:
         def batches(self) -> Any:
-            return batches()
+            self.made = batches()  # held: the collector is not what ends it
+            return self.made
 
     reader: Any = Reading()
     for broken_off in (True, False):

@@ -95,3 +95,29 @@ def test_names_are_checked_before_they_become_paths() -> None:
     for bad in ("../x", "", "a b", "x" * 65):
         with pytest.raises(InvalidNameError):
             Identity(bad, "s", "u", 0)
+
+
+@pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
+@pytest.mark.parametrize("other", [0x00, 0x01, 0x7F, 0xFF])
+def test_whatever_bytes_a_peer_seals_are_a_snapshot_or_refused(whole: Snapshot, other: int) -> None:
+    """With a checksum that matches: what is read then stands in those bytes, and nothing but a LiftError says that they are none."""
+    data = whole.encode()
+    for place in range(len(data)):
+        forged = bytearray(data)
+        forged[place] = other
+        forged[12:16] = struct.pack("<I", crc32c.crc32c(forged[16:]))
+        try:
+            read = decode(bytes(forged), WHO)
+        except LiftError:
+            continue
+        assert (read == whole) is (bytes(forged) == data)
+        assert read.encode() == bytes(forged)
+
+
+def test_a_snapshot_of_whoever_can_not_be_read_is_not_ours() -> None:
+    data = bytearray(WHOLE.encode())
+    at = data.index(str(WHO).encode())
+    data[at : at + 2] = b"\xff\xfe"
+    data[12:16] = struct.pack("<I", crc32c.crc32c(data[16:]))
+    with pytest.raises(CorruptionError, match="the snapshot is of \ufffd\ufffd"):
+        decode(bytes(data), WHO)

@@ -1,0 +1,95 @@
+"""Outputs at their edges: a byte below the bound, two records too large for one message, the last partition, and what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.service import Outbox, Service
+from liftpy.service.appending import Destination, fitting, frame_of
+from liftpy.service.emitter import Emitter
+from liftpy.service.outbox import Output
+from liftpy.service.rules import check_outputs
+from liftpy.service.settings import ServiceSettings
+
+
+def output(number: int, value: bytes = b"v") -> Output:
+    return Output(number, 10 + number, 0, value, None, ())
+
+
+def test_an_outbox_is_full_at_its_bytes_and_not_one_earlier() -> None:
+    one = output(0)
+    for room, full in ((one.size_bytes + 1, False), (one.size_bytes, True)):
+        outbox = Outbox("u/0", max_bytes=room)
+        assert not outbox.full
+        outbox.add(output(0))
+        assert outbox.full is full
+        outbox.written(1)
+        assert not outbox.full, "what is written takes no room"
+        outbox.add(output(1))
+        assert outbox.full is full
+    for room, full in ((2, False), (1, True)):
+        outbox = Outbox("u/0", max_records=room)
+        outbox.add(output(0))
+        assert outbox.full is full
+
+
+def test_of_two_records_that_fit_into_no_message_together_the_first_goes_alone() -> None:
+    to = Destination("out", "u1", 0, "out.here")
+    rows: list[Any] = [(b"a" * 500, None, ()), (b"b" * 500, b"key", ()), (b"c" * 500, None, ())]
+    sizes = [len(frame_of(to, 7, rows[:count])) for count in (1, 2, 3)]
+    for count, room, fits in (
+        (3, sizes[2], 3), (3, sizes[2] - 1, 1), (2, sizes[1], 2), (2, sizes[1] - 1, 1), (2, sizes[0], 1), (2, 1, 1), (1, 1, 1),
+    ):  # fmt: skip
+        assert fitting(to, 7, rows[:count], room) == (frame_of(to, 7, rows[:fits]), fits), (count, room)
+
+
+@pytest.mark.parametrize(
+    ("stream", "partition", "error"),
+    [
+        ({}, 1, None), ({}, 2, "out has 2 partitions, 2 is needed for outputs"),
+        ({}, 9, "out has 2 partitions, 9 is needed for outputs"),
+        ({"subject": "shop.*.out"}, 1, r"listens on shop.\*.out.1: outputs need a subject without wildcards"),
+        ({"subject": "shop.>"}, 0, "without wildcards"), ({"answers": False}, 1, "answers nobody"),
+        ({"compaction": True}, 1, "is compacted"),
+    ],
+)  # fmt: skip
+async def test_outputs_go_to_a_partition_that_is_there_and_keeps_their_places(
+    stream: dict[str, Any], partition: int, error: str | None
+) -> None:
+    given = {"subject": "shop.out", "answers": True, "compaction": False} | stream
+
+    async def described(name: str) -> Any:
+        assert name == "out"
+        return SimpleNamespace(
+            subject=given["subject"], uid="o1", partitions=[None, None], answers=given["answers"],
+            config=SimpleNamespace(compaction=given["compaction"]),
+        )  # fmt: skip
+
+    client: Any = SimpleNamespace(stream=described)
+    settings = ServiceSettings("s", "in", "n1", Path("/nowhere"), partition=partition, output_stream="out")
+    nothing: Any = None
+    emitter = Emitter(client, nothing, settings, Outbox("u/0"), nothing, nothing, nothing, nothing)
+    if error is None:
+        await emitter._open()
+        assert emitter._address == Destination("out", "o1", partition, f"shop.out.{partition}")
+    else:
+        with pytest.raises(ConfigError, match=error):
+            await emitter._open()
+
+
+def test_why_a_service_needs_a_stream_for_its_outputs_is_said() -> None:
+    class Says(Service):
+        emits = True
+
+    class Calls(Service):
+        def on_record(self, record: Any) -> None:
+            self.emit(b"x")
+
+    for service, why in ((Says, "Says says emits = True, and"), (Calls, "Calls calls emit, and")):
+        with pytest.raises(ConfigError, match=f"{why} there is no stream for its outputs"):
+            check_outputs(service, "")
