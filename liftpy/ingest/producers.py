@@ -1,0 +1,216 @@
+"""Producers: who has numbered what it publishes, and up to which number a partition's log holds it [A4]. Pure.
+
+Goal: each record of a producer once and in order in the log, though its publisher sends it again, dies, comes back, or runs twice.
+Constraint: it is a function of the log; what is cut is forgotten. Memory is bounded.
+
+Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits and go round, so
+that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the state before
+is kept, which a cut brings back.
+
+| what comes | judged |
+|---|---|
+| a lower epoch than the log's | FENCED: a newer process has the name |
+| a higher one with ``reset``, from sequence 0 on | it begins anew, what was there counts for nothing |
+| the sequence after the last | appended |
+| sequences that are there already | those are left out; the digest up to the last one must be the log's, or it is DIVERGED |
+| a gap | OUT_OF_ORDER, with the sequence that is due |
+
+A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
+and stored once, all the same.
+
+Worked example: 0..99 are in the log, in epoch 1. The process dies, comes back in epoch 2, and sends 90..119: 90..99 are left out, if
+the digest that it sends says the same of 0..99; 100..119 are appended. What the old process may still send is fenced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from liftpy.ingest.digest import RollingDigest
+from liftpy.wire.batch import BatchHeader
+from liftpy.wire.batch_columns import ColumnSet
+
+_ROUND = 1 << 32
+_REMEMBERED = 5
+"""Batches of a producer whose offsets are known."""
+STATE_BYTES = 1_200
+"""About what a producer takes in memory, with its last batches (measured)."""
+
+
+def distance(sequence: int, other: int) -> int:
+    """How far ``sequence`` lies behind ``other``, on the round of 32 bits; negative: before it."""
+    return (sequence - other + _ROUND // 2) % _ROUND - _ROUND // 2
+
+
+class StoredBatch(NamedTuple):
+    """Where some records of a producer are. ``sequence`` and ``offset``: of the first."""
+
+    sequence: int
+    record_count: int
+    offset: int
+
+
+class ProducerState(NamedTuple):
+    """What the log says of one producer. ``next_sequence``: that of the record which is due. ``digest``: of all its records since it
+    began; None: not known, for the log does not have them all any more."""
+
+    epoch: int
+    next_sequence: int
+    digest: RollingDigest | None
+    batches: tuple[StoredBatch, ...]
+    time_ns: int
+    """Log time of its last batch."""
+
+
+class Claim(NamedTuple):
+    """What a producer says of a batch. ``digest``: of all its records before ``base_sequence``; None: it does not say."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+    record_count: int
+    reset: bool = False
+    digest: RollingDigest | None = None
+
+
+class Judgement(Enum):
+    """What is to be done with a batch."""
+
+    APPEND = "append"
+    """All of it, or what comes after its first ``known`` records."""
+    DUPLICATE = "duplicate"
+    FENCED = "fenced"
+    OUT_OF_ORDER = "out of order"
+    DIVERGED = "diverged"
+
+
+class Verdict(NamedTuple):
+    """``known``: so many of its first records are there already. ``offset``: of the first of them; -1: not known, or there is none.
+    ``next_sequence``: what is due before this batch."""
+
+    judgement: Judgement
+    known: int = 0
+    offset: int = -1
+    next_sequence: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    last_offset: int
+    time_ns: int
+    producer_id: int
+    before: ProducerState | None
+
+
+class Producers:
+    """Of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
+
+    def __init__(self, expiry_ns: int, max_count: int) -> None:
+        """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most."""
+        self._expiry_ns = expiry_ns
+        self._max_count = max_count
+        self.forgotten = 0
+        """Producers that went before their time, for want of room, ever."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Anew: nobody is known."""
+        self._states: dict[int, ProducerState] = {}  # who was heard last stands last
+        self._tail: deque[_Taken] = deque()
+        self._high_watermark = -1
+        self._time_ns = self._committed_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state_of(self, producer_id: int) -> ProducerState | None:
+        """What the log says of it, its uncommitted end included; None: nothing."""
+        return self._states.get(producer_id)
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def take(self, header: BatchHeader, columns: ColumnSet | None) -> None:
+        """The next batch of the log that a producer has numbered. ``columns`` None: some of its records are gone (compaction)."""
+        producer_id, before = header.producer_id, self._states.pop(header.producer_id, None)
+        self._time_ns = max(self._time_ns, header.timestamp_ns)
+        count = header.last_offset_delta + 1
+        known: RollingDigest | None = None  # of what came before this batch
+        batch = StoredBatch(header.base_sequence, count, header.base_offset)
+        earlier: tuple[StoredBatch, ...] = ()
+        if before is None or (header.producer_epoch > before.epoch and not header.base_sequence):
+            known = None if header.base_sequence else RollingDigest()
+        else:
+            known = before.digest if header.base_sequence == before.next_sequence else None
+            earlier = before.batches[1 - _REMEMBERED :]
+        digest = None if known is None or columns is None else known.over(columns, 0, count)
+        next_sequence = (header.base_sequence + count) % _ROUND
+        self._states[producer_id] = ProducerState(
+            header.producer_epoch, next_sequence, digest, (*earlier, batch), self._time_ns
+        )
+        self._tail.append(_Taken(header.last_offset, self._time_ns, producer_id, before))
+        self._fold()
+
+    def committed(self, high_watermark: int) -> None:
+        """HW is ``high_watermark``, inclusive."""
+        if high_watermark > self._high_watermark:
+            self._high_watermark = high_watermark
+            self._fold()
+
+    def _fold(self) -> None:
+        while self._tail and self._tail[0].last_offset <= self._high_watermark:
+            self._committed_ns = self._tail.popleft().time_ns
+        states = self._states
+        while len(states) > self._max_count:
+            self.forgotten += 1
+            del states[next(iter(states))]
+        until_ns = self._committed_ns - self._expiry_ns
+        while self._expiry_ns and states and states[oldest := next(iter(states))].time_ns <= until_ns:
+            del states[oldest]
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends at ``end_offset`` now, which is above HW."""
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            taken = self._tail.pop()
+            self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
+            self._states.pop(taken.producer_id, None)
+            if taken.before is not None:
+                self._states[taken.producer_id] = taken.before
+
+    # ---- what comes --------------------------------------------------------------------------------------------------
+    def judge(self, claim: Claim, columns: ColumnSet) -> Verdict:
+        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        state = self._states.get(claim.producer_id)
+        if state is None:
+            return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
+        due = state.next_sequence
+        if claim.epoch < state.epoch:
+            return Verdict(Judgement.FENCED, next_sequence=due)
+        if claim.reset and claim.epoch > state.epoch:
+            return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
+        ahead = distance(claim.base_sequence, due)
+        if ahead > 0:
+            return Verdict(Judgement.OUT_OF_ORDER, next_sequence=due)
+        if ahead == 0 and claim.digest is None:
+            return Verdict(Judgement.APPEND, next_sequence=due)
+        known = min(-ahead, claim.record_count)
+        if known == -ahead and not self._repeats(state, claim, columns, known):
+            return Verdict(Judgement.DIVERGED, next_sequence=due)
+        judgement = Judgement.APPEND if known < claim.record_count else Judgement.DUPLICATE
+        return Verdict(judgement, known, _offset_of(state, claim.base_sequence) if known else -1, due)
+
+    @staticmethod
+    def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int) -> bool:
+        """Whether what it says of the records up to the last one that is there is what the log says; True where one can't tell."""
+        if claim.digest is None or state.digest is None:
+            return True
+        return claim.digest.over(columns, 0, known) == state.digest
+
+
+def _offset_of(state: ProducerState, sequence: int) -> int:
+    for batch in state.batches:
+        behind = distance(sequence, batch.sequence)
+        if 0 <= behind < batch.record_count:
+            return batch.offset + behind
+    return -1

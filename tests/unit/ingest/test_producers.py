@@ -1,0 +1,266 @@
+"""Producers against a model that keeps every record; digests that do not know how records were batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.errors import ProtocolError
+from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
+from liftpy.ingest.producers import Claim, Judgement, Producers, StoredBatch, Verdict, distance
+from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+
+Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
+"""(value, key, headers)"""
+SOME = [
+    (b"a", None, ()),
+    (b"", b"k", ()),
+    (None, b"", (("n", b"1"),)),
+    (b"bb", b"key", (("n", b""), ("m", b"22"))),
+    (b"ab", b"k", (("nm", b"1"),)),
+]
+
+
+def a_batch(
+    records: list[Rec], *, base: int = 0, producer: int = 7, epoch: int = 0, sequence: int = 0, time: int = 1
+) -> RecordBatch:
+    values, keys, headers = zip(*records, strict=True)
+    data = build_batch(
+        values,
+        keys=keys,
+        headers=headers,
+        subjects=["s"] * len(records),
+        base_offset=base,
+        timestamp_ns=time,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    return parse_batch(data)
+
+
+def digest_of(records: list[Rec]) -> RollingDigest:
+    return RollingDigest().over(a_batch(records).columns, 0, len(records)) if records else RollingDigest()
+
+
+# ---- the digest --------------------------------------------------------------------------------------------------------------
+@given(st.lists(st.sampled_from(SOME), min_size=1, max_size=12), st.lists(st.integers(1, 11)))
+def test_a_digest_is_the_same_however_records_are_batched(records: list[Rec], cuts: list[int]) -> None:
+    whole, bounds = digest_of(records), sorted({0, len(records), *(cut for cut in cuts if cut < len(records))})
+    pieced = within = RollingDigest()
+    columns = a_batch(records).columns
+    for start, end in pairwise(bounds):
+        pieced = pieced.over(a_batch(records[start:end]).columns, 0, end - start)
+        within = within.over(columns, start, end)
+    assert pieced == within == whole
+
+
+def test_every_piece_of_a_record_and_their_order_are_in_it() -> None:
+    """Bytes that only move between records, or between a name and a value, or from nothing to null, are told apart."""
+    different: list[list[Rec]] = [
+        [(b"ab", None, ()), (b"c", None, ())],
+        [(b"a", None, ()), (b"bc", None, ())],
+        [(b"c", None, ()), (b"ab", None, ())],
+        [(b"ab", b"", ()), (b"c", None, ())],
+        [(b"ab", None, ()), (b"c", b"", ())],
+        [(b"ab", b"x", ()), (b"c", b"y", ())],
+        [(b"ab", b"xy", ()), (b"c", b"", ())],
+        [(b"ab", None, (("n", b"v"),)), (b"c", None, ())],
+        [(b"ab", None, ()), (b"c", None, (("n", b"v"),))],
+        [(b"ab", None, (("nv", b""),)), (b"c", None, ())],
+        [(b"ab", None, (("n", b"v"), ("n", b"v"))), (b"c", None, ())],
+        [(b"ab", None, (("n", b"vn"), ("n", b""))), (b"c", None, ())],
+        [(None, None, ()), (b"abc", None, ())],
+        [(b"", None, ()), (b"abc", None, ())],
+    ]
+    assert len({digest_of(records) for records in different}) == len(different)
+
+
+def test_a_digest_travels_as_36_bytes() -> None:
+    digest = digest_of(SOME)
+    assert len(digest.encode()) == DIGEST_BYTES == 36
+    assert RollingDigest.decode(digest.encode()) == digest
+    with pytest.raises(ProtocolError, match="36 bytes, not 35"):
+        RollingDigest.decode(digest.encode()[:-1])
+
+
+# ---- the rules ---------------------------------------------------------------------------------------------------------------
+@dataclass
+class Bench:
+    """Producers over a log; every record that was appended, by producer."""
+
+    producers: Producers = field(default_factory=lambda: Producers(0, 100))
+    end: int = 0
+
+    def publish(self, records: list[Rec], *, epoch: int = 0, sequence: int = 0, reset: bool = False, time: int = 1,
+                said: list[Rec] | None = None, producer: int = 7) -> Verdict:  # fmt: skip
+        columns = a_batch(records).columns
+        digest = None if said is None else digest_of(said)
+        verdict = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset, digest), columns)
+        if verdict.judgement is Judgement.APPEND:
+            rest = records[verdict.known :]
+            first = (sequence + verdict.known) % (1 << 32)
+            batch = a_batch(rest, base=self.end, producer=producer, epoch=epoch, sequence=first, time=time)
+            self.producers.take(batch.header, batch.columns)
+            self.end += len(rest)
+        return verdict
+
+
+A, B, C, D, E = SOME
+
+
+def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> None:
+    bench = Bench()
+    assert bench.publish([A, B]) == Verdict(Judgement.APPEND)
+    assert bench.publish([C, D], sequence=2) == Verdict(Judgement.APPEND, next_sequence=2)
+    assert bench.publish([E], sequence=5) == Verdict(Judgement.OUT_OF_ORDER, next_sequence=4)
+    assert bench.publish([C, D], sequence=2) == Verdict(Judgement.DUPLICATE, known=2, offset=2, next_sequence=4)
+    assert bench.publish([B, C], sequence=1) == Verdict(Judgement.DUPLICATE, known=2, offset=1, next_sequence=4)
+    assert bench.publish([D, E], sequence=3) == Verdict(Judgement.APPEND, known=1, offset=3, next_sequence=4)
+    state = bench.producers.state_of(7)
+    assert state is not None
+    assert (state.epoch, state.next_sequence, state.digest) == (0, 5, digest_of([A, B, C, D, E]))
+    assert state.batches == (StoredBatch(0, 2, 0), StoredBatch(2, 2, 2), StoredBatch(4, 1, 4))
+
+
+def test_who_is_not_known_begins_at_zero() -> None:
+    bench = Bench()
+    assert bench.publish([A], sequence=3) == Verdict(Judgement.OUT_OF_ORDER)
+    assert bench.publish([A], producer=8) == Verdict(Judgement.APPEND)
+    assert bench.producers.state_of(7) is None
+
+
+def test_an_older_process_is_fenced_by_the_first_record_of_the_newer() -> None:
+    bench = Bench()
+    bench.publish([A], epoch=1)
+    assert bench.publish([B], epoch=1, sequence=1).judgement is Judgement.APPEND
+    assert bench.publish([C], epoch=2, sequence=2).judgement is Judgement.APPEND
+    assert bench.publish([D], epoch=1, sequence=3) == Verdict(Judgement.FENCED, next_sequence=3)
+    assert bench.publish([C], epoch=1, sequence=2) == Verdict(Judgement.FENCED, next_sequence=3)
+
+
+def test_a_reset_needs_a_new_epoch_and_sequence_zero() -> None:
+    bench = Bench()
+    bench.publish([A, B], epoch=1)
+    assert bench.publish([C], epoch=1, reset=True) == Verdict(Judgement.DUPLICATE, known=1, offset=0, next_sequence=2)
+    assert bench.publish([C], epoch=2, sequence=1, reset=True) == Verdict(Judgement.OUT_OF_ORDER)
+    assert bench.publish([C], epoch=2, reset=True) == Verdict(Judgement.APPEND)
+    state = bench.producers.state_of(7)
+    assert state is not None
+    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (2, 1, digest_of([C]), (StoredBatch(0, 1, 2),))
+
+
+def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> None:
+    bench = Bench()
+    bench.publish([A, B], epoch=1)
+    bench.publish([C], epoch=1, sequence=2)
+    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == Verdict(Judgement.APPEND, 2, 1, 3)
+    assert bench.producers.state_of(7).digest == digest_of([A, B, C, D, E])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("records", "sequence", "said"),
+    [([B, E, D], 1, [A]), ([B, C, D], 1, [E]), ([D], 3, [A, B, D]), ([C], 2, [A, A])],
+    ids=["other records", "other ones before", "nothing repeated, others before", "a whole duplicate up to the end"],
+)
+def test_who_does_not_repeat_itself_has_diverged(records: list[Rec], sequence: int, said: list[Rec]) -> None:
+    bench = Bench()
+    bench.publish([A, B, C], epoch=1)
+    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Verdict(Judgement.DIVERGED, next_sequence=3)
+    assert bench.end == 3
+
+
+def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> None:
+    bench = Bench()
+    for sequence in range(7):
+        bench.publish([A], sequence=sequence)
+    assert bench.publish([A], sequence=1) == Verdict(Judgement.DUPLICATE, 1, -1, 7)
+    assert bench.publish([A], sequence=2) == Verdict(Judgement.DUPLICATE, 1, 2, 7)
+    assert bench.publish([A, A], sequence=2, said=[E, E]) == Verdict(Judgement.DUPLICATE, 2, 2, 7), "too old to compare"
+
+
+def test_sequences_go_round() -> None:
+    producers = Producers(0, 10)
+    last = (1 << 32) - 1
+    header = a_batch([A, B], sequence=last - 1).header
+    producers.take(header, a_batch([A, B]).columns)
+    state = producers.state_of(7)
+    assert state is not None
+    assert state.next_sequence == 0
+    columns = a_batch([C]).columns
+    assert producers.judge(Claim(7, 0, 0, 1), columns).judgement is Judgement.APPEND
+    assert producers.judge(Claim(7, 0, last, 1), columns) == Verdict(Judgement.DUPLICATE, 1, 1, 0)
+    assert producers.judge(Claim(7, 0, 1, 1), columns).judgement is Judgement.OUT_OF_ORDER
+    assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
+
+
+def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
+    for first, second in (((0, None), 1), ((3, True), 4), ((0, True), 2)):
+        sequence, columns = first
+        producers = Producers(0, 10)
+        batch = a_batch([A], sequence=sequence)
+        producers.take(batch.header, batch.columns if columns else None)
+        later = a_batch([B], base=1, sequence=second)
+        producers.take(later.header, later.columns)
+        state = producers.state_of(7)
+        assert state is not None
+        assert state.digest is None
+        wrong = digest_of([E])
+        assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).judgement is Judgement.APPEND
+
+
+def test_a_producer_expires_by_committed_time_and_the_idlest_goes_for_want_of_room() -> None:
+    bench = Bench(Producers(100, 2))
+    bench.publish([A], time=1000)
+    bench.publish([B], time=1100, producer=8)
+    assert bench.producers.state_of(7) is not None, "what is above HW may be cut"
+    bench.producers.committed(0)
+    assert bench.producers.state_of(7) is not None
+    bench.producers.committed(1)
+    assert (bench.producers.state_of(7), bench.producers.forgotten) == (None, 0)
+    bench.publish([A], time=1100, producer=9)
+    bench.publish([B], time=1100, producer=8, sequence=1)
+    bench.publish([A], time=1100, producer=10)
+    assert (len(bench.producers), bench.producers.forgotten) == (2, 1)
+    assert bench.producers.state_of(9) is None, "8 was heard of after it"
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(st.integers(7, 8), st.integers(0, 2), st.integers(0, 6), st.integers(1, 3), st.booleans(), st.integers(0, 9)),
+        max_size=25,
+    )
+)
+def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int, int, int, bool, int]]) -> None:
+    """Each record once and in order, and what a cut leaves is what one finds who reads the log anew."""
+    bench, log, high_watermark = Bench(), list[RecordBatch](), -1
+    for producer, epoch, sequence, count, reset, what in steps:
+        if what == 0:
+            end = max(high_watermark + 1, bench.end - count)
+            end = next((b.base_offset for b in log if b.base_offset <= end <= b.last_offset), end)
+            log = [batch for batch in log if batch.base_offset < end]
+            bench.producers.cut(end)
+            bench.end = end
+        elif what == 1 and log:
+            high_watermark = max(high_watermark, log[min(count, len(log)) - 1].last_offset)
+            bench.producers.committed(high_watermark)
+        else:
+            records = [SOME[(sequence + i) % len(SOME)] for i in range(count)]
+            start = bench.end
+            verdict = bench.publish(records, epoch=epoch, sequence=sequence, reset=reset, producer=producer)
+            if verdict.judgement is Judgement.APPEND:
+                rest = records[verdict.known :]
+                first = sequence + verdict.known
+                log.append(a_batch(rest, base=start, producer=producer, epoch=epoch, sequence=first))
+        anew = Producers(0, 100)
+        for batch in log:
+            anew.take(batch.header, batch.columns)
+        for known in (7, 8):
+            assert bench.producers.state_of(known) == anew.state_of(known)
+            epochs = [b.header.producer_epoch for b in log if b.header.producer_id == known]
+            assert epochs == sorted(epochs)
