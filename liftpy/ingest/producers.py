@@ -136,7 +136,7 @@ class Producers:
         producer_id, before = header.producer_id, self._states.pop(header.producer_id, None)
         self._time_ns = max(self._time_ns, header.timestamp_ns)
         count = header.last_offset_delta + 1
-        known: RollingDigest | None = None  # of what came before this batch
+        known: RollingDigest | None  # of what came before this batch
         batch = StoredBatch(header.base_sequence, count, header.base_offset)
         earlier: tuple[StoredBatch, ...] = ()
         if before is None or (header.producer_epoch > before.epoch and not header.base_sequence):
@@ -198,7 +198,7 @@ class Producers:
         if known == -ahead and not self._repeats(state, claim, columns, known):
             return Verdict(Judgement.DIVERGED, next_sequence=due)
         judgement = Judgement.APPEND if known < claim.record_count else Judgement.DUPLICATE
-        return Verdict(judgement, known, _offset_of(state, claim.base_sequence) if known else -1, due)
+        return Verdict(judgement, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int) -> bool:

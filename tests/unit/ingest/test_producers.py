@@ -186,16 +186,54 @@ def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> No
 def test_sequences_go_round() -> None:
     producers = Producers(0, 10)
     last = (1 << 32) - 1
-    header = a_batch([A, B], sequence=last - 1).header
-    producers.take(header, a_batch([A, B]).columns)
+    first, then = a_batch([A, B], sequence=last - 3), a_batch([C, D], base=2, sequence=last - 1)
+    producers.take(a_batch([E], producer=7, epoch=0).header, a_batch([E]).columns)
+    for batch in (first, then):
+        producers.take(batch.header, batch.columns)
     state = producers.state_of(7)
     assert state is not None
     assert state.next_sequence == 0
     columns = a_batch([C]).columns
     assert producers.judge(Claim(7, 0, 0, 1), columns).judgement is Judgement.APPEND
-    assert producers.judge(Claim(7, 0, last, 1), columns) == Verdict(Judgement.DUPLICATE, 1, 1, 0)
+    assert producers.judge(Claim(7, 0, last, 1), columns) == Verdict(Judgement.DUPLICATE, 1, 3, 0)
     assert producers.judge(Claim(7, 0, 1, 1), columns).judgement is Judgement.OUT_OF_ORDER
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
+
+
+def test_a_round_does_not_begin_the_digest_anew() -> None:
+    producers, before = Producers(0, 10), a_batch([A], sequence=0)
+    producers.take(before.header, before.columns)
+    states = producers._states
+    states[7] = states[7]._replace(next_sequence=0)  # two to the 32 records later
+    behind = a_batch([B], base=1, sequence=0)
+    producers.take(behind.header, behind.columns)
+    assert states[7].digest == digest_of([A, B])
+    assert len(states[7].batches) == 2
+
+
+def test_the_offset_of_a_duplicate_is_its_own_though_others_published_between() -> None:
+    bench = Bench()
+    bench.publish([A, B])
+    bench.publish([E], producer=8)
+    bench.publish([C], sequence=2)
+    assert [bench.publish([A], sequence=sequence).offset for sequence in range(3)] == [0, 1, 3]
+
+
+def test_a_cut_takes_log_time_back() -> None:
+    bench = Bench(Producers(100, 9))
+    bench.publish([A], time=1000)
+    bench.producers.committed(0)
+    bench.publish([A], time=1090, producer=8)
+    bench.publish([A], time=5000, producer=9)
+    bench.producers.cut(2)
+    bench.end = 2
+    bench.publish([B], time=1050, producer=10)
+    bench.producers.committed(2)
+    assert sorted(bench.producers._states) == [7, 8, 10]
+    bench.publish([C], time=9999, producer=11)
+    bench.producers.cut(3)
+    bench.publish([C], time=1, producer=10, sequence=1)
+    assert bench.producers._states[10].time_ns == 1090
 
 
 def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
